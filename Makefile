@@ -26,8 +26,9 @@ study: .venv/.base  ## the four questions of the thesis in miniature: two arms a
 test-protocols: .venv/.dev  ## the exams of engines, each part held to its protocol (of sandboxes: make test-slow)
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/test_protocols.py
 
-crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights (50 times: crrl check crash)
-	$(BIN)/crrl check crash each kills=12
+crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights or replay its log (50: crrl check crash)
+	$(BIN)/crrl check crash each kills=6
+	$(BIN)/crrl check crash each kills=6 staleness=2
 
 lint: .venv/.dev  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples workshop

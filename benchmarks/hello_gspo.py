@@ -1,8 +1,10 @@
 """What reinforcement learning can do for the tiny policy, in simulated episodes: a quick search for settings.
 
-``python benchmarks/hello_gspo.py --model DIR --lr 2e-4 --steps 60``. One thread; tools simulated, rewards real
-(`patch_lines`; tests judged in forked processes). It takes the gradient of GSPO at one update per batch, where all
-ratios are 1. Numbers of this script are a guide for the shipped config and are published nowhere.
+``python benchmarks/hello_gspo.py [KEY=VALUE ...]`` is `crrl hello` with these settings, in one thread and a third of
+its CPU time: tasks, their order, rewards and the learner are its own, agent and tools are simulated, and checks are run
+in forked processes. It measures on the pairs of the split ``test`` that `crrl hello` does *not* evaluate on, each with
+its line quoted and not, before and after, sampled and greedy: settings are chosen on other tasks than they are judged
+on. Numbers of this script are a guide for the shipped config.
 """
 
 from __future__ import annotations
@@ -10,166 +12,230 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from random import Random
-from statistics import fmean, pstdev
+from statistics import fmean
 from typing import Any
 
 import torch
 
+from coderepairrl import config as configs
+from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
-from coderepairrl.rewards.lines import similarity
-from coderepairrl.rewards.parse import parse
-from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from coderepairrl.errors import ConfigError, exit_on_error
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.rewards.costs import repeated_failures
+from coderepairrl.rewards.edits import PatchEdits
+from coderepairrl.rewards.lines import PatchLines
+from coderepairrl.rollout.curriculum import outcomes
+from coderepairrl.rollout.groups import Group, Slot, due, episodes_of
+from coderepairrl.stages.policy import make_batch
+from coderepairrl.stages.train import lacking
+from coderepairrl.stats import summarise
+from coderepairrl.stats.effects import difference
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tokens import load
+from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation
-from workshop.tiny.warmstart import held_out, save_weights
+
+SLOTS = 64
+PATCHES = {reward.name: reward() for reward in (PatchEdits, PatchLines)}
 
 
-def scores(attempts: Sequence[Attempt], alpha: float) -> list[dict[str, float]]:
-    """``patch_lines``, tests and their mixture for each episode."""
+def scores(attempts: Sequence[Attempt], paid: Collection[str]) -> list[dict[str, float]]:
+    """For each attempt tests, empty patch, limit, and the rewards that it is paid, by name."""
     by_name = {(f.module, f.name): f for f in functions()}
     jobs = []
     for attempt in attempts:
         module = attempt.exercise.mutant.function.module
         names = [line[4:].split("(")[0] for line in attempt.exercise.fixed.splitlines() if line.startswith("def ")]
-        checks = [(c.call, c.want) for name in names for c in by_name[module, name].checks]
-        jobs.append((attempt.content, checks))
+        jobs.append((attempt.content, [(c.call, c.want) for name in names for c in by_name[module, name].checks]))
     found = []
-    for attempt, verdict in zip(attempts, judge(jobs), strict=True):
+    for attempt, failure in zip(attempts, judge(jobs), strict=True):
         path, broken = attempt.exercise.path, attempt.exercise.files[attempt.exercise.path]
-        lines = 0.0
-        if not attempt.empty:
-            oracle = parse(unified(path, broken, attempt.exercise.fixed))
-            lines = similarity(oracle, parse(unified(path, broken, attempt.content)), "python")
-        tests = float(verdict is None)
-        found.append({"lines": lines, "tests": tests, "reward": alpha * lines + (1 - alpha) * tests})
+        patch, oracle = (unified(path, broken, text) for text in (attempt.content, attempt.exercise.fixed))
+        values = {
+            "tests": float(failure is None),
+            "empty": float(attempt.empty),
+            "limit": float(attempt.ended != "submitted"),
+            "repeats": -float(repeated_failures(attempt.calls)),
+        }
+        found.append(values | {n: each.compare(oracle, patch, "python") for n, each in PATCHES.items() if n in paid})
     return found
 
 
-def report(simulation: Simulation, weights: Weights, exercises: Sequence[Any], temperature: float) -> dict[str, float]:
-    attempts = simulation.run(weights, exercises, temperature, torch.Generator().manual_seed(1))
-    found = scores(attempts, 0.5)
-    made = [not a.empty for a in attempts]
-    return {
-        "tests": fmean(s["tests"] for s in found),
-        "lines": fmean(s["lines"] for s in found),
-        "per_patch": sum(s["tests"] for s in found) / max(1, sum(made)),
-        "empty": 1 - fmean(made),
-        "limit": fmean(a.ended != "submitted" for a in attempts),
-        "tokens": sum(len(a.ids) for a in attempts) / len(attempts),
-    }
+class Experiment:
+    """A run of a config in simulated episodes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.config = plan.config
+        rollout = self.config.rollout
+        self.curriculum = plan.curriculum
+        if unknown := set(self.config.reward) - {*PATCHES, "tests", "repeats"}:
+            raise ConfigError(f"the reward {min(unknown)} is not simulated")
+        self.trainer = Trainer(plan.model.folder, plan.learner)
+        self.shape = ModelConfig.read(plan.model.folder)
+        self.simulation = Simulation(
+            plan.model.codec,
+            TinyModel(self.shape, slots=SLOTS, context=rollout.tokens),
+            calls=rollout.calls or 10**6,
+            turn_tokens=rollout.turn_tokens,
+            tokens=rollout.tokens,
+        )
+        self.exercises = {
+            f"mutants/{mutant.key}-{'q' if quoted else 'u'}": (mutant, quoted)
+            for mutant in mutants()
+            for quoted in (True, False)
+        }
+        self.generator = torch.Generator().manual_seed(self.config.run.seed)
+        judged = {task.id[:-2] for task in plan.eval_tasks["eval"]}
+        rest = sorted(f"mutants/{m.key}" for m in mutants() if m.split == "test" and f"mutants/{m.key}" not in judged)
+        self.held_out = {
+            kind: [made for key in rest if (made := self.exercise(f"{key}-{kind}")) is not None] for kind in ("q", "u")
+        }
+        self.outcomes: dict[str, list[float]] = {}
+        self.consumed: set[str] = set()
+
+    def exercise(self, task: str) -> Exercise | None:
+        """That of a task of the source ``mutants`` with its default seed."""
+        mutant, quoted = self.exercises[task]
+        return exercise(mutant, Random(f"{mutant.key}/0"), quoted)
+
+    def weights(self) -> Weights:
+        """The policy as it is now."""
+        tensors = self.trainer.policy.model.state_dict()
+        return Weights.build(self.shape, {name: tensor.detach() for name, tensor in tensors.items()})
+
+    def measure(self, attempts: int) -> dict[str, list[dict[str, float]]]:
+        """Scores by kind and temperature, task by task, several sampled attempts as their mean."""
+        weights, found = self.weights(), {}
+        for kind, exercises in self.held_out.items():
+            for name, temperature, count in (("sampled", 1.0, attempts), ("greedy", 0.0, 1)):
+                each = [e for e in exercises for _ in range(count)]
+                made = self.simulation.run(weights, each, temperature, torch.Generator().manual_seed(1))
+                values = scores(made, ())
+                rows = [values[at : at + count] for at in range(0, len(values), count)]
+                found[f"{name} {kind}"] = [{key: fmean(row[key] for row in own) for key in own[0]} for own in rows]
+        return found
+
+    def groups(self) -> list[Group]:
+        """Attempts at the tasks of a step, as `stages.train.attempt_tasks` chooses them."""
+        size, weights, made = self.config.rollout.group_size, self.weights(), list[Group]()
+        while wanted := lacking(made, self.config):
+            taken = [group.task.id for group in made]
+            slots = due(self.curriculum, size, wanted, self.consumed, self.outcomes, taken)
+            self.consumed |= {slot.group for slot in slots}
+            each = [self.exercise(slot.task.id) for slot in slots for _ in range(size)]
+            attempts = self.simulation.run(weights, [e for e in each if e is not None], 1.0, self.generator)
+            found = scores(attempts, self.config.reward)
+            for slot, at in zip(slots, range(0, len(attempts), size), strict=True):
+                own = zip(attempts[at : at + size], found[at : at + size], strict=True)
+                episodes = (_episode(slot, n, *each, self.config.reward) for n, each in enumerate(own))
+                made.append(Group(slot.group, slot.task, tuple(episodes)))
+        return made
+
+    def step(self) -> dict[str, float]:
+        """One step of the run, and what its episodes did."""
+        began = time.process_time()
+        episodes = episodes_of(self.groups())
+        sampled = time.process_time()
+        for task, found in outcomes(episodes).items():
+            self.outcomes.setdefault(task, []).extend(found)
+        batch = make_batch(episodes, self.config)
+        learned = self.trainer.step(batch.samples, batch.episodes, batch.tokens) if batch.samples else {}
+        means = {name: interval.value for name, interval in summarise(episodes).values.items()}
+        return {
+            **{name: means[name] for name in ("reward", "tests", "empty_patches", "limit")},
+            "episodes": len(episodes),
+            "rows": len(batch.samples),
+            **{name: learned[name] for name in ("grad_norm", "entropy") if name in learned},
+            "sampling_s": sampled - began,
+            "learning_s": time.process_time() - sampled,
+        }
+
+
+def _episode(
+    slot: Slot, number: int, attempt: Attempt, values: Mapping[str, float], reward: dict[str, float]
+) -> Episode:
+    turns = list[Turn]()
+    spans = [[*span] for _, span in groupby(range(len(attempt.ids)), lambda at: attempt.said[at])]
+    for before, own in zip(spans[::2], spans[1::2], strict=False):  # a last answer to which nothing was said is left
+        given = TokenSpan(tuple(attempt.ids[at] for at in before), Origin.GIVEN)
+        ids, logprobs = (tuple(column[at] for at in own) for column in (attempt.ids, attempt.logprobs))
+        output = TokenSpan(ids, Origin.POLICY, logprobs)
+        base = len(turns) - 1 if turns else None
+        turns.append(Turn(len(turns), base, given, output, versions=(VersionRange(0, 0, len(own)),)))
+    return Episode(
+        id=f"{slot.group}-{number}",
+        task_id=slot.task.id,
+        phase=slot.phase,
+        step=slot.step,
+        group=slot.group,
+        attempt=number,
+        ending=Ending.LIMIT if values["limit"] else Ending.DONE,
+        turns=tuple(turns),
+        tool_calls=tuple(attempt.calls),
+        patch=b"" if values["empty"] else b"changed",
+        scores=tuple(
+            Score(name, values[name], weight, passed=bool(values[name]) if name == "tests" else None)
+            for name, weight in reward.items()
+        ),
+    )
 
 
 def main() -> None:
+    """Measure, train, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--lr", type=float, default=2e-4)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--tasks", type=int, default=8)
-    parser.add_argument("--group", type=int, default=8)
-    parser.add_argument("--quoted", type=float, default=0.7)
-    parser.add_argument("--alpha", type=float, default=0.5, help="weight of patch_lines; the rest is tests")
-    parser.add_argument("--clip", type=float, default=0.1)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--calls", type=int, default=6)
-    parser.add_argument("--every", type=int, default=20)
-    parser.add_argument("--count", type=int, default=128)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--attempts", type=int, default=2, help="sampled attempts at each held-out task")
+    parser.add_argument("--every", type=int, default=0, help="measure every so many steps, too")
+    parser.add_argument("--before", type=Path, help="what an earlier call measured before, of the same model")
+    parser.add_argument("--out", type=Path, help="folder for the measurements and the weights")
+    parser.add_argument("overrides", nargs="*", help="KEY=VALUE, as of `crrl hello`")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    torch.manual_seed(options.seed)
-    from transformers import Qwen3ForCausalLM
-
-    policy: Any = Qwen3ForCausalLM.from_pretrained(options.model, dtype=torch.float32)
-    codec = load(options.model)
-    config = ModelConfig.read(options.model)
-    simulation = Simulation(
-        codec, TinyModel(config, slots=64, context=1024), calls=options.calls, turn_tokens=96, tokens=1024
-    )
-    optimiser = torch.optim.AdamW(policy.parameters(), lr=options.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    pool = [m for m in mutants() if m.split == "train"]
-    tests = {
-        (split, quoted): held_out(split, options.count, quoted=quoted)
-        for split, quoted in (("test", True), ("test", False), ("unseen", True))
-    }
-    rng, generator = Random(options.seed), torch.Generator().manual_seed(options.seed)
-
-    def weights() -> Weights:
-        return Weights.build(config, {name: tensor.detach() for name, tensor in policy.state_dict().items()})
-
-    def evaluate(step: int) -> None:
-        for (split, quoted), exercises in tests.items():
-            for temperature in (1.0, 0.0):
-                found = report(simulation, weights(), exercises, temperature)
-                row = {"step": step, "split": split, "quoted": quoted, "T": temperature}
-                print(json.dumps(row | {k: round(v, 3) for k, v in found.items()}), flush=True)
-
-    cpu = 0.0
-    evaluate(0)
-    for step in range(1, options.steps + 1):
-        started = time.process_time()
-        chosen = []
-        while len(chosen) < options.tasks:
-            made = exercise(rng.choice(pool), rng, rng.random() < options.quoted)
-            if made is not None:
-                chosen.append(made)
-        attempts = simulation.run(weights(), [e for e in chosen for _ in range(options.group)], 1.0, generator)
-        found = scores(attempts, options.alpha)
-        generated = time.process_time() - started
-        rows: list[tuple[Attempt, float]] = []
-        for at in range(0, len(attempts), options.group):
-            rewards = [s["reward"] for s in found[at : at + options.group]]
-            mean, spread = fmean(rewards), pstdev(rewards)
-            if spread > 1e-6:
-                rows += [
-                    (a, (r - mean) / (spread + 1e-4))
-                    for a, r in zip(attempts[at : at + options.group], rewards, strict=True)
-                ]
-        rows.sort(key=lambda pair: len(pair[0].ids))
-        for at in range(0, len(rows), 16):
-            part = rows[at : at + 16]
-            longest = max(len(a.ids) for a, _ in part)
-            ids = torch.tensor([a.ids + [0] * (longest - len(a.ids)) for a, _ in part])
-            said = torch.tensor([a.said + [False] * (longest - len(a.said)) for a, _ in part])[:, 1:]
-            hidden = policy.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            logprobs = torch.log_softmax(policy.lm_head(hidden[said]), -1).gather(1, ids[:, 1:][said].unsqueeze(1))
-            share = torch.cat(
-                [torch.full((int(n),), adv / int(n)) for (_, adv), n in zip(part, said.sum(1), strict=True)]
-            )
-            loss = -(logprobs.squeeze(1) * share).sum() / len(attempts)
-            loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), options.clip))
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        spent = time.process_time() - started
-        cpu += spent
-        line = {
-            "step": step,
-            "reward": fmean(s["reward"] for s in found),
-            "tests": fmean(s["tests"] for s in found),
-            "empty": fmean(a.empty for a in attempts),
-            "limit": fmean(a.ended != "submitted" for a in attempts),
-            "failed": sum(a.failed_calls for a in attempts) / max(1, sum(a.calls for a in attempts)),
-            "tokens": fmean(len(a.ids) for a in attempts),
-            "rows": len(rows),
-            "norm": norm,
-            "gen_s": generated,
-            "s": spent,
-            "cpu": cpu,
-        }
-        if step % 5 == 0:
-            print(json.dumps({k: round(v, 3) for k, v in line.items()}), flush=True)
-        if step % options.every == 0 or step == options.steps:
-            evaluate(step)
+    experiment = Experiment(resolve(configs.load("hello", options.overrides)))
+    steps = experiment.config.run.steps
+    before = json.loads(options.before.read_text()) if options.before else experiment.measure(options.attempts)
     if options.out:
-        save_weights(policy.state_dict(), options.out)
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "before.json").write_text(json.dumps(before))
+    spent = 0.0
+    for step in range(1, steps + 1):
+        began = time.process_time()
+        row = experiment.step()
+        spent += time.process_time() - began
+        if step % 5 == 0:
+            shown = row | {"cpu_s": spent}
+            print(json.dumps({"step": step} | {name: round(value, 3) for name, value in shown.items()}), flush=True)
+        if step == steps or (options.every and step % options.every == 0):
+            after = experiment.measure(options.attempts)
+            report(experiment, step, before, after)
+            if options.out:
+                (options.out / f"after-{step}.json").write_text(json.dumps(after))
+                experiment.trainer.publish(options.out)
+
+
+def report(experiment: Experiment, step: int, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Print before, after and the change, with its interval by function."""
+    for temperature in ("sampled", "greedy"):
+        for name, kinds in (("all", "qu"), ("quoted", "q"), ("not quoted", "u")):
+            early, late = ([row for kind in kinds for row in side[f"{temperature} {kind}"]] for side in (before, after))
+            functions_ = [e.mutant.function.key for kind in kinds for e in experiment.held_out[kind]]
+            tests = [[row["tests"] for row in side] for side in (early, late)]
+            shown = {
+                "step": step,
+                "held out": f"{temperature}, {name}",
+                "tests": f"{fmean(tests[0]):.3f} -> {fmean(tests[1]):.3f}",
+                "change": difference(*tests, functions_).text("+.3f"),
+            }
+            print(json.dumps(shown | {key: round(fmean(row[key] for row in late), 3) for key in ("empty", "limit")}))
 
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():
+        main()

@@ -100,7 +100,7 @@ def bare_contestant(model: Path, samples: list[Sample], *, everywhere: bool) -> 
         out = policy.model(
             input_ids=batch.ids_T[None],
             position_ids=batch.positions_T[None],
-            row_lengths=batch.lengths,
+            spans=batch.spans,
             logits_to_keep=0 if everywhere else batch.at_N,
         )
         target = batch.ids_T.roll(-1) if everywhere else batch.target_N

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.kinds import TASKS, arms, recipe, table
 from coderepairrl.config import load
 from workshop.tiny import kinds
 
 
-def test_each_arm_has_as_many_groups_of_a_kind(tmp_path: Path) -> None:
+def test_each_arm_has_as_many_groups_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "DRAWS", dict.fromkeys(kinds.KINDS, 1))
     kinds.make(tmp_path)
     for name, own in arms(kinds.KINDS).items():
         config = load(recipe(tmp_path, own), [f"run.name={name}"])

@@ -86,11 +86,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert not beside
 
 
-HELLO = ["run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=2", "eval.tasks=2", "eval.before=false"]
+HELLO = ["run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=6", "eval.tasks=2", "eval.before=false"]
 
 
 async def test_a_step_of_hello_uses_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
-    """Two tasks, twice each, an update of the weights, and an evaluation of what they are then."""
+    """Two tasks, six times each so that rewards differ, an update of the weights, and an evaluation of them."""
     summary = await stages.run(config.load("hello", [*HELLO, f"run.dir={tmp_path}"]), quiet=True)
     assert (summary["steps"], summary["version"]) == (1, 1)
     assert {f"sandbox {sandbox.choose().name}", "engine tiny", "agent nano", "task source mutants"} < {*made}

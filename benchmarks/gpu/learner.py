@@ -56,7 +56,7 @@ from transformers.utils import logging as hf_logging
 from coderepairrl.assembly.sizing import KNOWN, Architecture, learner_memory
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.pack import pack, split
+from coderepairrl.learn.pack import micro_batches, pack
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -99,10 +99,9 @@ def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
 
 def planned(given: Setting, samples: list[Sample]) -> float:
     """GiB that a step of ours should take, by the plan for its largest micro-batch."""
-    lengths = [len(sample.ids) for sample in samples]
-    parts = list(split(lengths, given.learn.micro_tokens))
-    tokens = max(sum(lengths[part]) for part in parts)
-    trained = max(sum(sum(sample.trained) for sample in samples[part]) for part in parts)
+    parts = micro_batches(samples, given.learn.micro_tokens)
+    tokens = max(len(part.ids_T) for part in parts)
+    trained = max(len(part.at_N) for part in parts)
     largest = given.learn.but(micro_tokens=tokens)
     gpu = DEVICE.type == "cuda"
     return learner_memory(given.shape, largest, longest=1, trained=trained, gpu=gpu).peak / 2**30

@@ -368,7 +368,8 @@ class Sample:
 
     ``ids[i]`` is trained iff ``trained[i]``; `logprobs` are the engine's (0.0 where nothing was sampled) and
     `versions` the policy version of each token (-1 where nothing was sampled). `weight` is the row's share of
-    its episode's trained tokens, so that a forked episode weighs no more than a straight one.
+    its episode's trained tokens, so that a forked episode weighs no more than a straight one; `group` is that of the
+    episode.
 
     >>> Sample("e", (1, 9), (False, True), (0.0, -0.2), (-1, 0), advantage=1.0).trained
     (False, True)
@@ -381,6 +382,7 @@ class Sample:
     versions: tuple[int, ...]
     advantage: float
     weight: float = 1.0
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -140,7 +142,7 @@ async def attempts(
 
     def kill(asked: int) -> None:
         if asked == 3 and spoil == "sandbox":
-            backend.boxes[0].guest.process.kill()
+            os.kill(backend.boxes[0].guest.pid, signal.SIGKILL)
         elif asked == 3 and spoil == "engine":
             engines[-1].kill("out of memory")
 

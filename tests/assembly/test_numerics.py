@@ -79,6 +79,21 @@ def changes(folder: RunFolder, config: Config) -> list[Change]:
     return changes_at_resume(folder, History(), config, versions)
 
 
+def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:
+    config = load("hello", [f"run.dir={tmp_path}"])
+    with pytest.raises(ConfigError, match="one update moves a row's ratio"):
+        plan(override(config, ["rollout.max_staleness=1"]))
+    with pytest.raises(ConfigError, match="no ratio to the weights that sampled"):
+        plan(override(config, ["rollout.max_staleness=1", "train.algorithm=reinforce"]))
+    with pytest.raises(ConfigError, match="max_staleness=1"):
+        changes(begun(tmp_path / "run", config), override(config, ["rollout.max_staleness=1"]))
+    turns = override(config, ["train.old_logprobs=recomputed"])
+    assert changes(begun(tmp_path / "turns", turns), override(turns, ["rollout.max_staleness=1"]))
+    off = override(turns, ["train.mismatch_correction=off"])  # what `auto` came to where nothing was stale
+    with pytest.raises(ConfigError, match="count as the policy's own"):
+        changes(begun(tmp_path / "off", off), override(off, ["rollout.max_staleness=1"]))
+
+
 def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
     config = load("hello", ["train.precision=bf16", "train.old_logprobs=recomputed", f"run.dir={tmp_path}"])
     folder = begun(tmp_path / "run", config)
@@ -98,6 +113,7 @@ def test_a_resume_does_not_bring_it_back(tmp_path: Path) -> None:
         (["train.minibatches=2", "train.updates_per_batch=3"], "from the second of a batch's 6 updates on"),
         ([VLLM, HALF, "train.algorithm=grpo"], "where engine and learner differ"),
         (["engine=scripted"], "where engine and learner differ"),
+        (["train.algorithm=grpo", "rollout.max_staleness=1"], "where weights have changed since a token was sampled"),
     ],
 )
 def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
@@ -111,6 +127,8 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
         ([], "off"),
         (["train.old_logprobs=recomputed"], "off"),  # in float32 there is nothing to correct
         (["train.old_logprobs=recomputed", "train.precision=bf16"], "token"),
+        (["train.old_logprobs=recomputed", "rollout.max_staleness=1"], "token"),
+        (["train.algorithm=grpo", "rollout.max_staleness=1"], "off"),  # the ratio is to the engine
         (["train.old_logprobs=recomputed", VLLM, HALF], "token"),
         (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=sequence"], "sequence"),
         (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=off"], "off"),

@@ -21,8 +21,9 @@ def write(path: Path, text: str) -> Path:
 def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path) -> None:
     assert load(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {"patch_edits": 1.0}
     hello = load("hello", [])
-    assert hello.reward == {"patch_edits": 0.5, "tests": 0.5}
-    assert hello.eval.reward == {**hello.reward, "patch_lines": 0.0, "patch_similarity": 0.0}
+    repaired = {"patch_edits": 0.5, "tests": 0.5}
+    assert hello.reward == {**repaired, "repeats": 0.1}
+    assert hello.eval.reward == {**repaired, "patch_lines": 0.0, "patch_similarity": 0.0}
     assert BAR.keys() <= hello.eval.reward.keys()
 
 

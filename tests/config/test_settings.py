@@ -54,7 +54,7 @@ def test_the_command(tmp_path: Path) -> None:
     rows = {line.split()[0]: line for line in shown("hello", "train.lr=1e-3").splitlines()}
     assert rows["train.lr"].split() == ["train.lr", "0.001", "0.0001", "override", "train.lr=1e-3"]
     assert rows["train.beta"].split() == ["train.beta", "0.0", "0.0", "default"]
-    assert {"key": "run.steps", "value": 50, "default": 20, "source": "preset hello"} in json.loads(
+    assert {"key": "run.steps", "value": 60, "default": 20, "source": "preset hello"} in json.loads(
         shown("hello", "--json")
     )
     assert {each["source"] for each in json.loads(shown("--json"))} == {"default"}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from coderepairrl.runs import RunFolder
 
 HERE = Path(__file__).parent
@@ -65,6 +65,8 @@ class Project:
 
     path: Path
     config: Path
+    forked: bool = True
+    """Whether `crrl` is forked from a process that has imported it (`warm`), not started."""
 
     @property
     def run(self) -> RunFolder:
@@ -76,10 +78,11 @@ class Project:
         return {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "200"}
 
     def command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "coderepairrl.cli", *arguments]
+        return [*warm.CRRL, *arguments]
 
     def crrl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        run = warm.run if self.forked else subprocess.run
+        done: subprocess.CompletedProcess[str] = run(
             self.command(*arguments), cwd=self.path, env=self.environment(), capture_output=True, text=True, timeout=280
         )
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -92,7 +95,7 @@ class Project:
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        process = subprocess.Popen(
+        process = (warm.Popen if self.forked else subprocess.Popen)(
             self.command(*arguments),
             cwd=self.path,
             env=self.environment(),

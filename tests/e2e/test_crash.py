@@ -21,7 +21,7 @@ from coderepairrl.runs.storage import SUMS
 @pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
-    """Nothing is lost, nothing trained twice, nothing left. `make crash` asks the same with three times the kills."""
+    """Nothing is lost, nothing trained twice, nothing left. `make crash` asks more often."""
     command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -31,13 +31,20 @@ def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> 
     assert done.stderr.count("kill ") == 4
 
 
+EACH_ATTEMPT = (*(f"-{attempt:02d}" for attempt in range(crash.ATTEMPTS - 1)), f"-{crash.ATTEMPTS - 1:02d}-retry2")
+TWICE = (*EACH_ATTEMPT[:-1], "-00-retry1")
+WHOLE = crash.STEPS * crash.TASKS * crash.ATTEMPTS
+ONE_LESS = WHOLE - crash.STEPS * crash.TASKS
+
+
 def made(
     folder: Path,
     *,
     weights: str = "a",
     trained: int = 5,
-    attempts: tuple[str, ...] = ("-00", "-01-retry2"),
+    attempts: tuple[str, ...] = EACH_ATTEMPT,
     sums: str = "",
+    oldest: int = 0,
 ) -> RunFolder:
     """A run of `crash.STEPS` steps, as its log has it."""
     run = RunFolder(folder)
@@ -52,6 +59,7 @@ def made(
                 "step",
                 step=step,
                 checksum=weights if last else "same",
+                metrics={"learn/staleness_max": oldest},
                 account=asdict(Account(sampled=trained if last else 5, trained=trained if last else 5)),
                 episodes=[group + attempt for group in groups for attempt in attempts],
             )
@@ -65,14 +73,30 @@ def made(
         ({"weights": "b"}, ["other weights after step 3"]),
         ({"trained": 6}, ["step 3 trained 6 tokens"]),
         ({"sums": "c  model.safetensors\n"}, ["other files in the last checkpoint"]),
-        ({"attempts": ("-00", "-00-retry1")}, ["12 attempts trained, 6 different ones"]),
-        ({"attempts": ("-00",)}, ["6 attempts trained, 6 different ones"]),
+        ({"attempts": TWICE}, [f"{WHOLE} attempts trained, {ONE_LESS} different ones"]),
+        ({"attempts": EACH_ATTEMPT[:-1]}, [f"{ONE_LESS} attempts trained, {ONE_LESS} different ones"]),
     ],
     ids=["equal", "weights", "tokens", "files", "twice", "lost"],
 )
 def test_it_sees_what_differs(tmp_path: Path, otherwise: dict[str, Any], said: list[str]) -> None:
     untouched = crash.RunResult.of(made(tmp_path / "untouched"))
     assert untouched.differences(made(tmp_path / "run", **otherwise)) == said
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "said"),
+    [
+        ({"weights": "b", "trained": 6, "sums": "c  model.safetensors\n", "oldest": 2}, []),
+        ({"oldest": 3}, [f"step {step} trained tokens of 3 versions before" for step in range(1, crash.STEPS + 1)]),
+        ({"attempts": EACH_ATTEMPT[:-1]}, [f"{ONE_LESS} attempts trained, {ONE_LESS} different ones"]),
+    ],
+    ids=["another order", "too old", "lost"],
+)
+def test_where_order_is_by_chance_it_sees_what_may_not_differ(
+    tmp_path: Path, otherwise: dict[str, Any], said: list[str]
+) -> None:
+    untouched = crash.RunResult.of(made(tmp_path / "untouched"))
+    assert untouched.differences(made(tmp_path / "run", **otherwise), staleness=2) == said
 
 
 ORPHANED = """

@@ -7,12 +7,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import warm
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.errors import ConfigError
@@ -22,6 +22,12 @@ from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sync.shared import shared_path
 from coderepairrl.types import Ending, sequence
 from e2e.conftest import Project, frozen, until
+
+
+@pytest.fixture
+def project(project: Project) -> Project:
+    """Whose processes are started as users start them."""
+    return replace(project, forked=False)
 
 
 def test_a_run_accounts_for_every_token(project: Project) -> None:
@@ -193,9 +199,9 @@ def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: i
     """Property 3 on the shipped example: held-out reward rises, from random weights, for several seeds."""
     example = Path(__file__).parents[2] / "examples" / "own_reward"
     environment = {**os.environ, "PYTHONPATH": str(example)}
-    command = [sys.executable, "-m", "coderepairrl.cli", "train", str(example / "brief.toml"), "--json"]
+    command = [*warm.CRRL, "train", str(example / "brief.toml"), "--json"]
     command += ["run.steps=6", "train.lr=1e-3", f"run.seed={seed}", f"run.dir={tmp_path}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = warm.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]["eval"]
     before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "6"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes=None):
+def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes=None, tokens=None):
     """The step's metrics, and its gradient by the name of the weights."""
     seen = {}
 
@@ -16,5 +16,5 @@ def gradient_of_step(trainer, samples, monkeypatch: pytest.MonkeyPatch, episodes
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.nn.utils, "clip_grad_norm_", keep)
-        metrics = trainer.step(samples, episodes)
+        metrics = trainer.step(samples, episodes, tokens)
     return metrics, seen

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import KIND, group_advantages
+from coderepairrl.learn import group_advantages
 
 WORKED = [0.1, 0.8, 0.3, 0.9, 0.2]  # the thesis's example
 rewards = st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=12)
@@ -53,11 +53,20 @@ def test_with_a_kl_term_flat_groups_are_trained_at_advantage_0(group):
     assert result.values == tuple(None if reward is None else 0.0 for reward in group)
 
 
-def test_each_algorithm_has_the_advantage_of_its_paper():
-    assert KIND == {"gspo": "zscore", "grpo": "zscore", "dr_grpo": "mean"}
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
+    group = [0.1, 0.8, None, 0.3]
+    expected = [0.1 - 1.1 / 2, 0.8 - 0.4 / 2, None, 0.3 - 0.9 / 2]
+    assert group_advantages(group, "leave_one_out").values == pytest.approx(expected, abs=1e-15)
 
 
-@pytest.mark.parametrize("kind", ["zscore", "mean"])
+def test_without_a_baseline_a_group_need_not_differ():
+    assert group_advantages([0.5, 0.5, None, 0.0], "none").values == (0.5, 0.5, None, None)
+    same = group_advantages([0.5, 0.5], "none")
+    assert same.values == (0.5, 0.5) and same.flat
+    assert group_advantages([0.0, None], "none", kl=True).values == (0.0, None)
+
+
+@pytest.mark.parametrize("kind", ["zscore", "mean", "leave_one_out"])
 @given(rewards)
 def test_advantages_are_centred_and_keep_the_order(kind, group):
     result = group_advantages(group, kind)
@@ -71,7 +80,7 @@ def test_advantages_are_centred_and_keep_the_order(kind, group):
 
 
 def test_refuses_what_it_does_not_know():
-    with pytest.raises(ConfigError, match="zscore, mean"):
+    with pytest.raises(ConfigError, match="zscore, mean, leave_one_out, batch, none"):
         group_advantages([0, 1], "median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not finite"):
         group_advantages([0.0, math.nan])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,17 +13,18 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import modeling_flash_attention_utils as transformers_flash
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, policy
+from coderepairrl.learn import LearnSettings, attention, policy
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
 
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
 SIZES |= {"intermediate_size": 64, "max_position_embeddings": 128}
@@ -64,35 +66,46 @@ def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, 
 
 def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_rows, monkeypatch):
     tensor = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda"))
-    assert policy._spreads(tensor) and not policy._spreads(torch.zeros(1))
-    assert not policy._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
-    batch = pack(make_rows([30, 12, 45]))
-    values = []
+    assert attention._spreads(tensor) and not attention._spreads(torch.zeros(1))
+    assert not attention._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
+    batch = pack(branching(make_rows([30, 12, 45])))
+    values = [Policy.load(miniature).logprobs(batch, 1.0)]
+    monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1])))
     for spread in (False, True):
-        monkeypatch.setattr(policy, "_spreads", lambda query, spread=spread: spread)
+        monkeypatch.setattr(attention, "_spreads", lambda query, spread=spread: spread)
         seen: list[bool] = []
 
         def kernel(*arguments: torch.Tensor, enable_gqa: bool, seen: list[bool] = seen, **options: Any) -> torch.Tensor:
             seen.append(enable_gqa)
             return scaled_dot_product_attention(*arguments, enable_gqa=enable_gqa, **options)
 
-        monkeypatch.setattr(policy, "scaled_dot_product_attention", kernel)
+        monkeypatch.setattr(attention, "scaled_dot_product_attention", kernel)
         values.append(Policy.load(miniature).logprobs(batch, 1.0))
         assert set(seen) == {not spread}
-    assert (values[0] - values[1]).abs().max().item() < 1e-5
+    assert all((value - values[0]).abs().max().item() < 1e-5 for value in values[1:])
+
+
+def branching(rows: list[Sample]) -> list[Sample]:
+    """All begin as the longest does."""
+    longest = max((row.ids for row in rows), key=len)
+    return [replace(row, ids=longest[: len(row.ids) // 2] + row.ids[len(row.ids) // 2 :]) for row in rows]
 
 
 def flash(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, **rest):
-    """FlashAttention's variable-length kernel by its interface (flash-attn 2): ``(T, heads, d)`` in and out."""
+    """FlashAttention's variable-length kernel by its interface (flash-attn 2.1 on): ``(T, heads, d)`` in and out, and a
+    causal mask that is aligned with the last query and the last key."""
     assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and causal and not rest.get("dropout_p")
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32 and cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
-    lengths = cu_seqlens_q.diff().tolist()
-    assert max_seqlen_q == max_seqlen_k == max(lengths) and sum(lengths) == len(q)
-    parts = zip(*(t.transpose(0, 1).split(lengths, 1) for t in (q, k, v)), strict=True)
-    rows = [
-        scaled_dot_product_attention(a[None], b[None], c[None], is_causal=True, scale=softmax_scale, enable_gqa=True)
-        for a, b, c in parts
-    ]
+    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
+    own, paths = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
+    assert (max_seqlen_q, max_seqlen_k, sum(own), sum(paths)) == (max(own), max(paths), len(q), len(k))
+    parts = zip(
+        *(t.transpose(0, 1).split(sizes, 1) for t, sizes in ((q, own), (k, paths), (v, paths))), own, paths, strict=True
+    )
+    rows = []
+    for a, b, c, queries, keys in parts:
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        inputs = a[None], b[None], c[None]
+        rows.append(scaled_dot_product_attention(*inputs, attn_mask=mask, scale=softmax_scale, enable_gqa=True))
     return torch.cat(rows, 2)[0].transpose(0, 1)
 
 
@@ -103,22 +116,25 @@ def through_transformers(name: str = "") -> tuple[tuple[Any, ...], tuple[Any, ..
     return (None, flash, None, None, None), (process, None)
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["rows", "tree"])
 @pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
-def test_flash_attention_is_told_the_rows(lora, miniature, make_rows, monkeypatch):
+def test_flash_attention_is_given_the_paths(lora, shared, miniature, make_rows, monkeypatch):
     """Through transformers, to a stand-in for the package: the same logprobs, and no layer asks where rows end."""
     settings = LearnSettings(precision="bf16", lora=lora, gradient_checkpointing=True)
-    batch = pack(make_rows([30, 12, 45]))
-    rows = Policy.load(miniature, settings)
+    rows = make_rows([30, 12, 45])
+    batch = pack(branching(rows) if shared else rows)
+    assert any(span.before for span in batch.spans) == shared
+    tree = Policy.load(miniature, settings)
     monkeypatch.setattr(policy, "is_flash_attn_2_available", lambda: True)
     monkeypatch.setattr(transformers_flash, "lazy_import_flash_attention", through_transformers)
     monkeypatch.setattr(transformers_flash, "_is_packed_sequence", None)
     monkeypatch.setattr(  # transformers' own looks for the package's files
-        type(rows.model),
+        type(tree.model),
         "set_attn_implementation",
         lambda model, name: setattr(model.config, "_attn_implementation", name),
     )
     varlen = Policy.load(miniature, settings.but(attention="flash_attention_2"))
-    ours, theirs = rows.logprobs(batch, 1.0), varlen.logprobs(batch, 1.0)
+    ours, theirs = tree.logprobs(batch, 1.0), varlen.logprobs(batch, 1.0)
     assert varlen.model.config._attn_implementation == "flash_attention_2"
     assert (ours - theirs).abs().max().item() < 0.02
     theirs.sum().backward()
@@ -130,10 +146,10 @@ def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):
 
     def counted(module, *arguments, **options):
         ran.add(module.layer_idx)
-        return policy.rows_attention(module, *arguments, **options)
+        return attention.tree_attention(module, *arguments, **options)
 
-    monkeypatch.setattr(policy, "ATTENTION", "counted")
-    policy.AttentionInterface.register("counted", counted)
+    monkeypatch.setattr(policy, "TREE", "counted")
+    AttentionInterface.register("counted", counted)
     Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=9, head_dim=16)).save_pretrained(tmp_path)
     assert Policy.load(tmp_path).model.config.num_hidden_layers == 9
     assert ran == {0, 1, 2, 3}

@@ -64,7 +64,7 @@ def parts(made: Batch, algorithm: str) -> dict[str, float]:
         torch.tensor([sample.weight for sample in made.samples]) / made.episodes,
         torch.tensor(counts, dtype=torch.float32),
     )
-    LOSSES[algorithm](trained, Scale(made.episodes, 0.2, 0.2, tokens=1000)).value.backward()  # type: ignore[index]
+    LOSSES[algorithm](trained, Scale(made.episodes, 0.2, 0.2, constant=1000)).value.backward()  # type: ignore[index]
     assert logp.grad is not None
     found: dict[str, float] = defaultdict(float)
     for at, sample in enumerate(made.samples):

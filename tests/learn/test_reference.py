@@ -30,15 +30,23 @@ class Case:
     high: float
     beta: float = 0.0
     temperature: float = 1.0
+    delta: float | None = None
+    estimator: str | None = None
+    entropy: float = 0.0
 
     @property
     def settings(self):
-        constant = CONSTANT if self.algorithm == "dr_grpo" else None
+        constant = CONSTANT if self.algorithm in ("dr_grpo", "dppo") else None
+        low = None if self.algorithm in ("cispo", "reinforce") else self.low
+        high = None if self.algorithm == "reinforce" else self.high
         return LearnSettings(
             algorithm=self.algorithm,
             beta=self.beta,
-            eps_low=self.low,
-            eps_high=self.high,
+            eps_low=low,
+            eps_high=high,
+            delta=self.delta,
+            kl=self.estimator,
+            entropy=self.entropy,
             temperature=self.temperature,
             max_completion_tokens=constant,
             micro_tokens=90,
@@ -52,6 +60,19 @@ CASES = {
     "grpo, KL": Case("grpo", "zscore", 0.1, 0.3, beta=0.1, temperature=0.8),
     "dr_grpo": Case("dr_grpo", "mean", 0.2, 0.2),
     "dr_grpo, KL": Case("dr_grpo", "mean", 0.2, 0.28, beta=0.1),
+    "grpo, two bounds above": Case("grpo", "zscore", 0.2, 0.2, delta=1.25),
+    "gspo_token": Case("gspo_token", "zscore", 0.02, 0.05),
+    "dapo": Case("dapo", "zscore", 0.2, 0.28),
+    "dapo, KL": Case("dapo", "zscore", 0.2, 0.28, beta=0.1),
+    "bnpo": Case("bnpo", "zscore", 0.2, 0.2),
+    "ppo": Case("ppo", "batch", 0.2, 0.2),
+    "dppo": Case("dppo", "mean", 1e-3, 2e-3, temperature=0.9),
+    "cispo": Case("cispo", "zscore", 0.0, 0.1),
+    "rloo": Case("rloo", "leave_one_out", 0.2, 0.4),
+    "grpo, KL by its square": Case("grpo", "zscore", 0.2, 0.2, beta=0.1, estimator="k2"),
+    "rloo, KL in the reward": Case("rloo", "leave_one_out", 0.2, 0.4, beta=0.02),
+    "dapo, entropy": Case("dapo", "zscore", 0.2, 0.28, temperature=0.8, entropy=0.1),
+    "reinforce": Case("reinforce", "none", 0.0, 0.0),
 }
 
 
@@ -68,27 +89,55 @@ def paths(turns):
 
 def scored(model, ids, temperature):
     logits = model(input_ids=torch.tensor([ids])).logits[0, :-1] / temperature
-    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
+    every = logits.log_softmax(-1)
+    return every.gather(1, torch.tensor(ids)[1:, None])[:, 0], torch.special.entr(every.exp()).sum(-1)
 
 
 def loss64(case, model, initial, groups):
     """The loss of a batch, straight from the formulas."""
-    total, valid = torch.zeros((), dtype=torch.float64), 0
-    for group in groups:
-        members = [episode for episode in group if episode.ending is not Ending.VOID]
-        rewards = [sum(score.value * score.weight for score in episode.scores) for episode in members]
-        mean = sum(rewards) / len(rewards)
-        spread = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
-        for episode, reward in zip(members, rewards, strict=True):
-            advantage = reward - mean
-            if case.kind == "zscore":
-                advantage /= spread + 1e-4
-            total = total + of_episode(case, model, initial, episode, advantage)
-            valid += 1
-    return total / valid
+    members = [[episode for episode in group if episode.ending is not Ending.VOID] for group in groups]
+    found = {each.id: of_episode(case, model, initial, each) for group in members for each in group}
+    tokens = sum(len(logp) for rows in found.values() for logp, *_ in rows)
+    pairs = [pair for group in members for pair in zip(group, advantages(case, group, members, found), strict=True)]
+    total = torch.zeros((), dtype=torch.float64)
+    for episode, advantage in pairs:
+        own = found[episode.id]
+        length = sum(len(logp) for logp, *_ in own)
+        for logp, old, start, spread in own:
+            total = total - case.entropy * spread.sum() / tokens
+            if case.algorithm == "rloo":
+                share = 1 / len(logp) / len(pairs)
+            elif case.algorithm in ("dapo", "bnpo", "cispo", "ppo"):
+                share = 1 / tokens
+            else:
+                share = 1 / {"dr_grpo": CONSTANT, "dppo": CONSTANT, "reinforce": 1}.get(case.algorithm, length)
+                share /= len(pairs)
+            total = total - share * objective(case, logp, old, advantage).sum()
+            if case.beta and case.algorithm != "rloo":
+                d = logp - start
+                total = total + share * case.beta * (d**2 / 2 if case.estimator == "k2" else (-d).exp() + d - 1).sum()
+    return total
 
 
-def of_episode(case, model, initial, episode, advantage):
+def advantages(case, group, groups, found):
+    def reward(episode):
+        less = case.beta * sum((old - start).sum().item() for _, old, start, _ in found[episode.id])
+        return sum(score.value * score.weight for score in episode.scores) - (less if case.algorithm == "rloo" else 0)
+
+    compared = [reward(episode) for each in (groups if case.kind == "batch" else [group]) for episode in each]
+    mean = sum(compared) / len(compared)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in compared) / len(compared))
+    for own in map(reward, group):
+        if case.kind == "leave_one_out":
+            yield own - (sum(compared) - own) / (len(compared) - 1) if len(compared) > 1 else 0.0
+        elif case.kind == "none":
+            yield own
+        else:
+            yield (own - mean) / (1 if case.kind == "mean" else spread + 1e-4)
+
+
+def of_episode(case, model, initial, episode):
+    """For each row the logprobs of what it trains: the model's, the recorded and the initial model's; and entropies."""
     seen, rows = set(), []
     for chain in paths(episode.turns):
         ids = [token for turn in chain for token in (*turn.given.ids, *turn.output.ids)]
@@ -101,26 +150,31 @@ def of_episode(case, model, initial, episode, advantage):
             seen.add(turn.index)
             at += len(turn.output)
         where = torch.tensor(new) - 1
-        logp = scored(model, ids, case.temperature)[where]
+        logp, spread = (column[where] for column in scored(model, ids, case.temperature))
         with torch.no_grad():
-            start = scored(initial, ids, case.temperature)[where]
-        rows.append((logp, torch.tensor(old, dtype=torch.float64), start))
-    tokens = sum(len(logp) for logp, _, _ in rows)
-    length = CONSTANT if case.algorithm == "dr_grpo" else tokens
-    total = torch.zeros((), dtype=torch.float64)
-    for logp, old, start in rows:
-        if case.algorithm == "gspo":
-            ratio = ((logp - old).sum() / len(logp)).exp()
-            total = total - len(logp) / length * surrogate(case, ratio, advantage)
-        else:
-            total = total - surrogate(case, (logp - old).exp(), advantage).sum() / length
-        if case.beta:
-            total = total + case.beta * ((start - logp).exp() - (start - logp) - 1).sum() / length
-    return total
+            start = scored(initial, ids, case.temperature)[0][where]
+        rows.append((logp, torch.tensor(old, dtype=torch.float64), start, spread))
+    return rows
 
 
-def surrogate(case, ratio, advantage):
-    return torch.min(ratio * advantage, ratio.clamp(1 - case.low, 1 + case.high) * advantage)
+def objective(case, logp, old, advantage):
+    """Of each token of a row."""
+    ratio, algorithm = (logp - old).exp(), case.algorithm
+    if algorithm == "reinforce":
+        return advantage * logp
+    if algorithm == "cispo":
+        return torch.tensor([min(each, 1 + case.high) for each in ratio.tolist()]) * advantage * logp
+    if algorithm == "dppo":
+        moved = (logp.exp() - old.exp()).detach() * (1 if advantage > 0 else -1)
+        return ratio * advantage * (moved <= (case.high if advantage > 0 else case.low))
+    if algorithm == "gspo":
+        ratio = ((logp - old).sum() / len(logp)).exp().expand(len(logp))
+    if algorithm == "gspo_token":
+        ratio = ((logp - old).sum() / len(logp)).exp().detach() * (logp - logp.detach()).exp()
+    if algorithm == "rloo":
+        ratio = ratio.prod().expand(len(logp))
+    value = torch.min(ratio * advantage, ratio.clamp(1 - case.low, 1 + case.high) * advantage)
+    return value.clamp(min=case.delta * advantage) if case.delta and advantage < 0 else value
 
 
 def make_groups(rewards, seed=0):
@@ -170,9 +224,9 @@ def our_gradient(folder, case, groups, monkeypatch, *, denominator="episodes"):
         case.kind,
         max_tokens=1000,
         denominator=denominator,
-        kl=case.beta > 0,
+        kl=case.beta > 0 or case.entropy > 0,
     )
-    return made, *gradient_of_step(trainer, made.samples, monkeypatch, made.episodes)
+    return made, *gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
 
 
 def perturb(model):
@@ -204,14 +258,18 @@ def test_loss_and_gradient_are_those_of_the_formulas(name, miniature, monkeypatc
     made, metrics, ours = our_gradient(miniature, case, groups, monkeypatch)
     loss, theirs = exact_gradient(miniature, case, groups)
     assert (made.episodes, metrics["denominator"]) == (12, 12)
-    assert 0 < metrics["clip_low"] + metrics["clip_high"] < 1  # the clip acts, but not everywhere
-    assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and abs(loss) > 1e-4
+    clipped = metrics["clip_low"] + metrics["clip_high"]
+    assert clipped == 0 if case.algorithm == "reinforce" else 0 < clipped < 1  # the clip acts, but not everywhere
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-6, abs=1e-6) and abs(loss) > 1e-4
     assert ours.keys() == theirs.keys()
     assert max(gradient.abs().max().item() for gradient in theirs.values()) > 1e-3
     for parameter, gradient in theirs.items():
-        assert (ours[parameter] - gradient).abs().max().item() < 1e-6, parameter
+        assert torch.allclose(ours[parameter].double(), gradient, rtol=1e-5, atol=1e-6), parameter
     assert made.account.balanced
-    assert ("flat_group" in made.account.dropped) == (case.beta == 0)  # with KL their tokens are trained
+    every = (
+        case.beta > 0 or case.entropy > 0 or case.kind in ("batch", "none")
+    )  # with KL tokens of flat groups are trained
+    assert ("flat_group" in made.account.dropped) != every or case.kind == "none"
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])

@@ -307,7 +307,8 @@ def test_a_teacher_on_every_device_is_refused_where_the_student_is_divided(strat
 async def test_two_processes_are_one(
     lora: Lora | None, miniature: Path, teacher: Path, make_rows: MakeRows, tmp_path: Path
 ) -> None:
-    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
+    optimizer = "adamw" if lora else "muon"
+    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5, optimizer=optimizer)
     alone = Trainer(miniature, settings)
     async with learner(miniature, tmp_path, settings.but(processes=2)) as two:
         for lengths, seed in (([30, 12, 45], 1), ([19], 2)):

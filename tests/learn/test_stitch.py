@@ -164,6 +164,15 @@ def test_refuses_tokens_without_a_prompt_or_a_version():
         stitch(episode(nobody), 1.0, max_tokens=9)
 
 
+def test_what_attempts_of_a_group_begin_with_alike_is_distinct_once():
+    turns = [turn(0, None, 4, 2), turn(0, None, 1, 3), turn(0, None, 1, 5)]
+    turns = [turns[0], *(replace(each, given=turns[0].given) for each in turns[1:])]
+    attempts = [episode(each, id=f"a{n}", reward=n % 2) for n, each in enumerate(turns)]
+    others = [replace(attempt, id=attempt.id + "b", group="b") for attempt in attempts]
+    account = batch([*attempts, *others], "mean", max_tokens=100).account
+    assert (account.row_tokens, account.distinct_tokens) == (2 * (6 + 7 + 9), 2 * (4 + 2 + 3 + 5))
+
+
 def test_a_batch_joins_groups_and_counts_the_flat_ones():
     attempts = [
         episode(turn(0, None, 1, 2), id="a0", group="a", reward=0.0),

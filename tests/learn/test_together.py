@@ -16,10 +16,11 @@ import torch
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
-from coderepairrl.learn.pack import deal
+from coderepairrl.learn.pack import cut, distinct
 from coderepairrl.learn.trainer import Trainer
 
-BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2)]  # with a row too few for each process, too
+BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
+"""With a row too few for each process, and with a prompt longer than a micro-batch."""
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, micro_tokens=50, eps_low=0.3, eps_high=0.3, max_grad_norm=1e9)
 LORA = Lora(rank=4, alpha=8)
 STRATEGIES = ["ddp", "fsdp2", "zero2", "zero3"]
@@ -43,18 +44,20 @@ def alive(pid):
 
 
 def close_to(ours, theirs, tolerance=1e-5):
-    counts = ("micro_batches",)  # rows are dealt in other micro-batches
+    counts = ("micro_batches", "computed_tokens", "repetition")  # rows are dealt in other micro-batches
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         assert name in counts or ours[name] == pytest.approx(value, rel=1e-4, abs=tolerance), name
 
 
 def forked(rows):
-    """The two longest rows, which go to different processes, become branches of one episode."""
+    """The two longest rows become branches of one episode, and all others begin as they do, too."""
     rows = sorted(rows, key=lambda row: -len(row.ids))
     if len(rows) > 1:
         rows[0] = replace(rows[0], weight=0.7)
         rows[1] = replace(rows[1], weight=0.3, episode_id=rows[0].episode_id, advantage=rows[0].advantage)
+        shared = [min(60 if len(row.ids) > 60 else 20, len(row.ids) - 2) for row in rows]
+        rows = [replace(row, ids=rows[0].ids[:n] + row.ids[n:]) for n, row in zip(shared, rows, strict=True)]
     return rows
 
 
@@ -84,7 +87,7 @@ async def same_as_one(model, make_rows, tmp_path, settings):
         with pytest.raises(LearnerFault, match="flat or void"):
             await two.step([])
         expected = await two.step(make_rows([20, 30], 4))
-        assert await two.restore(tmp_path / "c") == 4
+        assert await two.restore(tmp_path / "c") == len(BATCHES) + 1
         assert await two.step(make_rows([20, 30], 4)) == expected  # bit for bit
         alone.restore(tmp_path / "c")  # whoever wrote it
         close_to(alone.step(make_rows([20, 30], 4)), expected)
@@ -151,10 +154,19 @@ async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(
 
 
 def test_rows_are_dealt_in_whole_rounds_within_the_budget():
-    lengths = [30, 12, 45, 8, 21, 33, 60, 5, 5]
+    rows = [(n,) * n for n in (30, 12, 45, 8, 21, 33, 60, 5, 4)]
     for ranks in (2, 3, 4):
-        parts = deal(lengths, 50, ranks)
-        assert sorted(at for part in parts for at in part) == list(range(len(lengths)))
-        assert all(sum(lengths[at] for at in part) <= 50 or len(part) == 1 for part in parts)
-        assert len(parts) % ranks == 0 or len(parts) == len(lengths)
-    assert deal([7], 50, 2) == [[0]]
+        parts = cut(rows, 50, ranks)
+        assert sorted(at for part in parts for at in part) == list(range(len(rows)))
+        assert all(distinct([rows[at] for at in part]) <= 50 or len(part) == 1 for part in parts)
+        assert len(parts) % ranks == 0 or len(parts) == len(rows)
+    assert cut([(1,) * 7], 50, 2) == [[0]]
+
+
+def test_whole_groups_are_dealt():
+    """Four groups of eight, whose attempts share a prompt, to two and four processes."""
+    rows = [(group,) * 100 + (group, attempt) * 20 for attempt in range(8) for group in range(4)]
+    for ranks in (1, 2, 4):
+        parts = cut(rows, 1000, ranks)
+        assert len(parts) == max(2, ranks)
+        assert sum(distinct([rows[at] for at in part]) for part in parts) == distinct(rows)

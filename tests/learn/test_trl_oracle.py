@@ -14,7 +14,7 @@ import torch
 from gradient import gradient_of_step
 from torch.nn.utils.rnn import pad_sequence
 
-from coderepairrl.learn.pack import minibatches
+from coderepairrl.learn.pack import minibatches, tokens_of
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
@@ -27,10 +27,11 @@ PROMPTS, COMPLETIONS = (3, 9, 6, 4), (12, 30, 7, 21)
 def rows():
     """Rows of mixed lengths with holes in their masks, and old logprobs far enough off to be clipped both ways."""
     generator = torch.Generator().manual_seed(7)
+    prompts = torch.randint(0, 256, (max(PROMPTS),), generator=generator).tolist()  # which begin alike
     samples = []
     for number, (prompt, completion) in enumerate(zip(PROMPTS, COMPLETIONS, strict=True)):
         n = prompt + completion
-        ids = torch.randint(0, 256, (n,), generator=generator).tolist()
+        ids = prompts[:prompt] + torch.randint(0, 256, (completion,), generator=generator).tolist()
         tool = (torch.rand(n, generator=generator) < 0.3).tolist()
         trained = (*(i >= prompt and not tool[i] for i in range(n - 1)), True)
         old = (-5.6 + 0.4 * torch.randn(n, generator=generator)).tolist()
@@ -55,14 +56,15 @@ def trl_inputs(samples):
         "tool_mask": column([s.trained[p:] for s, p in pairs], torch.long),
         "old_per_token_logps": column([s.logprobs[p:] for s, p in pairs]),
         "advantages": torch.tensor([s.advantage for s in samples]),
+        "num_items_in_batch": torch.tensor(tokens_of(samples)),
     }
 
 
-def trl_config(tmp_path, **options):
+def trl_config(tmp_path, config=None, **options):
     """What every comparison sets alike."""
     from trl import GRPOConfig
 
-    return GRPOConfig(
+    return (config or GRPOConfig)(
         output_dir=str(tmp_path),
         report_to="none",
         use_cpu=True,
@@ -78,25 +80,13 @@ def trl_config(tmp_path, **options):
 
 def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None, **options):
     """TRL's own `compute_loss` on constructed inputs, then backward; with a `correction`, it computes old logprobs."""
-    from datasets import Dataset
-    from transformers import AutoTokenizer
-    from trl import GRPOTrainer
-
     args = trl_config(
         tmp_path,
         per_device_train_batch_size=4,
         use_bias_correction_kl=False,  # the plain k3
         **options,
     )
-    trainer = GRPOTrainer(
-        model=str(folder),
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["x"]}),
-        processing_class=AutoTokenizer.from_pretrained(folder),
-    )
-    trainer.model.float().train()
-    trainer.current_gradient_accumulation_steps = 1
+    trainer = trl_trainer(folder, args)
     inputs = trl_inputs(samples)
     if ref_logps is not None:
         inputs["ref_per_token_logps"] = ref_logps
@@ -109,12 +99,30 @@ def trl_loss_and_gradient(folder, samples, ref_logps, tmp_path, correction=None,
     return loss.item(), {name: p.grad for name, p in trainer.model.named_parameters()}
 
 
-def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference, episodes=None):
+def trl_trainer(folder, args, trainer=None):
+    """TRL's trainer, about to compute a loss."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOTrainer
+
+    made = (trainer or GRPOTrainer)(
+        model=str(folder),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=args,
+        train_dataset=Dataset.from_dict({"prompt": ["x"]}),
+        processing_class=AutoTokenizer.from_pretrained(folder),
+    )
+    made.model.float().train()
+    made.current_gradient_accumulation_steps = 1
+    return made
+
+
+def our_loss_and_gradient(folder, samples, settings, monkeypatch, reference, **counts):
     """One step of the real trainer, its gradient taken where the optimiser would use it."""
     trainer = Trainer(folder, settings)
     if trainer.reference is not None:
         trainer.reference = reference
-    return gradient_of_step(trainer, samples, monkeypatch, episodes)
+    return gradient_of_step(trainer, samples, monkeypatch, **counts)
 
 
 TOKEN = {"importance_sampling_level": "token"}
@@ -154,13 +162,38 @@ CASES = {
             "beta": 0.02,
         },
     ),
+    "gspo_token": (
+        LearnSettings(algorithm="gspo_token", eps_low=0.05, eps_high=0.05),
+        {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.05},
+    ),
+    "dapo, KL": (
+        LearnSettings(algorithm="dapo", beta=0.04),
+        {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.04, **TOKEN},
+    ),
+}
+MORE = {
+    "dapo": (LearnSettings(algorithm="dapo"), {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, **TOKEN}),
+    "bnpo": (LearnSettings(algorithm="bnpo"), {"loss_type": "bnpo", "epsilon": 0.2, **TOKEN}),
+    "ppo": (LearnSettings(algorithm="ppo"), {"loss_type": "bnpo", "epsilon": 0.2, **TOKEN}),
+    "cispo": (
+        LearnSettings(algorithm="cispo", eps_high=0.2, beta=0.04),
+        {"loss_type": "cispo", "epsilon_high": 1.2, "beta": 0.04, **TOKEN},
+    ),
+    "entropy": (
+        LearnSettings(algorithm="grpo", entropy=0.3),
+        {"loss_type": "grpo", "epsilon": 0.2, "entropy_coef": 0.3, **TOKEN},
+    ),
+    "two bounds above": (
+        LearnSettings(algorithm="grpo", delta=1.3),
+        {"loss_type": "grpo", "epsilon": 0.2, "delta": 1.3, **TOKEN},
+    ),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *MORE])
 @pytest.mark.filterwarnings("ignore")
 def test_loss_and_gradient_equal_trls(case, rows, miniature, tmp_path, monkeypatch):
-    settings, options = CASES[case]
+    settings, options = (CASES | MORE)[case]
     reference = ref_logps = None
     if settings.beta:
         reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
@@ -170,27 +203,28 @@ def test_loss_and_gradient_equal_trls(case, rows, miniature, tmp_path, monkeypat
     compare(ours["loss"], our_gradient, theirs, their_gradient)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "dapo", "bnpo"])
 @pytest.mark.filterwarnings("ignore")
 def test_flat_groups_count_as_trls_rows_of_advantage_zero_do(case, rows, miniature, tmp_path, monkeypatch):
-    """TRL trains them at advantage 0. Without a KL term we leave their rows out, and count their episodes."""
-    settings, options = CASES[case]
+    """TRL trains them at advantage 0. Without a KL term we leave their rows out, and count episodes and tokens."""
+    settings, options = (CASES | MORE)[case]
+    counts = {"episodes": len(rows), "tokens": tokens_of(rows)}
     rows = [row if number in (0, 3) else replace(row, advantage=0.0) for number, row in enumerate(rows)]
     reference = ref_logps = None
     if settings.beta:
         reference, ref_logps = perturbed_reference(miniature, rows, settings.temperature)
     theirs, their_gradient = trl_loss_and_gradient(miniature, rows, ref_logps, tmp_path, **options)
     given = rows if settings.beta else [row for row in rows if row.advantage]
-    ours, our_gradient = our_loss_and_gradient(miniature, given, settings, monkeypatch, reference, episodes=len(rows))
+    ours, our_gradient = our_loss_and_gradient(miniature, given, settings, monkeypatch, reference, **counts)
     compare(ours["loss"], our_gradient, theirs, their_gradient)
 
 
-@pytest.mark.parametrize("kind", ["token", "sequence"])
+@pytest.mark.parametrize("kind", ["token", "sequence", "icepop"])
 @pytest.mark.parametrize("case", ["grpo", "grpo asymmetric, KL", "dr_grpo", "gspo", "gspo asymmetric, KL"])
 @pytest.mark.filterwarnings("ignore")
 def test_the_correction_weights_as_trls_does(kind, case, rows, miniature, tmp_path, monkeypatch):
     """TRL's loss with ratios of learner to engine, here from the formulas: ``min(exp(old - recorded), cap)`` a token,
-    as its ``token_truncate``, and for a row by its length, which TRL does not have."""
+    as its ``token_truncate``, 0 outside as its ``token_mask``, and for a row by its length, which TRL does not have."""
     settings, options = CASES[case]
     settings = settings.but(old_logprobs="recomputed", mismatch_correction=kind, mismatch_cap=1.1)
     reference = ref_logps = None
@@ -212,21 +246,22 @@ def ratios_to_the_engine(folder, samples, kind, cap, temperature):
         pairs = [(at, logprobs[at - 1] - row.logprobs[at]) for at, on in enumerate(row.trained) if on]
         mean = sum(difference for _, difference in pairs) / len(pairs)
         for at, difference in pairs:
-            ratio = math.exp(difference if kind == "token" else mean)
-            ratios[i, at - prompt] = min(ratio, cap)
-            cut += [ratio > cap] if kind == "token" else []
+            ratio = math.exp(mean if kind == "sequence" else difference)
+            outside = ratio > cap or (kind == "icepop" and ratio < 1 / cap)
+            ratios[i, at - prompt] = 0.0 if outside and kind == "icepop" else min(ratio, cap)
+            cut += [outside] if kind != "sequence" else []
         cut += [math.exp(mean) > cap] if kind == "sequence" else []
     return ratios, sum(cut) / len(cut)
 
 
-def compare(ours, our_gradient, theirs, their_gradient):
+def compare(ours, our_gradient, theirs, their_gradient, tolerance=1e-5):
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert abs(theirs) > 1e-4
     assert our_gradient.keys() == their_gradient.keys()
     largest = max(gradient.abs().max().item() for gradient in their_gradient.values())
     assert largest > 1e-3  # there is a gradient to compare
     for name, gradient in their_gradient.items():
-        assert (our_gradient[name] - gradient).abs().max().item() < 1e-5, name
+        assert (our_gradient[name] - gradient).abs().max().item() < tolerance, name
 
 
 def perturbed_reference(folder, samples, temperature):
@@ -247,6 +282,38 @@ def perturbed_reference(folder, samples, temperature):
             all_logps = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
             logps[i, : len(sample.ids) - prompt] = all_logps[prompt - 1 :]
     return reference, logps
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rloo_is_trls(rows, miniature, tmp_path, monkeypatch):
+    """Its `RLOOTrainer` has one ratio of a whole completion, and knows no tokens between that are not trained."""
+    from trl import RLOOConfig, RLOOTrainer
+
+    rows = [
+        replace(
+            row,
+            trained=tuple(at >= prompt for at in range(len(row.ids))),
+            versions=(0,) * len(row.ids),
+        )
+        for row, prompt in zip(rows, PROMPTS, strict=True)
+    ]
+    found = Trainer(miniature, LearnSettings()).logprobs([row.ids for row in rows], 1.0)
+    rows = [  # so that the ratios of whole rows are about 1.4, 0.7, 0.9 and 1.4: two are clipped
+        replace(row, logprobs=tuple(p + d if on else 0.0 for p, on in zip([0.0, *own], row.trained, strict=True)))
+        for row, own, d in zip(rows, found, (-0.03, 0.01, 0.02, -0.015), strict=True)
+    ]
+    settings = LearnSettings(algorithm="rloo", eps_low=0.2, eps_high=0.2)
+    config = trl_config(tmp_path, RLOOConfig, per_device_train_batch_size=4, epsilon=0.2, beta=0.0)
+    trainer = trl_trainer(miniature, config, RLOOTrainer)
+    inputs = trl_inputs(rows)
+    inputs["old_logps"] = inputs.pop("old_per_token_logps").sum(1)
+    theirs = trainer.compute_loss(trainer.model, inputs)
+    theirs.backward()
+    ours, our_gradient = our_loss_and_gradient(miniature, rows, settings, monkeypatch, None)
+    assert ours["clip_low"] + ours["clip_high"] == 0.5
+    gradient = {name: p.grad for name, p in trainer.model.named_parameters()}
+    # TRL subtracts the sums of a row's logprobs, of 170 nats, which rounds; gradients are up to 2.5
+    compare(ours["loss"], our_gradient, theirs.item(), gradient, tolerance=2.5 * 2e-5)
 
 
 MINIBATCHES = {
@@ -356,7 +423,7 @@ def trl_training(folder, samples, order, tmp_path, passes, **options):
         callbacks=[Keep()],
     )
     trainer.model.float()
-    inputs = {name: column[torch.tensor(order)] for name, column in trl_inputs(samples).items()}
+    inputs = {name: column[torch.tensor(order)] for name, column in trl_inputs(samples).items() if column.ndim}
     trainer._generate_and_score_completions = lambda batch: dict(inputs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo_trainer, "shuffle_sequence_dict", lambda batch: batch)

@@ -18,8 +18,9 @@ import pytest
 from coderepairrl.processes.children import Child, ChildDied, run
 
 ECHO = """
-    import os, subprocess, sys
+    import gc, os, subprocess, sys
     from coderepairrl.processes.children import Parent
+    imported = gc.isenabled()
     parent = Parent.connect()
     try:
         while True:
@@ -30,7 +31,7 @@ ECHO = """
                 subprocess.Popen(["sleep", "30"], close_fds=False)
             if frame.get("die"):
                 os._exit(7)
-            parent.send(frame)
+            parent.send({"collects": [imported, gc.isenabled()]} if frame.get("collects") else frame)
     except EOFError:
         pass
 """
@@ -54,6 +55,13 @@ async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_p
     await sending
     await child.close(grace=240.0)
     assert child.process.returncode == 0
+
+
+async def test_garbage_is_collected_once_all_is_imported(modules: dict[str, str], tmp_path: Path) -> None:
+    child = await spawn(modules, tmp_path)
+    await child.send({"collects": True})
+    assert await child.receive() == {"collects": [False, True]}
+    await child.close()
 
 
 async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(

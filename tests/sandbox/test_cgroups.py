@@ -100,7 +100,7 @@ async def test_a_sandbox_is_in_a_group_with_its_limits(groups: cgroups.Groups, b
     backend = make("bwrap", processes=50, cpus=1)
     assert isinstance(backend, GuestBackend)
     async with backend.open(task) as box:
-        inside = Path(f"/proc/{box.guest.process.pid}/cgroup").read_text()
+        inside = Path(f"/proc/{box.guest.pid}/cgroup").read_text()
         assert inside.count(f"{backend.state.name}-box-1") == len(set(groups.parents.values()))
     assert "control groups" in backend.how_limits_are_kept()
     left = [path for parent in groups.parents.values() for path in parent.glob(f"{backend.state.name}-*")]

@@ -22,7 +22,12 @@ from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.sandlock import Sandlock
 
-ONE_STEP = ("run.steps=1", "rollout.tasks_per_step=2", "rollout.group_size=2", "eval.options={split='test',n=2}")
+ONE_STEP = (
+    "run.steps=1",
+    "rollout.tasks_per_step=2",
+    "rollout.group_size=6",
+    "eval.options={split='test',n=12,quoted=1}",
+)
 BLOCKED = "bwrap: setting up uid map: Permission denied"
 LISTENER = """
 about = "stands for a program that serves its own tools"
@@ -55,7 +60,7 @@ def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) 
     """One step of ``crrl hello`` was done, evaluated and trained on, all in the sandbox `name`."""
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["episodes"] == 2 * 2 + 2 * 2
+    assert told["episodes"] == 2 * 6 + 2 * 12
     run = open_run(folder / told["run"])
     records = list(run.records())
     assert [record["sandbox"] for record in records if record["type"] == "start"] == [name]

@@ -76,4 +76,4 @@ def test_a_container_has_another_python(task: Task, tmp_path: Path) -> None:
     docker = sandbox.make("docker")
     assert isinstance(docker, GuestBackend)
     with pytest.raises(TaskError, match="docker cannot use"):
-        docker.launch(tmp_path, None, (), tmp_path)  # type: ignore[arg-type]
+        docker.launch(tmp_path, None, None, tmp_path)  # type: ignore[arg-type]

@@ -166,9 +166,9 @@ class Walks:
             self.applied.add(patch)
 
     async def _as_it_was(self, box: GuestSandbox) -> None:
-        tree, files = self.backend.archive, shlex.quote(box.workdir)
-        script = f"{EMPTY.format(files)}; tar -xpof {tree} -C ."
-        assert (done := await box.exec(["bash", "-c", script], cwd="/")).ok, done.output
+        script = f"{EMPTY.format(shlex.quote(box.workdir))}; tar -xpof - -C ."
+        files = box.prepared.archive.read_bytes()
+        assert (done := await box.exec(["bash", "-c", script], cwd="/", stdin=files)).ok, done.output
 
 
 def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:

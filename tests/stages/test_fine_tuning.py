@@ -43,13 +43,17 @@ SAID = {"role": "assistant", "content": "Done."}
 TINY = models.folder("builtin:tiny")
 
 
+HABITS = Habits(look_around=1.0, wrong_file=1.0)
+"""Others than those that the tiny policy was made of: there is something to learn."""
+
+
 def written(count: int = 24) -> Iterator[Example]:
-    """Demonstrations of the tiny policy's expert: every third one without tokens."""
+    """Demonstrations of an expert: every third one without tokens."""
     codec, own, rng = tokens.load(TINY), tokens.digest(TINY), Random(0)
     pool = list(mutants())
     made = (exercise(rng.choice(pool), rng, quoted=True) for _ in range(2 * count))
     for number, one in zip(range(count), filter(None, made), strict=False):
-        messages = tuple(demonstrate(one, Habits(), rng))
+        messages = tuple(demonstrate(one, HABITS, rng))
         (row,) = tokens.rows(codec, messages, prompt.TOOLS)
         ids = {} if number % 3 == 0 else {"ids": row.ids, "trained": row.trained, "tokenizer": own}
         task = f"toy/{number // 2}"

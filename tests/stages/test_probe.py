@@ -137,7 +137,7 @@ def test_it_attempts_training_tasks_as_training_does() -> None:
     own = plan.config.eval
     assert {task.split for task in plan.eval_tasks["eval"]} == {"train"} and len(plan.eval_tasks["eval"]) == probe.TASKS
     assert (own.temperature, own.attempts, own.reward, own.top_p) == (0.7, 3, {}, 1.0)
-    assert {reward.name for reward, _ in plan.kinds[""].rewards["eval"]} == {"patch_edits", "tests"}
+    assert {reward.name for reward, _ in plan.kinds[""].rewards["eval"]} == {"patch_edits", "tests", "repeats"}
     fewer = probe.resolve("hello", ["eval.tasks=4", "eval.attempts=2", "eval.agent=direct"])
     assert len(fewer.eval_tasks["eval"]) == 4 and fewer.config.eval.attempts == 2
     other = 'tasks.sources=[{source="mutants", split="train"}, {source="handmade", split="test"}]'

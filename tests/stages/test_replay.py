@@ -42,7 +42,7 @@ class Learner:
         self.state, self.version, self.closed = "initial", 0, False
         Learner.started += 1
 
-    async def step(self, samples: Sequence[object], episodes: int) -> dict[str, Any]:
+    async def step(self, samples: Sequence[object], episodes: int, tokens: int) -> dict[str, Any]:
         assert not self.closed
         self.state = digest(self.state, self.settings.model_dump(), samples)
         self.version += 1
@@ -92,7 +92,7 @@ class Story:
                 self.history.changes.append(Change(step - 1, "train.lr", now, new)._asdict())
                 now = new
                 made.settings = learn_settings(self.config(now))
-            asyncio.run(made.step([f"sample {step}"], 1))
+            asyncio.run(made.step([f"sample {step}"], 1, 1))
             if step in kept:
                 asyncio.run(made.save(self.run.checkpoints / f"{step:05d}"))
             self.history.steps.append({"step": step, "checksum": made.state})
@@ -117,7 +117,7 @@ class Story:
 
         monkeypatch.setattr(policy, "consumed", consumed)
         monkeypatch.setattr(
-            policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1)
+            policy, "make_batch", lambda step, _: SimpleNamespace(samples=[f"sample {step}"], episodes=1, tokens=1)
         )
         engine, first = Engine(), Learner(learn_settings(self.last), weights)
         live = policy.LivePolicy(self.last, self.run, start_learner, cast(Any, engine), cast(Any, first))

@@ -19,7 +19,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.types import Endpoint, Task
 from workshop.tiny import prompt, teacher
-from workshop.tiny.demonstrations import Habits, demonstrate
+from workshop.tiny.demonstrations import Habits, demonstrate, habits
 from workshop.tiny.workspace import Workspace
 
 
@@ -49,7 +49,7 @@ def test_without_mistakes_it_repairs_every_task_though_several_share_their_issue
         by_issue.setdefault(made.prompt, []).append(made)
     shared = [made for own in by_issue.values() if len(own) > 1 for made in own]
     assert len(shared) > 500
-    expert = teacher.Teacher(teacher.habits(1.0))
+    expert = teacher.Teacher(habits(1.0))
     for made in [*shared, *exercises[::20]]:
         assert conversation(expert, made)[1].files[made.path] == made.fixed
 
@@ -86,7 +86,7 @@ async def served(expert: teacher.Teacher) -> AsyncIterator[str]:
 
 
 async def test_the_real_agent_repairs_tasks_over_http(tmp_path: Path, exercises: Sequence[Exercise]) -> None:
-    async with served(teacher.Teacher(teacher.habits(1.0))) as url:
+    async with served(teacher.Teacher(habits(1.0))) as url:
         for number, made in enumerate(exercises[:: len(exercises) // 4]):
             root = tmp_path / str(number)
             root.mkdir()
@@ -112,4 +112,4 @@ async def test_what_it_cannot_answer_is_an_error_of_the_client() -> None:
 @pytest.mark.parametrize(("exact", "unchanged"), [(-0.1, 0), (1.1, 0), (0.5, 2)])
 def test_habits_are_shares(exact: float, unchanged: float) -> None:
     with pytest.raises(UsageError):
-        teacher.habits(exact, unchanged)
+        habits(exact, unchanged)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from random import Random
 from typing import Any
 
+from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tokens import Codec, rows
@@ -43,8 +44,28 @@ class Habits:
     give_up: float = 0.08
     """Submits without a change."""
     unchanged: float = 0.0
-    """First replaces the broken line by itself, is told so, and every other time gives up. The mistake is shown but
-    not taught (`row`): a policy makes it by itself, and what it lacks is how to go on."""
+    """First replaces the broken line by itself, and is told so; with this probability a second time, too. The mistake
+    is shown but not taught (`row`): a policy makes it by itself, and what it lacks is how to go on."""
+    resign: float = 0.5
+    """Gives up after that."""
+
+
+def habits(exact: float, unchanged: float = 0.0) -> Habits:
+    """The expert's usual habits, but that it repairs the share `exact` of the exercises; its other endings keep their
+    proportions. With 1 it makes no mistake at all on the way. Raises `UsageError` for what is no share.
+
+    >>> habits(0.8).slip, habits(0.6) == Habits(), habits(1.0).wrong_file
+    (0.075, True, 0.0)
+    """
+    if not (0 <= exact <= 1 and 0 <= unchanged <= 1):
+        raise UsageError("habits are shares from 0 to 1")
+    usual = Habits()
+    if exact == usual.exact:
+        return replace(usual, unchanged=unchanged)
+    rest = (1 - exact) / (1 - usual.exact)
+    endings = {name: round(getattr(usual, name) * rest, 6) for name in ("slip", "elsewhere", "misquote", "give_up")}
+    wrong_file = usual.wrong_file if exact < 1 else 0.0
+    return replace(usual, exact=exact, wrong_file=wrong_file, unchanged=unchanged, **endings)
 
 
 def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message]:
@@ -72,7 +93,9 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
     ending = rng.random()
     if habits.unchanged and rng.random() < habits.unchanged:
         patch(broken, broken)
-        ending = 1.0 if rng.random() < 0.5 else ending
+        if rng.random() < habits.unchanged:
+            patch(broken, broken)
+        ending = 1.0 if rng.random() < habits.resign else ending
     if ending < habits.exact:
         patch(broken, fixed)
     elif (ending := ending - habits.exact) < habits.slip:

@@ -14,7 +14,7 @@ from coderepairrl.rewards.lines import PatchLines
 from coderepairrl.rewards.thesis.similarity import PatchSimilarity
 from coderepairrl.tasks.mutants.source import unified
 from workshop.tiny.demonstrations import another_edit
-from workshop.tiny.warmstart import held_out
+from workshop.tiny.measure import held_out
 
 
 def junk_edits(count: int = 256, seed: int = 0) -> dict[str, float]:

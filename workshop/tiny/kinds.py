@@ -1,9 +1,10 @@
 """``python -m workshop.tiny.kinds FOLDER``: miniatures of four kinds of tasks, and scripted demonstrations of them.
 
-All are made of the corpus of the source ``mutants``, so that the tiny policy can read them: bugs to repair with tools
-(``tools``) or in one reply (``repair``), repairs that are to be told
-apart by the family of the bug (``detect``), and functions to write again
-(``implement``). In each, what is held out is in no demonstration: mutations, and of ``implement`` whole functions.
+Three are made of the corpus of the source ``mutants``, so that the tiny policy can read them: bugs to repair with tools
+(``tools``) or in one reply (``repair``), and repairs that are to be told apart by the family of the bug (``detect``).
+The fourth, ``implement``, asks for a function of one line that is described in words: the policy is too small for those
+of the corpus. Mutations, and of ``implement`` formulas, are of three sorts, and none is of two: demonstrated, most of
+them under other names, to be trained on by rewards, or held out.
 
 The expert fails on purpose, at rates (`RIGHT`) that leave something to learn from rewards.
 """
@@ -11,12 +12,12 @@ The expert fails on purpose, at rates (`RIGHT`) that leave something to learn fr
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import chain, product
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from coderepairrl.agents.blocks import Block
 from coderepairrl.errors import exit_on_error
@@ -25,98 +26,176 @@ from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
-from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, Function, functions, repository
+from coderepairrl.tasks.mutants.slices import Check, Function, repository
 from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource, unified
 from coderepairrl.tasks.sources.repair import Repair
 from coderepairrl.types import Checks, Command, Task
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, Message, another_edit, demonstrate, misquoted, slipped
+from workshop.tiny.disguise import disguise
 
 KINDS = ("detect", "repair", "tools", "implement")
 FAMILIES = ("comparison", "missing return", "off by one", "operator", "wrong variable")
 """What ``detect`` asks for: the families of mutations with most mutants."""
-RIGHT = {"detect": 0.6, "repair": 0.6, "tools": 0.6, "implement": 0.7}
+RIGHT = 0.6
 """How often the expert does it right."""
-TRAIN, TEST = 320, 60
-"""Tasks of a kind at most, of ``implement`` so many functions as there are."""
-DRAWS = {"detect": 6, "repair": 4, "tools": 1, "implement": 6}
-"""Demonstrations of each task."""
+TEST = 160
+"""Held-out tasks of a kind at most."""
+DRAWS = {"detect": 20, "repair": 8, "tools": 2, "implement": 24}
+"""Demonstrations of each mutation or formula."""
+DISGUISED = 0.75
+"""Share of demonstrated mutations that are told under other names."""
+
+Use = Literal["shown", "train", "test"]
+
+
+class Formula(NamedTuple):
+    """What a function of ``implement`` gives: a first step of two arguments, then one with a constant."""
+
+    first: str
+    second: str
+    constant: int
+
+    @property
+    def described(self) -> str:
+        """In words."""
+        return f"{FIRST[self.first]}, {SECOND[self.second]} {self.constant}"
+
+    @property
+    def use(self) -> Use:
+        """A quarter is held out; of the others half are shown."""
+        return _use(f"implement/{self}", held_out=0.25)
+
+    def function(self, name: str) -> Function:
+        """As a function `name`, with three checks."""
+        source = f"def {name}(a, b):\n    return {self.first} {self.second} {self.constant}"
+        scope: dict[str, Any] = {}
+        exec(source, scope)  # ours, of the tables above
+        calls = ((7, 2), (3, 5), (12, 30))
+        checks = tuple(Check(f"{name}({a}, {b})", repr(scope[name](a, b))) for a, b in calls)
+        return Function("calc", name, source, checks)
+
+
+FIRST = {
+    "(a + b)": "a plus b",
+    "(a - b)": "a minus b",
+    "(b - a)": "b minus a",
+    "(a * b)": "a times b",
+    "max(a, b)": "max of a and b",
+    "min(a, b)": "min of a and b",
+}
+SECOND = {"+": "plus", "-": "minus", "*": "times", "//": "over", "%": "modulo"}
+NAMES = "fghmnpqrstuvwxyz"
+"""Of functions."""
+FORMULAS = tuple(Formula(*each) for each in product(FIRST, SECOND, range(2, 10)))
 
 
 def tasks(kind: str) -> list[Task]:
     """The miniature tasks of `kind`, those to train on first; ids are ``KIND/MODULE.FUNCTION/...``."""
-    if kind == "detect":
-        return [_detect(mutant) for split in ("train", "test") for mutant in _of_families(split)]
     if kind == "implement":
-        return [_implement(each) for each in functions() if each.module not in UNSEEN_MODULES]
+        own = {use: [each for each in FORMULAS if each.use == use] for use in ("train", "test")}
+        return [_implement(each, use) for use in ("train", "test") for each in own[use]]
+    if kind == "detect":
+        return [_detect(mutant) for use in ("train", "test") for mutant in _of_families(use)]
+    wanted = {mutant.key for mutant in mutants() if _use_of(mutant) != "shown"}
     found: list[Task] = []
-    for split, number in (("train", TRAIN), ("test", TEST)):
+    for split, number in (("train", 0), ("test", TEST)):
         options: dict[str, Any] = {"split": split, "n": number, "quoted": 1}
         made = MutantSource(**options) if kind == "tools" else Repair(source="mutants", options=options)
-        found += (replace(task, id=f"{kind}/{task.id.partition('/')[2]}", kind=kind) for task in made)
+        own_ids = ((task, task.id.partition("/")[2]) for task in made)
+        found += (replace(task, id=f"{kind}/{key}", kind=kind) for task, key in own_ids if key[:-2] in wanted)
     return found
 
 
-def demonstrations(kind: str, of: Iterable[Task]) -> Iterator[Example]:
-    """`DRAWS` examples of each task to train on, right in `RIGHT` of them."""
-    exercises = {made.mutant.key: made for mutant in mutants() if (made := _exercise(mutant)) is not None}
-    known = {each.key: each for each in functions()}
-    sources = sorted(each.source for each in functions() if not _held_out(each))
-    for task in of:
-        own = task.id.partition("/")[2]
-        for draw in range(DRAWS[kind] if task.split == "train" else 0):
-            rng = Random(f"{task.id}/{draw}")
-            right = rng.random() < RIGHT[kind]
-            if kind == "tools":
-                messages = demonstrate(exercises[own.removesuffix("-q")], Habits(), rng)
-            elif kind == "repair":
-                messages = _said(task, _edit(exercises[own.removesuffix("-q")], right, rng))
-            elif kind == "detect":
-                wrong = [family for family in FAMILIES if family != task.answer]
-                messages = _said(task, task.answer if right else rng.choice(wrong))
-            else:
-                function = known[own.partition("/")[0]]
-                text = function.source if right else _garbled(function, sources, rng)
-                block = Block(f"{function.module}.py", (_mask(function),), tuple(text.splitlines()))
-                messages = _said(task, _block(block))
-            yield Example(
-                id=f"{task.id}#{draw}",
-                episode=f"{task.id}#{draw}",
-                task_id=task.id,
-                language=task.language,
-                kind=kind,
-                source="workshop.tiny.kinds",
-                agent="nano" if kind == "tools" else "direct",
-                policy="scripted",
-                messages=tuple(messages),
-                tools=tuple(prompt.TOOLS) if kind == "tools" else (),
-            )
+def demonstrations(kind: str) -> Iterator[Example]:
+    """`DRAWS` examples of each mutation or formula that is shown, right in `RIGHT` of them."""
+    if kind == "implement":
+        keys: Iterable[tuple[str, Any]] = [(_place(each), each) for each in FORMULAS if each.use == "shown"]
+    else:
+        pool = _of_families("shown") if kind == "detect" else [m for m in mutants() if _use_of(m) == "shown"]
+        keys = [(mutant.key, mutant) for mutant in pool]
+    for key, what in keys:
+        for draw in range(DRAWS[kind]):
+            name = f"{kind}/{key}#{draw}"
+            messages = _shown(kind, what, Random(name))
+            if messages:
+                yield Example(
+                    id=name,
+                    episode=name,
+                    task_id=f"{kind}/{key}",
+                    language="python",
+                    kind=kind,
+                    source="workshop.tiny.kinds",
+                    agent="nano" if kind == "tools" else "direct",
+                    policy="scripted",
+                    messages=tuple(messages),
+                    tools=tuple(prompt.TOOLS) if kind == "tools" else (),
+                )
+
+
+def _shown(kind: str, what: Mutant | Formula, rng: Random) -> list[Message]:
+    """One conversation; none of a mutation that is not unique in its file."""
+    right = rng.random() < RIGHT
+    if isinstance(what, Formula):
+        function = what.function(rng.choice(NAMES))
+        wrong = [each for each in FORMULAS if each != what and (each[0] == what[0]) + (each[1:] == what[1:])]
+        written = (what if right else rng.choice(wrong)).function(function.name)
+        block = Block("calc.py", (_mask(function),), tuple(written.source.splitlines()))
+        return _said(_described(what, function.name), _block(block))
+    made = exercise(what, rng, quoted=True)
+    if made is None:
+        return []
+    if rng.random() < DISGUISED:
+        made = disguise(made, rng)
+    if kind == "tools":
+        return demonstrate(made, Habits(), rng)
+    if kind == "repair":
+        return _said(
+            f"{made.prompt.rstrip()}\n\n{made.path}\n```\n{made.files[made.path]}```\n", _edit(made, right, rng)
+        )
+    family = what.mutation.kind
+    answer = family if right else rng.choice([other for other in FAMILIES if other != family])
+    return _said(_asked(made.broken_line, made.fixed_line), answer)
 
 
 def make(folder: Path, of: Iterable[str] = KINDS) -> None:
     """Write the tasks and the demonstrations of each of the kinds `of`, ``KIND.jsonl`` and ``KIND.parquet``."""
     folder.mkdir(parents=True, exist_ok=True)
     for kind in of:
-        made = tasks(kind)
-        write_jsonl(made, folder / f"{kind}.jsonl")
-        write_examples(folder / f"{kind}.parquet", demonstrations(kind, made))
+        write_jsonl(tasks(kind), folder / f"{kind}.jsonl")
+        write_examples(folder / f"{kind}.parquet", demonstrations(kind))
 
 
-def _of_families(split: str) -> list[Mutant]:
+def _use(key: str, held_out: float) -> Use:
+    """By the key alone, whatever the order."""
+    drawn = Random(f"use/{key}").random()
+    return "test" if drawn < held_out else "shown" if drawn < (1 + held_out) / 2 else "train"
+
+
+def _use_of(mutant: Mutant) -> Use | None:
+    """The mutations of the source's own split ``train`` are shown, or trained on."""
+    return {"test": "test", "train": _use(mutant.key, held_out=0.0), "unseen": None}[mutant.split]
+
+
+def _of_families(use: str) -> list[Mutant]:
     """Mutants of `FAMILIES` in turn, as many of each."""
-    number = (TRAIN if split == "train" else TEST) // len(FAMILIES)
     pools: list[list[Mutant]] = []
     for family in FAMILIES:
-        pool = [each for each in mutants() if each.split == split and each.mutation.kind == family]
-        Random(f"{family}/{split}").shuffle(pool)
-        pools.append(pool[:number])
-    return [each for each in chain.from_iterable(zip_longest(*pools)) if each is not None]
+        pool = [each for each in mutants() if _use_of(each) == use and each.mutation.kind == family]
+        Random(f"{family}/{use}").shuffle(pool)
+        pools.append(pool)
+    least = min(map(len, pools))
+    return list(chain.from_iterable(zip(*(pool[:least] for pool in pools), strict=True)))
+
+
+def _asked(broken: str, fixed: str) -> str:
+    return f"{', '.join(FAMILIES)}?\n- {broken}\n+ {fixed}\n"
 
 
 def _detect(mutant: Mutant) -> Task:
     return Task(
         id=f"detect/{mutant.key}",
-        prompt=f"{', '.join(FAMILIES)}?\n- {mutant.broken_line}\n+ {mutant.fixed_line}\n",
+        prompt=_asked(mutant.broken_line, mutant.fixed_line),
         language="python",
         workspace="",
         reference=b"",
@@ -131,36 +210,35 @@ def _mask(function: Function) -> str:
     return f"# MASKED: {function.name} function (lines 1-{len(function.source.splitlines())})"
 
 
-def _held_out(function: Function) -> bool:
-    """A quarter of the functions, whatever their order."""
-    return Random(f"implement/{function.key}").random() < 0.25
+def _place(formula: Formula) -> str:
+    """Two steps, by which intervals are clustered, and the constant."""
+    return f"calc.{FIRST[formula.first].replace(' ', '_')}-{SECOND[formula.second]}/{formula.constant}"
 
 
-def _implement(function: Function) -> Task:
+def _described(formula: Formula, name: str) -> str:
+    return f"calc.py: write {name}(a, b): {formula.described}.\n```\n{_mask(formula.function(name))}\n```\n"
+
+
+def _implement(formula: Formula, use: str) -> Task:
+    function = formula.function(Random(f"name/{formula}").choice(NAMES))
     whole = repository((function,))
     masked = f"{_mask(function)}\n"
-    first = function.checks[0]
     files = {name: text.encode() for name, text in {whole.path: masked, **whole.tests}.items()}
     return Task(
-        id=f"implement/{function.key}/whole",
-        prompt=f"{whole.path}: write {function.name}(). {first.call} should be {first.want}.\n```\n{masked}```\n",
+        id=f"implement/{_place(formula)}",
+        prompt=_described(formula, function.name),
         language="python",
         workspace=f"dir:{store(user_cache() / 'kinds', files)}",
         reference=unified(whole.path, masked, whole.text),
         checks=Checks((Command(whole.command, CHECK_SECONDS),), whole.tests),
-        split="test" if _held_out(function) else "train",
+        split=use,
         licence=LICENCE,
         kind="implement",
     )
 
 
-def _exercise(mutant: Mutant) -> Exercise | None:
-    """As the source ``mutants`` makes it with its usual seed and ``quoted=1``."""
-    return exercise(mutant, Random(f"{mutant.key}/0"), quoted=True)
-
-
-def _said(task: Task, reply: str) -> list[Message]:
-    return [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": reply.strip()}]
+def _said(asked: str, reply: str) -> list[Message]:
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": reply.strip()}]
 
 
 def _block(block: Block) -> str:
@@ -182,12 +260,6 @@ def _edit(made: Exercise, right: bool, rng: Random) -> str:
     if not right and old == made.broken_line and new == made.fixed_line:
         old = misquoted(old, rng)
     return _block(Block(made.path, (indent + old,), (indent + new,)))
-
-
-def _garbled(function: Function, others: Sequence[str], rng: Random) -> str:
-    """Another function's body under the name and the arguments of `function`."""
-    head = function.source.splitlines()[0]
-    return "\n".join([head, *rng.choice(others).splitlines()[1:]]) + "\n"
 
 
 def main() -> None:

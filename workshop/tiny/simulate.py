@@ -18,6 +18,7 @@ from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
 from coderepairrl.tokens import Codec
+from coderepairrl.types import ToolCall
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
 
@@ -31,8 +32,7 @@ class Attempt:
     ids: list[int]
     said: list[bool]
     logprobs: list[float]
-    calls: int = 0
-    failed_calls: int = 0
+    calls: list[ToolCall] = field(default_factory=list)
     ended: str = ""
     turn: list[int] = field(default_factory=list)
 
@@ -109,14 +109,14 @@ class Simulation:
             return
         results: list[dict[str, Any]] = []
         for call in reply.calls:
-            if attempt.calls >= self.calls:
+            if len(attempt.calls) >= self.calls:
                 attempt.ended = "calls"
                 return
-            attempt.calls += 1
             text = _execute(attempt.workspace, call.name, call.arguments)
-            attempt.failed_calls += text.startswith(("error", "exit"))
+            failed = text.startswith(("error", "exit"))
+            attempt.calls.append(ToolCall(len(attempt.calls), call.name, call.arguments, not failed))
             results.append({"role": "tool", "content": text})
-        if attempt.calls >= self.calls:
+        if len(attempt.calls) >= self.calls:
             attempt.ended = "calls"
             return
         prompt_ids = attempt.ids[: len(attempt.ids) - len(attempt.turn)]

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from random import Random
 from typing import Any
@@ -24,28 +23,10 @@ from coderepairrl.errors import UsageError, exit_on_error
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tokens import Codec, load
-from workshop.tiny.demonstrations import Habits, Message, demonstrate
+from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits
 
 NAME = "scripted-expert"
 """What the model is called."""
-
-
-def habits(exact: float, unchanged: float = 0.0) -> Habits:
-    """The expert's usual habits, but that it repairs the share `exact` of the exercises; its other endings keep their
-    proportions. With 1 it makes no mistake at all on the way. Raises `UsageError` for what is no share.
-
-    >>> habits(0.8).slip, habits(0.6) == Habits(), habits(1.0).wrong_file
-    (0.075, True, 0.0)
-    """
-    if not (0 <= exact <= 1 and 0 <= unchanged <= 1):
-        raise UsageError("habits are shares from 0 to 1")
-    usual = Habits()
-    if exact == usual.exact:
-        return replace(usual, unchanged=unchanged)
-    rest = (1 - exact) / (1 - usual.exact)
-    endings = {name: round(getattr(usual, name) * rest, 6) for name in ("slip", "elsewhere", "misquote", "give_up")}
-    wrong_file = usual.wrong_file if exact < 1 else 0.0
-    return replace(usual, exact=exact, wrong_file=wrong_file, unchanged=unchanged, **endings)
 
 
 class Teacher:

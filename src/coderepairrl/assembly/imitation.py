@@ -19,7 +19,8 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 
 OF_ATTEMPTS = (
-    *("train.advantage", "train.denominator", "train.balance_kinds", "rollout.tasks_per_step", "rollout.group_size"),
+    *("train.advantage", "train.denominator", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
+    *("train.tie_break", "rollout.tasks_per_step", "rollout.group_size", "rollout.max_staleness"),
     *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.over_optimisation", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )

@@ -9,14 +9,15 @@ from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Learning
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import LearnSettings
+from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other, and what `teacher` raises."""
     config = resolved(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
-    constant = config.rollout.tokens if config.train.algorithm == "dr_grpo" else None
+    recipe = RECIPES.get(config.train.algorithm)
+    constant = config.rollout.tokens if recipe and recipe.aggregation == "constant" else None
     terms["teacher"] = str(teacher(config) or "")
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # nothing is sampled
     terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}

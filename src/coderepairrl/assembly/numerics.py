@@ -1,4 +1,4 @@
-"""What rounding does to a run's ratios, known from its configuration: whether its clip can do its job."""
+"""What rounding and older weights do to a run's ratios, known from its configuration: can its clip do its job?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coderepairrl.assembly.sizing.architecture import known
 from coderepairrl.config import Config
 from coderepairrl.engines.vllm.options import half
 from coderepairrl.errors import ConfigError, UsageError
-from coderepairrl.learn import LearnSettings
+from coderepairrl.learn import RECIPES, LearnSettings
 
 
 def engine_half(config: Config) -> bool | None:
@@ -46,36 +46,63 @@ def resolved(config: Config) -> Config:
         config = config.model_copy(update={"train": train})
     if train.mismatch_correction != "auto":
         return config
-    rounded = train.precision == "bf16" or engine_half(config)
-    kind = "token" if train.old_logprobs == "recomputed" and rounded else "off"
+    apart = config.rollout.max_staleness or train.precision == "bf16" or engine_half(config)
+    kind = "token" if train.old_logprobs == "recomputed" and apart else "off"
     return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": kind})})
 
 
 def check_clip(config: Config) -> None:
-    """Refuse a clip that cuts rounding noise: GSPO's range is narrower than what half precision does to a row's ratio.
+    """Refuse a clip that cuts what no update of the batch has done: that of a row's ratio is narrower than what half
+    precision, or one update of the weights, does to it. Also samples of older weights without any ratio to them.
 
     Raises `ConfigError`. A run that was begun before this was refused can still be resumed.
     """
     train = config.train
-    if train.algorithm != "gspo" or train.old_logprobs != "recorded":
+    recipe = RECIPES.get(train.algorithm)
+    stale = config.rollout.max_staleness if recipe is not None else 0
+    if stale and train.old_logprobs == "recomputed" and train.mismatch_correction == "off":
+        raise ConfigError(
+            f"rollout.max_staleness={stale} with old_logprobs=recomputed and mismatch_correction=off: samples of older"
+            " weights would count as the policy's own",
+            fix="train.mismatch_correction=token",
+        )
+    if recipe is None or train.old_logprobs != "recorded":
+        return
+    if config.rollout.max_staleness and (recipe.ratio != "token" or recipe.objective == "score"):
+        why = (
+            "has no ratio to the weights that sampled, so that samples of older ones would count as the policy's own"
+            if recipe.objective == "score"
+            else "would clip nearly every sample of older weights, since one update moves a row's ratio by more than"
+            " its clip range"
+        )
+        raise ConfigError(
+            f"algorithm={train.algorithm} with old_logprobs=recorded and"
+            f" rollout.max_staleness={config.rollout.max_staleness} {why}",
+            fix="train.old_logprobs=recomputed, which weights for what has changed since (train.mismatch_correction)",
+        )
+    if recipe.ratio == "token":
         return
     rounding = ["train.precision=bf16"] if train.precision == "bf16" else []
     rounding += ["a half-precision engine"] if engine_half(config) else []
     if rounding:
         raise ConfigError(
-            f"algorithm=gspo with old_logprobs=recorded and {' and '.join(rounding)}: rounding alone moves a row's"
-            " ratio by more than GSPO's clip range, so that almost half of the rows would have no gradient",
+            f"algorithm={train.algorithm} with old_logprobs=recorded and {' and '.join(rounding)}: rounding alone moves"
+            " a row's ratio by more than its clip range, so that almost half of the rows would have no gradient",
             fix="train.old_logprobs=recomputed, with train.minibatches=2 or more so that the clip has something to cut",
         )
 
 
 def clip(config: Config, learn: LearnSettings) -> str:
     """When the clip of the importance ratio acts, in a few words, the first of which is ``never`` where it does not."""
+    if learn.recipe is not None and learn.recipe.objective == "score":
+        return f"never: {learn.algorithm} has none"
     if learn.updates > 1:
         return f"from the second of a batch's {learn.updates} updates on"
     more = "train.minibatches=2 or more makes it act"
     if learn.old_logprobs == "recomputed":
         return f"never: with one update per batch and old_logprobs=recomputed every ratio is 1 ({more})"
+    if config.rollout.max_staleness:
+        return "where weights have changed since a token was sampled: one update per batch, with the engine's logprobs"
     if learn.precision == "fp32" and engine_half(config) is False:
         return f"never: with one update per batch every ratio is 1, but for the rounding of float32 ({more})"
     return "where engine and learner differ: one update per batch, with the engine's logprobs"

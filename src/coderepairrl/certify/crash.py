@@ -6,6 +6,10 @@ which process is drawn from a seed. A killed engine, learner or guest is replace
 the same, in the end. Each run must have the same weights after every step, and the same files in its last checkpoint,
 as the one that was left alone, and every attempt trained once; nothing may be left of processes a moment after the
 controller was killed, nor in temporary folders, shared memory and control groups once it was resumed.
+
+With ``staleness`` engine and learner work at once, and what a step consumes depends on what ended first: two runs
+differ, and the log decides. So each run is compared with itself: a replay of its log from the first step must give the
+files of its last checkpoint, and no sample may be older than was asked for.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from coderepairrl.runs.storage import SUMS
 from coderepairrl.sandbox import cgroups
 from coderepairrl.sync.shared import shared_path
 
-STEPS, TASKS, ATTEMPTS = 3, 2, 2
+STEPS, TASKS, ATTEMPTS = 3, 2, 4
 CONFIG = f"""extends = "hello"
 [run]
 name = "crash"
@@ -45,6 +49,7 @@ steps = {STEPS}
 checkpoint_every = 2
 [tasks]
 verify = false
+options = {{ split = "train", quoted = 1 }}
 [reward]
 patch_edits = 1.0
 [rollout]
@@ -92,8 +97,10 @@ class Kill:
     problems: list[str] = field(default_factory=list)
 
 
-async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterator[Finding]:
+async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int = 0) -> AsyncIterator[Finding]:
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
+
+    Runs have this `staleness` at most (`rollout.max_staleness`).
 
     Raises `UsageError` for an unknown victim, `PrerequisiteError` elsewhere than on Linux, and `RunError` when the run
     that is left alone fails.
@@ -105,13 +112,14 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
     sandbox.make(sandbox.choose().name).require()
     chance = random.Random(seed)
     with adopting(), _workplace() as work:
-        untouched = _Trial(work, "untouched")
+        untouched = _Trial(work, "untouched", staleness)
         began = time.monotonic()
         if (code := await untouched.run()) != 0:
             raise RunError(f"the run that was left alone ended with {code}: {untouched.last_words()}")
         whole = time.monotonic() - began
         expected = RunResult.of(untouched.folder)
-        trained = all(step["account"]["trained"] for step in expected.steps)
+        every = [bool(step["account"]["trained"]) for step in expected.steps]
+        trained = any(every) if staleness else all(every)  # which attempts make a step is a matter of chance then
         yield Finding("untouched", trained, f"{STEPS} steps in {whole:.1f} s, weights {expected.weights[:12]}")
         caches = {path.name for path in untouched.temporary.iterdir() if not path.name.startswith("crrl-")}
 
@@ -119,9 +127,12 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0) -> AsyncIterat
         done: list[Kill] = []
         wrong = False
         while planned:
-            trial = _Trial(work, f"run-{len(done):03d}")
+            trial = _Trial(work, f"run-{len(done):03d}", staleness)
             struck = await _struck(trial, planned, kills, len(done))
-            problems = [*trial.problems, *expected.differences(trial.folder), *trial.left(caches)]
+            problems = [*trial.problems, *expected.differences(trial.folder, staleness)]
+            if staleness and not problems:
+                problems += await trial.replay()
+            problems += trial.left(caches)
             for kill in struck:
                 kill.problems = problems
                 kill.seconds = _until_it_went_on(trial.folder, kill.at)
@@ -177,11 +188,12 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
 class _Trial:
     """One run in a folder of its own."""
 
-    def __init__(self, work: Path, name: str) -> None:
+    def __init__(self, work: Path, name: str, staleness: int) -> None:
         self.home = work / name
         self.home.mkdir()
         self.config = self.home / "crash.toml"
         self.config.write_text(CONFIG)
+        self._otherwise = [f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed"] if staleness else []
         self.folder = RunFolder(self.home / "runs" / "crash")
         self.temporary = self.home / "tmp"
         self.temporary.mkdir()
@@ -197,10 +209,18 @@ class _Trial:
         with self.started() as process:
             return await _ended(process)
 
+    async def replay(self) -> list[str]:
+        """Run it again from its log alone; what comes out otherwise."""
+        files = RunResult.of(self.folder).files
+        shutil.rmtree(self.folder.checkpoints)
+        if (code := await self.run()) != 0:
+            return [f"a replay of its log ended with {code}: {self.last_words()}"]
+        return [] if RunResult.of(self.folder).files == files else ["a replay of its log gives another last checkpoint"]
+
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
         """A process that begins or resumes the run. It is not left alive."""
-        resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config)]
+        resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "coderepairrl.cli", "train", *resume],
@@ -295,8 +315,8 @@ class RunResult:
         """SHA-256 of those after the last step."""
         return str(self.steps[-1]["checksum"]) if self.steps else ""
 
-    def differences(self, folder: RunFolder) -> list[str]:
-        """What of the run in `folder` is not as it should be."""
+    def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
+        """What of the run in `folder` is not as it should be; with `staleness`, its weights may be others."""
         try:
             found = RunResult.of(folder)
             balanced = run_account(folder.records()).balanced
@@ -306,11 +326,13 @@ class RunResult:
         if [step["step"] for step in found.steps] != [step["step"] for step in self.steps]:
             return [*problems, f"it has the steps {[step['step'] for step in found.steps]}"]
         for own, untouched in zip(found.steps, self.steps, strict=True):
-            if own["checksum"] != untouched["checksum"]:
+            if (oldest := own["metrics"].get("learn/staleness_max", 0)) > staleness:
+                problems.append(f"step {own['step']} trained tokens of {oldest} versions before")
+            if not staleness and own["checksum"] != untouched["checksum"]:
                 problems.append(f"other weights after step {own['step']}")
-            if own["account"]["trained"] != untouched["account"]["trained"]:
+            if not staleness and own["account"]["trained"] != untouched["account"]["trained"]:
                 problems.append(f"step {own['step']} trained {own['account']['trained']} tokens")
-        if found.files != self.files:
+        if not staleness and found.files != self.files:
             problems.append("other files in the last checkpoint")
         consumed = [episode.split("-retry")[0] for step in found.steps for episode in step["episodes"]]
         if len(consumed) != len(set(consumed)) or len(consumed) != STEPS * TASKS * ATTEMPTS:

@@ -12,15 +12,19 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from coderepairrl.types import HistoryPolicy, SideCalls
 
-Algorithm = Literal["gspo", "grpo", "dr_grpo", "sft"]
+Algorithm = Literal[
+    "gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "bnpo", "dppo", "cispo", "ppo", "rloo", "reinforce", "sft"
+]
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
 Head = Literal["fp32", "model"]
-OptimizerName = Literal["adamw", "adamw_8bit"]
+OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
-Correction = Literal["off", "token", "sequence"]
-Kind = Literal["zscore", "mean"]
+Correction = Literal["off", "token", "sequence", "icepop"]
+Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
+KLEstimator = Literal["k1", "k2", "k3"]
+KLPlace = Literal["loss", "reward"]
 Denominator = Literal["episodes", "informative"]
 Tracker = Literal["tensorboard", "trackio", "wandb"]
 Route = Literal["gloo", "ipc", "nccl"]
@@ -279,6 +283,9 @@ class Rollout(Section):
     """Attempts at each task, which share a baseline."""
     concurrency: int = Field(default=16, ge=1)
     """Episodes in flight at once."""
+    max_staleness: int = Field(default=0, ge=0)
+    """By how many policy versions a training sample may be older than the weights that learn from it. 0: engine and
+    learner take turns. Above 0 the engine goes on while the learner steps (docs/guides/training.md)."""
     temperature: float = Field(default=1.0, gt=0)
     """Of training samples. Nothing else may shape the distribution that is trained on."""
     calls: int = Field(default=30, ge=1)
@@ -374,10 +381,9 @@ class Learning(Section):
     """How a batch becomes an update, as the learner's process reads it, too."""
 
     algorithm: Algorithm = "gspo"
-    """The loss: sequence-level ratio, token-level ratio, or the latter with constant denominators; `sft`, of
-    `crrl sft`, is cross-entropy on the examples of `data`."""
+    """The loss (docs/reference/algorithms.md); `sft`, of `crrl sft`, is cross-entropy on the examples of `data`."""
     lr: float = Field(default=1e-4, gt=0)
-    """Learning rate of AdamW, after warm-up and before decay."""
+    """Learning rate of AdamW, after warm-up and before decay (of Muon's matrices: `muon_lr`)."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     """AdamW's moment decays."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -391,16 +397,32 @@ class Learning(Section):
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the initial weights. For `sft` it is over the whole vocabulary, KL(initial ||
     trained)."""
+    kl: KLEstimator | None = None
+    """How it is estimated from the sampled tokens (docs/reference/algorithms.md); unset is `k3`, in the reward `k1`."""
+    kl_in: KLPlace | None = None
+    """Whether it is a term of the loss, or taken from the reward of each episode before rewards are compared; unset is
+    the algorithm's own: `reward` for `rloo`, `loss` for the others."""
+    entropy: float = Field(default=0.0, ge=0)
+    """Weight of a bonus for the entropy over the vocabulary, the mean over the trained tokens (exploration)."""
     teacher: str = ""
     """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
     weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
     teacher_weight: float = Field(default=1.0, gt=0, le=1)
     """The part of the loss that is the divergence from it; the other part is the algorithm's own: 1 learns nothing
     from rewards, or from the sampled tokens of examples."""
+    advantage: Kind | None = None
+    """What is made of a reward: minus the mean of its group (`mean`), divided by the group's standard deviation
+    (`zscore`), minus the mean of the others in the group (`leave_one_out`), minus the mean of the batch's episodes of
+    its kind and divided by their standard deviation (`batch`), or the reward itself (`none`). Unset is the algorithm's
+    own (docs/reference/algorithms.md)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
+    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own. For `dppo` it is how far a
+    token's probability may fall."""
     eps_high: float | None = Field(default=None, ge=0)
-    """And above 1 + eps_high."""
+    """And above 1 + eps_high; for `dppo` how far a probability may rise."""
+    delta: float | None = Field(default=None, gt=1)
+    """Second clip of the ratio, above 1 + eps_high: for negative advantages, whose gradient has no bound otherwise
+    (INTELLECT-2, arXiv 2505.07291). Unset: none."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Passes over each batch."""
     minibatches: int = Field(default=1, ge=1)
@@ -410,8 +432,11 @@ class Learning(Section):
     """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
     mismatch_cap: float | None = Field(default=None, ge=1)
     """Truncation of the weights of `mismatch_correction`, at least 1; unset is 2."""
+    mismatch_mask: float | None = Field(default=None, gt=1)
+    """With `recomputed`: rows whose ratio of learner to engine, the geometric mean over their tokens, is above this or
+    below its inverse are not learned from. Unset: all are."""
     micro_tokens: int = Field(default=8_192, ge=16)
-    """Tokens of one forward pass; gradients are accumulated over the whole batch."""
+    """Tokens of one forward pass, common beginnings of rows counted once; gradients are accumulated over the batch."""
     lora: Annotated[Lora | None, BeforeValidator(_switch)] = None
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
     precision: Precision = "fp32"
@@ -422,7 +447,11 @@ class Learning(Section):
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
     optimizer: OptimizerName = "adamw"
-    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
+    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes. `muon` (Jordan et al., 2024) moves
+    matrices by their momentum made orthogonal, and embeddings, head and norms as AdamW does: for whole models, of small
+    ones above all."""
+    muon_lr: float | None = Field(default=None, gt=0)
+    """With `optimizer="muon"`: the learning rate of matrices, with the schedule of `lr`; unset is 0.02."""
     attention: Attention = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
@@ -467,18 +496,25 @@ class Train(Learning):
     """In place of `warmup_updates` and `decay_updates`: the share of the run's updates over which the learning rate
     rises; over the others it falls to zero along half a cosine."""
 
-    advantage: Kind | None = None
-    """Reward minus the group mean, divided by the group standard deviation (`zscore`) or not (`mean`); unset is the
-    algorithm's own: `mean` for `dr_grpo`, `zscore` for the others."""
     denominator: Denominator = "episodes"
     """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
     rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
     balance_kinds: bool = False
     """Give each kind of tasks in a batch its part of the loss by `kinds.NAME.weight`, and not by how many episodes it
-    has, or tokens where the loss adds these up (`dr_grpo`): one with few short replies is not drowned by the others."""
+    has, or tokens where the loss adds these up: one with few short replies is not drowned by the others."""
     mismatch_correction: Literal["auto", Correction] = "auto"
-    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`. `auto` is
-    `token` with `recomputed` where either computes in half precision, else `off`."""
+    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`; `icepop` leaves
+    out tokens whose weight is above it or below its inverse (IcePop). `auto` is `token` with `recomputed` where either
+    computes in half precision, else `off`."""
+    mask_truncated: bool = False
+    """Do not train attempts that a limit ended; their rewards are compared all the same."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """Over the last so many tokens before its limit of tokens, the reward of an attempt falls by up to 1 (soft overlong
+    punishment, arXiv 2503.14476); 0: it does not."""
+    tie_break: dict[str, Annotated[float, Field(gt=0)]] = {}
+    """Scores, by weight, that tell attempts of equal rewards apart: what a score has above the mean of the attempts
+    that are equal to this one, times the weight, is added to its advantage, for example `{file_match = 0.1}`. `reward`
+    is to measure them, with weight 0."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
     patience: float = Field(default=3600.0, gt=0)
@@ -668,6 +704,11 @@ class Config(Section):
                 "curriculum.refill leaves groups out of the batch that train.denominator='episodes' averages over: set"
                 " train.denominator='informative'"
             )
+        if train.overlong_buffer >= self.rollout.tokens:
+            raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than rollout.tokens")
+        measured = {*self.reward}.union(*(kind.reward for kind in self.kinds.values()))
+        if unknown := sorted({*train.tie_break} - measured):
+            raise ValueError(f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0")
         if train.minibatches > episodes:
             raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")
         updates = self.run.steps * train.updates_per_batch * train.minibatches

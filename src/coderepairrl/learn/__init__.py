@@ -1,20 +1,22 @@
 """From episodes to new weights: advantages, stitching, and the learner process. Importing this loads no torch.
 
-The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
+The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in the process that `Learner` starts.
 """
 
-from coderepairrl.learn.advantages import KIND, group_advantages
+from coderepairrl.learn.advantages import group_advantages
+from coderepairrl.learn.algorithms import RECIPES
 from coderepairrl.learn.client import Learner, init_random, merge
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
-from coderepairrl.learn.stitch import Account, Batch, advantages, batch, stitch
+from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
 __all__ = [
-    "KIND",
+    "RECIPES",
     "Account",
     "Batch",
     "Form",
     "LearnSettings",
     "Learner",
+    "Shaping",
     "advantages",
     "batch",
     "group_advantages",

@@ -18,10 +18,12 @@ def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]
     """The account of a run from its log, by kind of task.
 
     Tokens that no step consumed are added to the accounts of the steps as dropped: ``evaluation``, ``void`` (an attempt
-    that was retried), ``interrupted`` (the run stopped during the episode) or ``pending`` (finished, not consumed yet).
+    that was retried), ``stale`` (given up, for no step could consume it in time), ``interrupted`` (the run stopped
+    during the episode) or ``pending`` (finished, not consumed yet).
     """
     accounts: dict[str, Account] = {}
-    begun: dict[str, tuple[str, str]] = {}
+    begun: dict[str, tuple[str, str, str]] = {}
+    stale: set[str] = set()
     sampled: Counter[str] = Counter()
     endings: dict[str, str] = {}
     consumed: set[str] = set()
@@ -32,7 +34,7 @@ def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]
     for record in records:
         type = record["type"]
         if type == "episode":
-            begun[record["id"]] = (record.get("kind", ""), record["phase"])
+            begun[record["id"]] = (record.get("kind", ""), record["phase"], record["group"])
         elif type == "turn":
             turn = record["turn"]
             sampled[record["episode"]] += len(turn["output"]["ids"]) + len(turn["tail"]["ids"])
@@ -42,10 +44,13 @@ def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]
             for kind, entry in (record.get("kinds") or {"": record["account"]}).items():
                 add(kind, Account(**entry))
             consumed |= set(record["episodes"])
+        elif type == "shed":
+            stale |= {name for name, (_, _, group) in begun.items() if group in record["groups"]}
     for episode, tokens in sampled.items():
         if episode not in consumed:
-            kind, phase = begun[episode]
-            add(kind, Account(sampled=tokens, dropped={_reason(phase, endings.get(episode)): tokens}))
+            kind, phase, _ = begun[episode]
+            reason = "stale" if episode in stale else _reason(phase, endings.get(episode))
+            add(kind, Account(sampled=tokens, dropped={reason: tokens}))
     return accounts
 
 

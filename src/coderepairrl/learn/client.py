@@ -76,14 +76,16 @@ class Learner:
         """Of the processes."""
         return tuple(child.process.pid for child in self._children)
 
-    async def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, Any]:
+    async def step(
+        self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
+    ) -> dict[str, Any]:
         """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`.
 
         A batch whose gradient is not finite changes nothing but the version: the metrics have ``skipped``.
 
-        The loss is averaged over `episodes` (`Batch.episodes`); None is the number of those with rows.
+        The loss is averaged over `episodes` or `tokens` (of `Batch`); None is the number of those in rows.
         """
-        metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes)
+        metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
         return metrics
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:

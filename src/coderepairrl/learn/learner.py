@@ -38,7 +38,7 @@ class Service:
             "start": self._start,
             "init_random": self._init_random,
             "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
-            "step": lambda samples, episodes: self._started.step([_sample(data) for data in samples], episodes),
+            "step": lambda samples, **of: self._started.step([_sample(data) for data in samples], **of),
             "measure": lambda samples: self._started.measure([_sample(data) for data in samples]),
             "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
             "publish": self._publish,

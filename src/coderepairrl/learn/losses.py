@@ -1,23 +1,43 @@
-"""GSPO, GRPO, Dr. GRPO and supervised fine-tuning as plain functions on the trained tokens of a micro-batch.
+"""The losses as plain functions on the trained tokens of a micro-batch.
 
-Each returns its share of the whole batch's loss: denominators (`Scale`) are those of the batch, so gradients of
-micro-batches add up to the gradient of the batch, whatever the split. An episode counts once, however many rows
-its forks make: a row's weight is its share of the episode's trained tokens.
+A policy-gradient loss is ``- sum_t share_t objective(ratio_t, A)``, and an algorithm a choice of three parts and a
+baseline (`algorithms.RECIPES`). Shapes: R rows, N trained tokens; ``sg`` stops the gradient.
 
-Shapes: R rows, N trained tokens. With ``r = exp(logp - old)`` per token, advantage ``A`` and
-``clipped(r) = min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)``, over E episodes, those of flat groups included:
+Ratio of the policy to the one before, ``d_t = logp_t - old_t``:
 
-- ``grpo``: ``-1/E sum_e 1/|y_e| sum_t clipped(r_t)`` (arXiv 2402.03300);
-- ``dr_grpo``: ``-1/E sum_e 1/L sum_t clipped(r_t)`` with a constant L (arXiv 2503.20783);
-- ``gspo``: ``-1/E sum_e sum_rows w_row clipped(s_row)`` with ``s_row = exp(mean_t (logp - old))`` (arXiv 2507.18071);
-- ``sft``: ``-1/n sum_rows w_row sum_t logp_t``, cross-entropy, with n the trained tokens of the batch times the weights
-  of their rows: there is no ratio, and no advantage.
+- ``token``: ``exp(d_t)``;
+- ``row``: ``exp(mean_t d_t)``, one of a whole row (GSPO, arXiv 2507.18071);
+- ``row_token``: ``sg(exp(mean_t d_t)) exp(logp_t - sg(logp_t))``, the same value, with the gradient of one token;
+- ``product``: ``exp(sum_t d_t)``, that of the probabilities of a whole row.
 
-With a correction (`truncated`), ``clipped`` is weighted by learner over engine: each token's, or for GSPO by their mean
-over the row.
+Objective of a ratio ``r`` and an advantage ``A``:
 
-The KL term is ``beta`` times the k3 estimator ``exp(ref - logp) - (ref - logp) - 1``, averaged like the
-tokens of that loss. It is not weighted by the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). For
+- ``clip``: ``min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)`` (PPO, arXiv 1707.06347; without delta,
+  ``min(r, delta)`` is ``r``);
+- ``cispo``: ``sg(min(r, 1 + eps_high)) A logp``: cut, a ratio still has a gradient (MiniMax-M1, arXiv 2506.13585);
+- ``tv``: ``r A``, but 0 where the token's probability has moved as A pulls it by more than eps, ``p - q > eps_high`` or
+  ``p - q < - eps_low`` (DPPO with the binary total variation, arXiv 2602.04879);
+- ``score``: ``A logp``, of which the gradient is REINFORCE's (Williams 1992).
+
+Share of a token, over E episodes, those of flat groups included. An episode counts once, however many rows its forks
+make: a row's weight ``w`` is its part of the episode's trained tokens, and ``|row|`` the number of its own.
+
+- ``episode``: ``w / |row| / E``: the mean over an episode's tokens;
+- ``batch``: ``1 / tokens``: the mean over all tokens of the batch;
+- ``constant``: ``1 / L / E`` with a constant L (Dr. GRPO, arXiv 2503.20783);
+- ``sum``: ``1 / E``: the sum over an episode's tokens;
+- ``row``: ``1 / |row| / E``: the sum over an episode's rows.
+
+All denominators (`Scale`) are those of the whole batch, so that gradients of micro-batches add up to the gradient of
+the batch, whatever the split. With a correction (`corrections.weights`) each token's objective is weighted by learner
+over engine.
+
+``sft`` is ``-1/n sum_rows w_row sum_t logp_t``, cross-entropy, with n the trained tokens of the batch times the weights
+of their rows: there is no ratio, and no advantage.
+
+The KL term is ``beta`` times an estimator (`estimate`), averaged like the tokens of that loss. It is not weighted by
+the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). With ``kl_in="reward"`` the trainer takes it from
+the advantages, and there is no such term. The bonus is ``entropy`` times the mean entropy of the batch's tokens. For
 ``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is ``KL(ref || policy)``
 over the whole vocabulary.
 
@@ -30,14 +50,18 @@ vocabulary is at hand, since the teacher is; the sampled tokens alone would give
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coderepairrl.config.schema import Algorithm, Correction
+from coderepairrl.config.schema import Algorithm, KLEstimator
+from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio, Recipe
+from coderepairrl.learn.corrections import row_means
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,35 +76,42 @@ class Trained:
     weight_R: Tensor
     count_R: Tensor
     correction_N: Tensor | None = None
-    """`Truncated.weight_N`; None weights nothing."""
+    """`corrections.Weights.weight_N`; None weights nothing."""
     initial_N: Tensor | None = None
     """``KL(initial weights || policy)`` of each token: the KL term of `sft`."""
     teacher_N: Tensor | None = None
     """Divergence from the teacher, if there is one."""
+    entropy_N: Tensor | None = None
+    """Entropy of the policy over the vocabulary, where there is a bonus for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a loss needs beside the tokens: the clip range, and denominators of the whole batch.
-
-    `tokens` is Dr. GRPO's constant, and for `sft` the batch's trained tokens times the weights of their rows; unused
-    elsewhere. `teacher` is the weight of the divergence from it.
-    """
+    """What a loss needs beside the tokens: bounds, weights of its terms, and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
     eps_high: float
     beta: float = 0.0
     tokens: float = 1
+    """Trained tokens of the batch, those of flat groups included; for `sft` times the weights of their rows."""
+    constant: float = 1
+    """L of the aggregation ``constant``."""
     teacher: float = 0.0
+    """Weight of the divergence from it."""
+    delta: float = math.inf
+    kl: KLEstimator = "k3"
+    entropy: float = 0.0
+    """Weight of the bonus."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """A micro-batch's share of the loss, and what it was made of, detached.
 
-    `ratio` and the masks `low` and `high` (ratios that the clip holds back) are per token (N), or per row (R)
-    for GSPO, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher.
+    `ratio` and the masks `low` and `high` (where the objective's bound acts) are per token (N), or per row (R) where
+    the ratio is, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher,
+    `entropy_N` the entropy over the vocabulary, where there is a bonus for it.
     """
 
     value: Tensor
@@ -89,61 +120,31 @@ class Loss:
     high: Tensor | None
     kl_N: Tensor | None
     teacher_N: Tensor | None
+    entropy_N: Tensor | None
 
 
 LossFunction = Callable[[Trained, Scale], Loss]
 
 
-class Truncated(NamedTuple):
-    """Importance weights per token, and of which tokens or rows they were cut."""
+class Gain(NamedTuple):
+    """What an objective comes to, and where its bound acts below and above."""
 
-    weight_N: Tensor
-    cut: Tensor
-
-
-def truncated(
-    old_N: Tensor, recorded_N: Tensor, row_N: Tensor, count_R: Tensor, kind: Correction, cap: float
-) -> Truncated | None:
-    """Truncated importance sampling for what the engine sampled with other logprobs than the learner has.
-
-    With ``old`` recomputed by the learner, the ratio to it says nothing of ``recorded``, the engine's: what is sampled
-    from one policy is averaged as if it were another's. ``min(exp(old - recorded), cap)`` per token mends that, and
-    bounds its variance (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training"; TRL's
-    ``token_truncate``). ``sequence`` has one weight per row, ``exp(mean(old - recorded))``: by its length, as in GSPO's
-    own ratio (arXiv 2507.18071), so that the product of both is GSPO's ratio to the engine. TRL's ``sequence_truncate``
-    takes the product over the tokens, which after thousands of them is near 0 or cut in most rows. "off" is None.
-    """
-    if kind == "off":
-        return None
-    difference_N = (old_N - recorded_N).detach()
-    if kind == "token":
-        weight_N = torch.exp(difference_N)
-        return Truncated(weight_N.clamp(max=cap), weight_N > cap)
-    weight_R = torch.exp(_means(difference_N, row_N, count_R))
-    return Truncated(weight_R.clamp(max=cap)[row_N], weight_R > cap)
+    value: Tensor
+    low: Tensor
+    high: Tensor
 
 
-def grpo(trained: Trained, scale: Scale) -> Loss:
-    """Token-level ratios, averaged over the tokens of an episode (arXiv 2402.03300)."""
-    share_N = (trained.weight_R / trained.count_R)[trained.row_N]
-    return _token_level(trained, scale, share_N)
-
-
-def dr_grpo(trained: Trained, scale: Scale) -> Loss:
-    """Token-level ratios, summed over a constant: no bias to length (arXiv 2503.20783)."""
-    share_N = torch.full_like(trained.logp_N, 1 / scale.tokens)
-    return _token_level(trained, scale, share_N)
-
-
-def gspo(trained: Trained, scale: Scale) -> Loss:
-    """One length-normalised ratio per row (arXiv 2507.18071)."""
-    ratio_R = torch.exp(_means(trained.logp_N - trained.old_N, trained.row_N, trained.count_R))
-    objective_R, low_R, high_R = _clipped(ratio_R, trained.advantage_R, scale)
+def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
+    """The loss of a recipe."""
+    ratio = RATIOS[recipe.ratio](trained)
+    whole = recipe.ratio in ("row", "product")
+    advantage = trained.advantage_R if whole else trained.advantage_R[trained.row_N]
+    gain, low, high = OBJECTIVES[recipe.objective](ratio, advantage, trained, scale)
+    gain_N = gain.index_select(0, trained.row_N) if whole else gain  # its backward pass adds in one order
     if trained.correction_N is not None:
-        objective_R = objective_R * _means(trained.correction_N, trained.row_N, trained.count_R)
-    value = -(trained.weight_R * objective_R).sum()
-    share_N = (trained.weight_R / trained.count_R)[trained.row_N]
-    return _loss(value, share_N, trained, scale, (ratio_R, low_R, high_R))
+        gain_N = gain_N * trained.correction_N
+    share_N = AGGREGATIONS[recipe.aggregation](trained, scale)
+    return _loss(-(share_N * gain_N).sum(), share_N, trained, scale, (ratio, low, high))
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
@@ -152,7 +153,76 @@ def sft(trained: Trained, scale: Scale) -> Loss:
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
 
-LOSSES: dict[Algorithm, LossFunction] = {"gspo": gspo, "grpo": grpo, "dr_grpo": dr_grpo, "sft": sft}
+def _token(t: Trained) -> Tensor:
+    return torch.exp(t.logp_N - t.old_N)
+
+
+def _row(t: Trained) -> Tensor:
+    return torch.exp(row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
+
+
+def _row_token(t: Trained) -> Tensor:
+    return _row(t).detach()[t.row_N] * torch.exp(t.logp_N - t.logp_N.detach())
+
+
+def _product(t: Trained) -> Tensor:
+    return torch.exp(t.count_R * row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
+
+
+RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
+    "token": _token,
+    "row": _row,
+    "row_token": _row_token,
+    "product": _product,
+}
+
+
+def _clip(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+    bounded = ratio.clamp(1 - scale.eps_low, 1 + scale.eps_high)
+    value = torch.minimum(ratio.clamp(max=scale.delta) * advantage, bounded * advantage)
+    low = (ratio < 1 - scale.eps_low) & (advantage < 0)
+    high = (ratio > 1 + scale.eps_high) & (advantage > 0) | (ratio > scale.delta) & (advantage < 0)
+    return Gain(value, low, high)
+
+
+def _cispo(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+    cap = 1 + scale.eps_high
+    high = ratio > cap
+    return Gain(ratio.detach().clamp(max=cap) * advantage * t.logp_N, torch.zeros_like(high), high)
+
+
+def _tv(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+    moved = (t.logp_N.exp() - t.old_N.exp()).detach()
+    low = (moved < -scale.eps_low) & (advantage < 0)
+    high = (moved > scale.eps_high) & (advantage > 0)
+    return Gain((ratio * advantage).masked_fill(low | high, 0.0), low, high)
+
+
+def _score(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
+    nowhere = torch.zeros_like(ratio, dtype=torch.bool)
+    return Gain(advantage * t.logp_N, nowhere, nowhere)
+
+
+OBJECTIVES: dict[Objective, Callable[[Tensor, Tensor, Trained, Scale], Gain]] = {
+    "clip": _clip,
+    "cispo": _cispo,
+    "tv": _tv,
+    "score": _score,
+}
+
+
+AGGREGATIONS: dict[Aggregation, Callable[[Trained, Scale], Tensor]] = {
+    "episode": lambda t, scale: (t.weight_R / t.count_R)[t.row_N] / scale.episodes,
+    "batch": lambda t, scale: torch.full_like(t.logp_N, 1 / scale.tokens),
+    "constant": lambda t, scale: torch.full_like(t.logp_N, 1 / (scale.constant * scale.episodes)),
+    "sum": lambda t, scale: torch.full_like(t.logp_N, 1 / scale.episodes),
+    "row": lambda t, scale: (1 / t.count_R)[t.row_N] / scale.episodes,
+}
+
+LOSSES: dict[Algorithm, LossFunction] = {
+    **{name: partial(policy_gradient, recipe=recipe) for name, recipe in RECIPES.items()},
+    "sft": sft,
+}
 
 
 def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
@@ -165,33 +235,33 @@ def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
-def _token_level(trained: Trained, scale: Scale, share_N: Tensor) -> Loss:
-    ratio_N = torch.exp(trained.logp_N - trained.old_N)
-    objective_N, low_N, high_N = _clipped(ratio_N, trained.advantage_R[trained.row_N], scale)
-    if trained.correction_N is not None:
-        objective_N = objective_N * trained.correction_N
-    return _loss(-(share_N * objective_N).sum(), share_N, trained, scale, (ratio_N, low_N, high_N))
+def entropy(logits_NV: Tensor) -> Tensor:
+    """Of the distribution over the vocabulary per token, in nats."""
+    logp_NV = torch.log_softmax(logits_NV, -1)
+    return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
-def _means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
-    """Over the trained tokens of each row (R)."""
-    return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
+def estimate(kind: KLEstimator, logp: Tensor, ref: Tensor) -> Tensor:
+    """``KL(policy || reference)`` per token that the policy sampled, with ``d = logp - ref``.
+
+    - ``k1``: ``d``, unbiased, and below 0 for single tokens;
+    - ``k2``: ``d^2 / 2``, biased, but its gradient is on average that of the divergence;
+    - ``k3``: ``exp(-d) - 1 + d``, unbiased and never below 0; its gradient is on average that of ``KL(reference ||
+      policy)``.
+
+    (Schulman 2020, "Approximating KL divergence"; on the gradients arXiv 2506.09477.)
+    """
+    d = logp - ref
+    if kind == "k1":
+        return d
+    return d * d / 2 if kind == "k2" else torch.exp(-d) - 1 + d
 
 
-def _clipped(ratio: Tensor, advantage: Tensor, scale: Scale) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's pessimistic objective, and where the clip is active below and above."""
-    bounded = ratio.clamp(1 - scale.eps_low, 1 + scale.eps_high)
-    low = (ratio < 1 - scale.eps_low) & (advantage < 0)
-    high = (ratio > 1 + scale.eps_high) & (advantage > 0)
-    return torch.minimum(ratio * advantage, bounded * advantage), low, high
-
-
-def _kl(trained: Trained) -> Tensor | None:
-    """The KL term per token: k3 of tokens that the policy sampled, else over the whole vocabulary."""
+def _kl(trained: Trained, scale: Scale) -> Tensor | None:
+    """The KL term per token: an estimate for tokens that the policy sampled, else over the whole vocabulary."""
     if trained.ref_N is None:
         return trained.initial_N
-    difference_N = trained.ref_N - trained.logp_N
-    return torch.exp(difference_N) - difference_N - 1
+    return estimate(scale.kl, trained.logp_N, trained.ref_N)
 
 
 def _loss(
@@ -201,11 +271,13 @@ def _loss(
     scale: Scale,
     ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
 ) -> Loss:
-    """`value`, with the terms that all algorithms have in common: averages by `share_N`, the shares of tokens in it."""
-    kl_N, teacher_N = _kl(trained), trained.teacher_N
+    """`value`, with the terms that all algorithms have in common: sums by `share_N`, the shares of tokens in it."""
+    kl_N, teacher_N, entropy_N = _kl(trained, scale), trained.teacher_N, trained.entropy_N
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()
     if kl_N is not None:
         value = value + scale.beta * (share_N * kl_N).sum()
-    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N))
-    return Loss(value / scale.episodes, *detached)
+    if entropy_N is not None:
+        value = value - scale.entropy * entropy_N.sum() / scale.tokens
+    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N, entropy_N))
+    return Loss(value, *detached)

@@ -9,15 +9,20 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coderepairrl.learn.losses import Loss, Truncated
-from coderepairrl.learn.pack import MicroBatch
+from coderepairrl.learn.corrections import Weights
+from coderepairrl.learn.losses import Loss
+from coderepairrl.learn.pack import MicroBatch, distinct
 from coderepairrl.types import Sample
+
+_LARGEST = 40.0
+"""Log ratio, in nats: those of a broken policy could be squared no more."""
 
 
 class Totals(NamedTuple):
     """Sums and extremes over micro-batches; adding combines those of several processes."""
 
     micro_batches: int = 0
+    computed: int = 0
     surprise: float = 0.0
     scored: int = 0
     oldest: int = sys.maxsize
@@ -36,13 +41,23 @@ class Totals(NamedTuple):
     judged: int = 0
     teacher: float = 0.0
     teachers: int = 0
+    spread: float = 0.0
+    spreads: int = 0
     weight: float = 0.0
     weights: int = 0
     cut: float = 0.0
     cuts: int = 0
+    masked: float = 0.0
+    maskable: int = 0
+    apart: float = 0.0
+    apart_squared: float = 0.0
+    divergence: float = 0.0
+    lowest: float = math.inf
+    highest: float = -math.inf
+    behind: int = 0
 
     def __add__(self, other: Totals) -> Totals:  # type: ignore[override]
-        how = {"oldest": min, "mismatch_max": max, "ratio_max": max}
+        how = {"oldest": min, "mismatch_max": max, "ratio_max": max, "lowest": min, "highest": max}
         pairs = zip(self._fields, self, other, strict=True)
         values: dict[str, Any] = {name: how[name](a, b) if name in how else a + b for name, a, b in pairs}
         return Totals(**values)
@@ -54,7 +69,8 @@ class Metrics:
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: of importance ratios, per token or per row as the
       algorithm has it; the clip fractions are of those whose gradient the clip cut off.
-    - ``kl``: mean of the KL term per trained token, present with one: the k3 estimate, for `sft` over the vocabulary.
+    - ``kl``: mean of the KL term per trained token, present with one: its estimate, for `sft` over the vocabulary.
+    - ``entropy_exact``: mean entropy over the vocabulary per trained token; with a bonus for it.
     - ``teacher_kl``: mean divergence from the teacher per trained token; absent without one.
     - ``accuracy``: share of the trained tokens that are the likeliest; of `sft`, and with a teacher.
     - ``entropy``: minus the mean logprob of the trained tokens before the update, an unbiased estimate on policy. Of
@@ -62,11 +78,19 @@ class Metrics:
       the cross-entropy, without further terms.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
       that these very weights sampled; absent when there is none. Of minibatches as `entropy` is.
-    - ``mismatch_weight``, ``mismatch_cut``: mean weight of a token in the correction (`losses.truncated`), and the
-      share of tokens or rows whose weight was cut; absent without one.
-    - ``staleness_max``: how many versions behind the oldest trained token is.
+    - ``mismatch_weight``, ``mismatch_cut``, ``mismatch_masked``: mean weight of a token in the correction
+      (`corrections.weights`), the share of tokens or rows whose weight was cut, and of rows that were left out; absent
+      without one.
+    - ``staleness_max``, ``staleness_mean``: how many versions behind the oldest trained token is, and the mean one.
+    - ``behaviour_ratio_min``, ``behaviour_ratio_max``: of the ratios of learner to engine per token before the update,
+      uncorrected, of new weights and rounding together; ``behaviour_kl``: the k3 estimate of the engine's divergence
+      from the learner in nats a token; ``ess``: the effective sample size of these ratios as weights, ``(sum w)^2 /
+      (n sum w^2)``: 1 on policy, and 1/n where a single token counts. Of minibatches as `entropy` is.
     - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones,
       episodes those that have rows.
+    - ``distinct_tokens``, ``computed_tokens``, ``repetition``: tokens of rows of which common beginnings count once,
+      within each minibatch since its weights are others; those that a pass over the batch computes, micro-batches of
+      idle processes included; and their ratio, which is 1 where each is computed once.
     - ``skipped``, ``skipped_reason``: how many updates were not made, for a gradient was not finite, and why;
       absent where all were made. What then is not finite, or of no update, is absent as well.
     - ``denominator``: episodes that the loss is averaged over, those without a row included; absent for `sft`.
@@ -77,6 +101,7 @@ class Metrics:
         self._counts = {
             "tokens": sum(sum(sample.trained) for sample in samples),
             "row_tokens": sum(len(sample.ids) for sample in samples),
+            "distinct_tokens": 0,
             "rows": len(samples),
             "episodes": len({sample.episode_id for sample in samples}),
         }
@@ -86,13 +111,25 @@ class Metrics:
         self._rate = 0.0
         self._skipped: dict[str, Any] = {}
 
-    def packed(self, batch: MicroBatch) -> None:
-        """A micro-batch, before anything is done with it."""
-        self._seen.append(Totals(micro_batches=1, oldest=int(batch.version_N.min())))
+    def minibatch(self, samples: Sequence[Sample]) -> None:
+        """The rows of one minibatch, those of other processes included."""
+        self._counts["distinct_tokens"] += distinct([sample.ids for sample in samples])
+
+    def packed(self, batch: MicroBatch, *, idle: bool = False) -> None:
+        """A micro-batch, before anything is done with it; an `idle` one is not trained on."""
+        tokens = len(batch.ids_T)
+        self._seen.append(
+            Totals(computed=tokens)
+            if idle
+            else Totals(micro_batches=1, computed=tokens, oldest=int(batch.version_N.min()))
+        )
 
     def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
         """Logprobs of a micro-batch before the first update."""
-        current_N = (logp_N - batch.recorded_N).abs()[batch.version_N == self._version]
+        difference_N = logp_N - batch.recorded_N
+        current_N = difference_N.abs()[batch.version_N == self._version]
+        log_ratio_N = difference_N.double().clamp(-_LARGEST, _LARGEST)
+        ratio_N = log_ratio_N.exp()
         self._seen.append(
             Totals(
                 surprise=-logp_N.sum().item(),
@@ -100,15 +137,28 @@ class Metrics:
                 mismatch=current_N.sum().item(),
                 mismatch_max=current_N.max().item() if len(current_N) else 0.0,
                 current=len(current_N),
+                apart=ratio_N.sum().item(),
+                apart_squared=ratio_N.square().sum().item(),
+                divergence=(ratio_N - log_ratio_N - 1).sum().item(),
+                lowest=log_ratio_N.min().item(),
+                highest=log_ratio_N.max().item(),
+                behind=int((self._version - batch.version_N).sum()),
             )
         )
 
-    def add(self, loss: Loss, correction: Truncated | None, right_N: Tensor) -> None:
+    def add(self, loss: Loss, correction: Weights | None, right_N: Tensor) -> None:
         """One micro-batch of one update, after its backward pass; of no token of `right_N` where that was not asked."""
         if correction is not None:
-            weight_N, cut = correction
+            weight_N, cut, masked_R = correction
             self._seen.append(
-                Totals(weight=weight_N.sum().item(), weights=len(weight_N), cut=cut.sum().item(), cuts=len(cut))
+                Totals(
+                    weight=weight_N.sum().item(),
+                    weights=len(weight_N),
+                    cut=cut.sum().item(),
+                    cuts=len(cut),
+                    masked=masked_R.sum().item(),
+                    maskable=len(masked_R),
+                )
             )
         if loss.ratio is not None and loss.low is not None and loss.high is not None:
             self._seen.append(
@@ -129,8 +179,14 @@ class Metrics:
                 kls=0 if loss.kl_N is None else loss.kl_N.numel(),
                 teacher=0.0 if loss.teacher_N is None else loss.teacher_N.sum().item(),
                 teachers=0 if loss.teacher_N is None else loss.teacher_N.numel(),
+                spread=0.0 if loss.entropy_N is None else loss.entropy_N.sum().item(),
+                spreads=0 if loss.entropy_N is None else loss.entropy_N.numel(),
             )
         )
+
+    def divergence(self, kl_N: Tensor) -> None:
+        """The KL term of tokens from whose reward it is taken."""
+        self._seen.append(Totals(kl=kl_N.sum().item(), kls=len(kl_N)))
 
     def update(self, norm: float, rate: float) -> None:
         """One optimiser update."""
@@ -149,6 +205,10 @@ class Metrics:
         """The metrics over all processes: numbers, and the reason if a batch was skipped."""
         total = sum(everyone, Totals())
         result: dict[str, float] = {"micro_batches": total.micro_batches, **self._counts}
+        result |= {
+            "computed_tokens": total.computed,
+            "repetition": total.computed / self._counts["distinct_tokens"],
+        }
         if total.ratios:
             result |= {
                 "ratio_mean": total.ratio / total.ratios,
@@ -157,6 +217,11 @@ class Metrics:
                 "clip_high": total.high / total.ratios,
                 "entropy": total.surprise / total.scored,
                 "staleness_max": self._version - min(self._version, total.oldest),
+                "staleness_mean": total.behind / total.scored,
+                "behaviour_ratio_min": math.exp(total.lowest),
+                "behaviour_ratio_max": math.exp(total.highest),
+                "behaviour_kl": total.divergence / total.scored,
+                "ess": total.apart**2 / (total.scored * total.apart_squared),
                 "denominator": self._episodes,
             }
         else:
@@ -165,6 +230,8 @@ class Metrics:
             result["accuracy"] = total.right / total.judged
         if total.teachers:
             result["teacher_kl"] = total.teacher / total.teachers
+        if total.spreads:
+            result["entropy_exact"] = total.spread / total.spreads
         if total.kls:
             result["kl"] = total.kl / total.kls
         if total.current:
@@ -172,7 +239,10 @@ class Metrics:
             result["mismatch_mean"] = total.mismatch / total.current
         if total.weights:
             result["mismatch_weight"] = total.weight / total.weights
+        if total.cuts:
             result["mismatch_cut"] = total.cut / total.cuts
+        if total.maskable:
+            result["mismatch_masked"] = total.masked / total.maskable
         if updates := len(self._norms):
             result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
         elif not total.ratios and not self._skipped:  # measured, not trained

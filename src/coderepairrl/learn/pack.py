@@ -1,4 +1,7 @@
-"""Packing rows into micro-batches without padding: end to end in one sequence, each attending only to itself.
+"""Packing rows into micro-batches as prefix trees: without padding, and each distinct token of a micro-batch once.
+
+Rows are sorted by their ids, so that those with a common beginning are neighbours, and of each row only what its
+predecessor does not begin with is laid out. Rows that share nothing are thus end to end.
 
 Tensor names carry shapes: T tokens of a micro-batch, R its rows, N its trained tokens. Only trained tokens reach a
 loss, so a masked token contributes exactly nothing.
@@ -6,26 +9,33 @@ loss, so a masked token contributes exactly nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from coderepairrl.learn.attention import Span
+from coderepairrl.tokens.trie import common
 from coderepairrl.types import Sample
+
+Ids = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows end to end, and their trained tokens.
+    """The prefix tree of rows, and their trained tokens.
 
-    `at_N` are the positions in T whose hidden states predict the trained tokens `target_N`; `row_N` is the row of
-    each. `lengths` are those of the rows in tokens, `count_R` the numbers of trained tokens in them.
+    `positions_T` count along the path of a token. `at_N` are the places in T whose hidden states predict the trained
+    tokens `target_N`: several, where rows part. `row_N` is the row of each, in the order that they were given in, and
+    `count_R` the number of trained tokens in each.
     """
 
     ids_T: Tensor
     positions_T: Tensor
-    lengths: tuple[int, ...]
+    spans: tuple[Span, ...]
     at_N: Tensor
     target_N: Tensor
     row_N: Tensor
@@ -35,36 +45,132 @@ class MicroBatch:
     advantage_R: Tensor
     weight_R: Tensor
     count_R: Tensor
+    chunk: int = 0
+    """Tokens that are computed at once, forwards and then backwards, where the tree is larger than a micro-batch."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
         if self.ids_T.device == device:
             return self
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "lengths"}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("spans", "chunk")}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
-def split(lengths: Sequence[int], budget: int) -> Iterator[slice]:
-    """Slices of consecutive rows with at most `budget` tokens together; a longer row is alone.
+class Tree(NamedTuple):
+    """Where the tokens of rows are in their prefix tree.
 
-    >>> [(part.start, part.stop) for part in split([3, 3, 9, 2], budget=6)]
-    [(0, 2), (2, 3), (3, 4)]
+    >>> tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
+    Tree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
+Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), where=[[0, 1, 2], [0, 1, 3, 4], [5]])
     """
-    start = total = 0
-    for at, length in enumerate(lengths):
-        if total + length > budget and at > start:
-            yield slice(start, at)
-            start, total = at, 0
-        total += length
-    if lengths:
-        yield slice(start, len(lengths))
+
+    ids: list[int]
+    positions: list[int]
+    """Number of ancestors of each token."""
+    spans: tuple[Span, ...]
+    where: list[list[int]]
+    """For each row, the place of each of its tokens."""
+
+
+def tree(rows: Sequence[Ids]) -> Tree:
+    """The prefix tree of `rows`, in the order of their ids."""
+    ids: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
+    where: list[list[int]] = [[] for _ in rows]
+    path: tuple[tuple[int, int], ...] = ()
+    places: list[int] = []
+    for at, shared in _sorted(rows):
+        row, start = rows[at], len(ids)
+        if shared < len(row):
+            spans.append(Span(start, start + len(row) - shared, _first(path, shared)))
+            path = _joined(spans[-1].keys)
+            places = [*places[:shared], *range(start, spans[-1].stop)]
+            ids += row[shared:]
+            positions += range(shared, len(row))
+        where[at] = places[: len(row)]
+    return Tree(ids, positions, tuple(spans), where)
+
+
+def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
+    """The indices of `rows` in the order of their ids, each with the number of tokens it shares with the one before."""
+    order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
+    return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
+
+
+def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
+    """The first `tokens` of a path."""
+    kept = []
+    for start, stop in runs:
+        if tokens > 0:
+            kept.append((start, min(stop, start + tokens)))
+        tokens -= stop - start
+    return tuple(kept)
+
+
+def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same path in as few runs as possible: its last two may be one."""
+    *rest, last = runs
+    if rest and rest[-1][1] == last[0]:
+        return (*rest[:-1], (rest[-1][0], last[1]))
+    return tuple(runs)
+
+
+def distinct(rows: Sequence[Ids]) -> int:
+    """Tokens of `rows` of which common beginnings count once."""
+    return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
+
+
+def cut(rows: Sequence[Ids], budget: int, ranks: int = 1, most: int = 0) -> list[list[int]]:
+    """`rows` in parts of at most `budget` distinct tokens, as lists of ascending indices; a longer row is alone.
+
+    A part repeats what its rows share with those of another. So rows are cut where they share least: into parts with
+    the fewest tokens together, and of these into the fewest parts. Parts of up to `most` tokens are made where these
+    are computed chunk by chunk, whose forward pass is made twice, and count as so much more. For several `ranks` that
+    work side by side, parts are made as small as their number of rounds allows.
+
+    >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], budget=4)
+    [[0, 2], [1, 3]]
+    """
+    order, most = _sorted(rows), max(budget, most)
+    parts = _cut(order, rows, budget, most)
+    if ranks > 1:
+        number = -(-len(parts) // ranks) * ranks
+        low, high = 0, most  # of which `high` is known to do
+        while high - low > 1:
+            middle = (low + high) // 2
+            smaller = _cut(order, rows, budget, middle)
+            low, high, parts = (low, middle, smaller) if len(smaller) <= number else (middle, high, parts)
+    return parts
+
+
+def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], budget: int, most: int) -> list[list[int]]:
+    best: list[tuple[int, int, int]] = [(0, 0, 0)]
+    """For so many rows of `order`: passes and parts of the best cut, and where its last part begins."""
+    for stop in range(1, len(order) + 1):
+        found: list[tuple[int, int, int]] = []
+        fresh = 0  # of the part, without what its first row shares with the one before
+        for start in range(stop - 1, -1, -1):
+            at, shared = order[start]
+            fresh += len(rows[at]) - shared
+            tokens = fresh + shared
+            if tokens > most and found:
+                break
+            passes = 4 if tokens > budget and found else 3  # a backward pass takes twice as long as a forward pass
+            found.append((best[start][0] + passes * tokens, best[start][1] + 1, start))
+        best.append(min(found))
+    parts = []
+    stop = len(order)
+    while stop:
+        start = best[stop][2]
+        parts.append(sorted(at for at, _ in order[start:stop]))
+        stop = start
+    return parts[::-1]
 
 
 def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
-    """`samples` in order, packed into at most `budget` tokens each. Raises ValueError for a malformed row."""
-    for sample in samples:
-        _check(sample)
-    return [pack(samples[part]) for part in split([len(sample.ids) for sample in samples], budget)]
+    """`samples`, packed into at most `budget` tokens each. Raises ValueError for a malformed row."""
+    return share(samples, budget, 0, 1)[0]
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
@@ -85,74 +191,53 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
     return [(rows, count) for rows, count in dealt if rows]
 
 
-def share(samples: Sequence[Sample], budget: int, rank: int, ranks: int) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """The micro-batches of process `rank`, and an idle one if other processes have one more.
+def share(
+    samples: Sequence[Sample], budget: int, rank: int, ranks: int, most: int = 0
+) -> tuple[list[MicroBatch], MicroBatch | None]:
+    """The micro-batches of process `rank`, as `cut` makes them, and an idle one if it needs one to end with.
 
-    Processes that share a model must run it equally often. So their numbers differ by at most one, and rows are
-    distributed longest first to the part with the fewest tokens. A single process gets `micro_batches`.
-    Raises what `micro_batches` raises.
+    Processes that share a model must run it equally often. So their numbers differ by at most one, and one with fewer
+    has an idle one. So has one with none but trees that are computed chunk by chunk, which come first: their gradients
+    are not exchanged. Raises ValueError for a malformed row.
     """
-    if ranks == 1:
-        return micro_batches(samples, budget), None
     for sample in samples:
         _check(sample)
-    parts = deal([len(sample.ids) for sample in samples], budget, ranks)
-    mine = [pack([samples[at] for at in part]) for part in parts[rank::ranks]]
-    behind = len(mine) < len(parts[::ranks])
+    parts = cut([sample.ids for sample in samples], budget, ranks, most)
+    mine = [pack([samples[at] for at in part], budget) for part in parts[rank::ranks]]
+    mine.sort(key=lambda batch: not batch.chunk)
+    behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk))
     return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
 
 
-def deal(lengths: Sequence[int], budget: int, ranks: int) -> list[list[int]]:
-    """Indices of rows in parts of about equal length, of at most `budget` tokens each; a longer row is alone.
-
-    The number of parts is a multiple of `ranks`, or that of the rows.
-
-    >>> deal([3, 3, 9, 2], budget=9, ranks=2)
-    [[2], [0, 1, 3]]
-    """
-    order = sorted(range(len(lengths)), key=lambda at: (-lengths[at], at))
-    rounds = max(1, -(-sum(lengths) // (budget * ranks)))
-    while True:
-        parts: list[list[int]] = [[] for _ in range(min(rounds * ranks, len(lengths)))]
-        totals = [0] * len(parts)
-        for at in order:
-            lightest = totals.index(min(totals))
-            parts[lightest].append(at)
-            totals[lightest] += lengths[at]
-        if len(parts) == len(lengths) or all(t <= budget or len(p) == 1 for t, p in zip(totals, parts, strict=True)):
-            return [sorted(part) for part in parts]
-        rounds += 1
-
-
-def pack(samples: Sequence[Sample]) -> MicroBatch:
-    """One micro-batch of all `samples`."""
+def pack(samples: Sequence[Sample], budget: int = 0) -> MicroBatch:
+    """One micro-batch of all `samples`. Several that have more than `budget` tokens are computed in chunks of half."""
+    ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
+    target: list[int] = []
     row: list[int] = []
     recorded: list[float] = []
     version: list[int] = []
-    start = 0
-    for number, sample in enumerate(samples):
+    for number, (sample, places) in enumerate(zip(samples, where, strict=True)):
         indices = [i for i, trained in enumerate(sample.trained) if trained]
-        at += [start + i - 1 for i in indices]
+        at += [places[i - 1] for i in indices]
+        target += [sample.ids[i] for i in indices]
         row += [number] * len(indices)
         recorded += [sample.logprobs[i] for i in indices]
         version += [sample.versions[i] for i in indices]
-        start += len(sample.ids)
-    ids_T = torch.tensor([token for sample in samples for token in sample.ids])
-    at_N = torch.tensor(at, dtype=torch.long)
     row_N = torch.tensor(row, dtype=torch.long)
     return MicroBatch(
-        ids_T=ids_T,
-        positions_T=torch.cat([torch.arange(len(sample.ids)) for sample in samples]),
-        lengths=tuple(len(sample.ids) for sample in samples),
-        at_N=at_N,
-        target_N=ids_T[at_N + 1],
+        ids_T=torch.tensor(ids),
+        positions_T=torch.tensor(positions),
+        spans=spans,
+        at_N=torch.tensor(at, dtype=torch.long),
+        target_N=torch.tensor(target, dtype=torch.long),
         row_N=row_N,
         recorded_N=torch.tensor(recorded, dtype=torch.float32),
         version_N=torch.tensor(version, dtype=torch.long),
         advantage_R=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weight_R=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         count_R=torch.bincount(row_N, minlength=len(samples)).float(),
+        chunk=budget // 2 if len(ids) > budget and len(samples) > 1 else 0,
     )
 
 
@@ -162,6 +247,11 @@ def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows
     ]
+
+
+def tokens_of(samples: Sequence[Sample]) -> int:
+    """Trained tokens of `samples`."""
+    return sum(sum(sample.trained) for sample in samples)
 
 
 def _check(sample: Sample) -> None:

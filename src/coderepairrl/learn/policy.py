@@ -1,88 +1,44 @@
 """The policy: a Hugging Face causal language model that scores packed rows.
 
-Attention runs row by row over a packed sequence, which on a CPU is exact and several times faster than a block mask
-over the whole. Every model is probed when it is loaded: one whose rows influence each other, or whose logits are not a
-linear head on the last hidden state, is refused.
+Attention runs path by path over a packed prefix tree (`attention`), which on a CPU is exact and several times faster
+than a mask over the whole. Every model is probed when it is loaded: one whose rows influence each other, or whose
+logits are not a linear head on the last hidden state, is refused.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import safetensors
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl.config.schema import Lora, Precision
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, shards
+from coderepairrl.learn.attention import TREE, Span, Store, chunks, flash_options
 from coderepairrl.learn.head import upcast
-from coderepairrl.learn.losses import kl
-from coderepairrl.learn.pack import MicroBatch, pack, scored
+from coderepairrl.learn.losses import entropy, kl
+from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
 from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.runs.storage import write_sums
 
-ATTENTION = "coderepairrl_rows"
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
 _PROBE_LAYERS = 4
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
-
-
-def rows_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    row_lengths: tuple[int, ...] | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention within each row of a packed sequence: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out.
-
-    Without `row_lengths` the sequence is one row.
-    """
-    if attention_mask is not None or sliding_window is not None or dropout:
-        raise UsageError("packed training knows full causal attention only: no mask, sliding window or dropout")
-    lengths = list(row_lengths or (query.shape[2],))
-    if _spreads(query):
-        key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
-    grouped = query.shape[1] != key.shape[1]
-    rows = zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
-    parts = [
-        scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped) for q, k, v in rows
-    ]
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
-
-
-def _spreads(query: Tensor) -> bool:
-    """Whether to repeat keys for every head: in float32 on a GPU, torch's only kernel for grouped heads needs memory
-    quadratic in a row's length."""
-    half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
-    return query.device.type == "cuda" and not half
-
-
-def _spread(tensor: Tensor, heads: int) -> Tensor:
-    return tensor[:, :, None].expand(-1, -1, heads // tensor.shape[1], -1, -1).flatten(1, 2)
-
-
-AttentionInterface.register(ATTENTION, rows_attention)
 
 
 class Other(NamedTuple):
@@ -104,6 +60,8 @@ class Scored(NamedTuple):
     """1.0 where the token is the likeliest, else 0.0."""
     apart: dict[str, Tensor]
     """Divergences (N) from other models, by their names."""
+    entropy_N: Tensor
+    """Over the vocabulary; of no token where that was not asked."""
 
 
 class Packed(nn.Module):
@@ -123,44 +81,63 @@ class Packed(nn.Module):
         logits: int = LOGITS,
         others: Mapping[str, Other] | None = None,
         *,
+        spread: bool = False,
         states: bool = False,
     ) -> Tensor | Scored:
         """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
-            hidden_ND = self.hidden(batch)[batch.at_N]
+            if batch.chunk:
+                if states or others is not None:
+                    raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
+                weights = next((p for p in self.model.parameters() if p.requires_grad), None)
+                return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
+            # not by [at_N], in which prefixes repeat: its backward pass adds in any order where there are threads
+            hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
             if states:
                 return hidden_ND
             if others is not None:
-                return self._compared(hidden_ND, batch.target_N, temperature, logits, others)
-            chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
-            if len(hidden_ND) <= chunk:
-                return self._score(hidden_ND, batch.target_N, temperature)
-            return torch.cat(
-                [
-                    cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
-                    for hidden, target in zip(
-                        torch.split(hidden_ND, chunk), torch.split(batch.target_N, chunk), strict=True
-                    )
-                ]
-            )
+                return self._compared(hidden_ND, batch.target_N, temperature, logits, others, spread)
+            return self.scores(hidden_ND, batch.target_N, temperature, logits)
+
+    def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
+        """Logprobs of tokens (N), chunk by chunk, of which the backward pass computes each again."""
+        chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
+        if len(hidden_ND) <= chunk:
+            return self._score(hidden_ND, target_N, temperature)
+        pairs = zip(torch.split(hidden_ND, chunk), torch.split(target_N, chunk), strict=True)
+        return torch.cat(
+            [
+                cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
+                for hidden, target in pairs
+            ]
+        )
 
     def _compared(
-        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int, others: Mapping[str, Other]
+        self,
+        hidden_ND: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        logits: int,
+        others: Mapping[str, Other],
+        spread: bool,
     ) -> Scored:
         """`Policy.compare` chunk by chunk, of which the backward pass computes each again."""
-        chunk = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others))))
+        chunk = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
         parts: list[Scored] = []
         for at in range(0, len(hidden_ND), chunk):
             here = slice(at, at + chunk)
             some = {name: other._replace(hidden_ND=other.hidden_ND[here]) for name, other in others.items()}
-            inputs = hidden_ND[here], target_N[here], temperature, some
+            inputs = hidden_ND[here], target_N[here], temperature, some, spread
             alone = len(hidden_ND) <= chunk
             part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(Scored, part))
         apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
-        return Scored(torch.cat([p.logp_N for p in parts]), torch.cat([p.right_N for p in parts]), apart)
+        logp_N, right_N, _, entropy_N = zip(*parts, strict=True)
+        return Scored(torch.cat(logp_N), torch.cat(right_N), apart, torch.cat(entropy_N))
 
-    def _compare(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other]) -> Scored:
+    def _compare(
+        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], spread: bool
+    ) -> Scored:
         logits_NV = self.head(hidden_ND) / temperature
         right_N = (logits_NV.argmax(-1) == target_N).float()
         apart = {}
@@ -168,25 +145,25 @@ class Packed(nn.Module):
             with torch.no_grad(), adapters.off(self.model):
                 other_NV = (other.head or self.head)(other.hidden_ND) / temperature
             apart[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
-        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart)
+        entropy_N = entropy(logits_NV) if spread else right_N.new_zeros(0)
+        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N)
 
-    def hidden(self, batch: MicroBatch) -> Tensor:
-        """The last hidden states (TD)."""
+    def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
+        """The last hidden states (TD); of a chunk with these `spans` alone, whose ancestors are in `store`."""
+        here = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = self.model.base_model(
-            input_ids=batch.ids_T[None],
-            position_ids=batch.positions_T[None],
+            input_ids=batch.ids_T[None, here],
+            position_ids=batch.positions_T[None, here],
             use_cache=False,
-            **self._rows(batch),
+            **({"spans": spans, "store": store} if spans else self._paths(batch)),
         )
         return cast(Tensor, out.last_hidden_state[0])
 
-    def _rows(self, batch: MicroBatch) -> dict[str, Any]:
-        """The ends of rows as the attention needs them; FlashAttention would sync with the device per layer."""
-        if self.model.config._attn_implementation == ATTENTION:
-            return {"row_lengths": batch.lengths}
-        ends_R = torch.tensor([0, *accumulate(batch.lengths)], dtype=torch.int32, device=batch.ids_T.device)
-        longest = max(batch.lengths)
-        return {"cu_seq_lens_q": ends_R, "cu_seq_lens_k": ends_R, "max_length_q": longest, "max_length_k": longest}
+    def _paths(self, batch: MicroBatch) -> dict[str, Any]:
+        """The tree as the attention needs it."""
+        if self.model.config._attn_implementation == TREE:
+            return {"spans": batch.spans}
+        return flash_options(batch.spans, batch.ids_T.device)
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits of hidden states, in float32."""
@@ -198,6 +175,46 @@ class Packed(nn.Module):
         if temperature != 1.0:
             logits_NV = logits_NV / temperature
         return -cross_entropy(logits_NV, target_N, reduction="none")
+
+
+class _TwoPasses(torch.autograd.Function):
+    """Logprobs of a tree of which only a chunk's activations are in memory at a time, with all keys and values.
+
+    The forward pass goes through the chunks without keeping anything else. The backward pass goes back through them,
+    computes each again, and adds up the gradients of its ancestors' keys and values, from which theirs go on.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor | None, packed: Packed, batch: MicroBatch, temperature: float, logits: int
+    ) -> Tensor:
+        store = Store(len(batch.ids_T))
+        logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
+        for spans in chunks(batch.spans, batch.chunk):
+            hidden_CD = packed.hidden(batch, spans, store)
+            at, here = _within(batch, spans)
+            logp_N[here] = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+        ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
+        return logp_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[None, ...]:
+        packed, batch, temperature, logits = ctx.inputs
+        for spans in reversed(chunks(batch.spans, batch.chunk)):
+            with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
+                hidden_CD = packed.hidden(batch, spans, ctx.store)
+                at, here = _within(batch, spans)
+                logp_N = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+            # the states as well: of a chunk without a trained token, keys and values still have a gradient
+            torch.autograd.backward((logp_N, hidden_CD), (gradient_N[here], torch.zeros_like(hidden_CD)))
+        return (None,) * 5
+
+
+def _within(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Which trained tokens a chunk predicts: the places in it that do, and their numbers in N."""
+    here = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
+    return batch.at_N[here] - spans[0].start, here
 
 
 class Policy:
@@ -238,7 +255,7 @@ class Policy:
         Raises `UsageError` when there is none or it cannot be trained packed.
         """
         if frozen:
-            settings = settings.but(lora=None, beta=0.0, gradient_checkpointing=False)
+            settings = settings.but(lora=None, beta=0.0, kl=None, kl_in=None, gradient_checkpointing=False)
         if (folder / adapters.CONFIG).is_file():
             raise UsageError(
                 f"{folder} holds adapters, not a model",
@@ -256,7 +273,7 @@ class Policy:
             model = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=torch.bfloat16 if half else torch.float32,
-                attn_implementation=ATTENTION,
+                attn_implementation=TREE,
                 local_files_only=True,
             )
         except (OSError, ValueError, safetensors.SafetensorError) as error:
@@ -270,6 +287,12 @@ class Policy:
         """Trainable parameters by the model's own names; tied weights once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
+    @property
+    def tables(self) -> list[nn.Parameter]:
+        """The matrices with a row per token: embeddings and head, which may be the same."""
+        modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        return [p for module in modules for p in module.parameters()]
+
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
 
@@ -278,13 +301,20 @@ class Policy:
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def compare(
-        self, batch: MicroBatch, temperature: float, others: Mapping[str, Other], logits: int = LOGITS
+        self,
+        batch: MicroBatch,
+        temperature: float,
+        others: Mapping[str, Other],
+        logits: int = LOGITS,
+        *,
+        spread: bool = False,
     ) -> Scored:
-        """`logprobs` of the trained tokens, whether each is the likeliest, and divergences from `others`.
+        """`logprobs` of the trained tokens, whether each is the likeliest, divergences from `others`, and with `spread`
+        the entropy.
 
         Both sides of a divergence are at `temperature`. Memory as in `logprobs`.
         """
-        return cast(Scored, self.module(batch.to(self.device), temperature, logits, others))
+        return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
@@ -294,6 +324,12 @@ class Policy:
     def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
         """This model as one to compare with, at the trained tokens of `batch`."""
         return Other(self.states(batch), self._packed.head, reverse)
+
+    @property
+    def chunkable(self) -> bool:
+        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk`): on a CPU, without a sliding window."""
+        config = self.model.config.get_text_config()
+        return self.device.type == "cpu" and getattr(config, "sliding_window", None) is None
 
     def initial(self) -> AbstractContextManager[None]:
         """Within, the model without its adapters, as before training. Only for a policy that trains adapters."""
@@ -370,10 +406,12 @@ class Policy:
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 9, 6)]
+        rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 7)]  # branches, of which one is of another's
         ids = [torch.tensor([row], device=self.device) for row in rows]
         with _shallow(self.model.config.get_text_config()):
             plain = [self.model(input_ids=row, output_hidden_states=True, use_cache=False) for row in ids]
             hidden_TD = self._packed.hidden(pack(scored(rows)).to(self.device))
+        hidden_TD = hidden_TD[[place for places in tree(rows).where for place in places]]
         alone_TD = torch.cat([out.hidden_states[-1][0] for out in plain])
         pairs = ((hidden_TD, alone_TD), (self._packed.head(alone_TD), torch.cat([out.logits[0] for out in plain])))
         error = max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
@@ -407,7 +445,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=ATTENTION, dtype=torch.float32
+            config, attn_implementation=TREE, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).save(target)

@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.schema import Algorithm, Correction, Learning
+from coderepairrl.config.schema import Correction, Kind, KLEstimator, KLPlace, Learning
 from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.learn.algorithms import RECIPES, Recipe
 
 Form = Literal["model", "adapter"]
 """Form of the weights for an engine: a whole model, or adapters on the model it has."""
@@ -18,18 +19,13 @@ LOGITS = 1 << 26
 """Logits (tokens times vocabulary) in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
-CLIP: dict[Algorithm, tuple[float, float]] = {
-    "gspo": (2e-5, 4e-4),  # a length-normalised ratio hardly moves
-    "grpo": (0.2, 0.2),
-    "dr_grpo": (0.2, 0.2),
-    "sft": (0.0, 0.0),  # there is no ratio
-}
-"""Default ``(eps_low, eps_high)``: the ratios of the algorithms live on different scales."""
-OF_SAMPLES = ("eps_low", "eps_high", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
-              "mismatch_cap")  # fmt: skip
+OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
+              "mismatch_cap", "mismatch_mask", "kl", "kl_in", "entropy")  # fmt: skip
 """Settings that mean something only for tokens that the policy sampled itself."""
+MUON_LR = 0.02
+"""Default `LearnSettings.muon_lr`."""
 CAP = 2.0
-"""Default `LearnSettings.mismatch_cap`, the one of Yao et al. 2025 (`losses.truncated`)."""
+"""Default `LearnSettings.mismatch_cap`, the one of Yao et al. 2025 (`corrections.truncated`)."""
 
 
 class LearnSettings(Learning):
@@ -41,19 +37,39 @@ class LearnSettings(Learning):
 
     mismatch_correction: Correction = "off"
     """With `recomputed` old logprobs: importance weights for the difference between learner and engine, per token, per
-    row or off (`losses.truncated`)."""
+    row or off (`corrections.truncated`)."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """Dr. GRPO's constant denominator per episode; None for other algorithms."""
+    """The constant denominator per episode of algorithms that have one; None for others."""
     seed: int = 0
     """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
 
     @property
+    def recipe(self) -> Recipe | None:
+        """What the algorithm is made of; None for `sft`."""
+        return RECIPES.get(self.algorithm)
+
+    @property
     def clip(self) -> tuple[float, float]:
-        """``(eps_low, eps_high)`` with the algorithm's defaults filled in."""
-        low, high = CLIP[self.algorithm]
+        """``(eps_low, eps_high)`` with the algorithm's defaults filled in; zeros where there is no ratio."""
+        low, high = self.recipe.clip if self.recipe else (0.0, 0.0)
         return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
+
+    @property
+    def baseline(self) -> Kind:
+        """`advantage` with the algorithm's default filled in."""
+        return self.advantage or (self.recipe.baseline if self.recipe else "none")
+
+    @property
+    def kl_place(self) -> KLPlace:
+        """`kl_in` with the algorithm's default filled in."""
+        return self.kl_in or (self.recipe.kl_in if self.recipe else "loss")
+
+    @property
+    def estimator(self) -> KLEstimator:
+        """`kl` with its default filled in."""
+        return self.kl or ("k1" if self.kl_place == "reward" else "k3")
 
     @property
     def updates(self) -> int:
@@ -64,6 +80,11 @@ class LearnSettings(Learning):
     def cap(self) -> float:
         """`mismatch_cap` with its default filled in."""
         return CAP if self.mismatch_cap is None else self.mismatch_cap
+
+    @property
+    def matrix_lr(self) -> float:
+        """`muon_lr` with its default filled in."""
+        return MUON_LR if self.muon_lr is None else self.muon_lr
 
     def rate(self, update: int) -> float:
         """The learning rate of an optimiser update, counted from 0.
@@ -84,22 +105,69 @@ class LearnSettings(Learning):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if (self.algorithm == "dr_grpo") != (self.max_completion_tokens is not None):
-            raise ConfigError(
-                f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
-                fix="dr_grpo needs max_completion_tokens, its constant denominator; the others have no use for it.",
-            )
+        self._check_algorithm()
         self._check_correction()
         self._check_imitation()
+        self._check_optimizer()
         self._check_processes()
         return self
 
-    def _check_correction(self) -> None:
-        if self.mismatch_correction != "off" and self.old_logprobs == "recorded":
+    def _check_algorithm(self) -> None:
+        """Refuse what does nothing under the algorithm."""
+        recipe, bounds = self.recipe, [n for n in ("eps_low", "eps_high", "delta") if getattr(self, n) is not None]
+        constant = recipe is not None and recipe.aggregation == "constant"
+        if constant != (self.max_completion_tokens is not None):
             raise ConfigError(
-                f"mismatch_correction={self.mismatch_correction} with old_logprobs=recorded: the ratio is to the"
-                " engine's logprobs already, there is nothing to correct",
-                fix="old_logprobs=recomputed, or mismatch_correction=off",
+                f"max_completion_tokens={self.max_completion_tokens} with algorithm={self.algorithm}",
+                fix="it is the constant denominator of dr_grpo and dppo; the others have no use for it.",
+            )
+        if recipe is None:
+            return
+        used = {"clip": ("eps_low", "eps_high", "delta"), "tv": ("eps_low", "eps_high"), "cispo": ("eps_high",)}
+        for name in bounds:
+            if name not in used.get(recipe.objective, ()):
+                others = ", ".join(n for n, each in RECIPES.items() if name in used.get(each.objective, ()))
+                raise ConfigError(
+                    f"{name}={getattr(self, name):g} bounds nothing with algorithm={self.algorithm}",
+                    fix=f"leave {name} out, or take one of {others}",
+                )
+        if self.delta is not None and self.delta <= 1 + self.clip[1]:
+            raise ConfigError(
+                f"delta={self.delta:g} is not above 1 + eps_high = {1 + self.clip[1]:g}, where the clip acts already",
+                fix="a larger delta",
+            )
+
+        self._check_kl()
+
+    def _check_kl(self) -> None:
+        """Refuse a KL term that has no weight, no gradient, or no place in the baseline."""
+        given = next((name for name in ("kl", "kl_in") if getattr(self, name) is not None), None)
+        if self.beta == 0:
+            if given is not None:
+                raise ConfigError(
+                    f"{given}={getattr(self, given)} with beta=0: there is no KL term",
+                    fix=f"beta, or leave {given} out",
+                )
+            return
+        if (self.estimator, self.kl_place) == ("k1", "loss"):
+            raise ConfigError(
+                "kl=k1 with kl_in=loss: over what the policy samples, the gradient of that term is 0 on average",
+                fix="kl=k2, whose gradient is that of the divergence, kl=k3, or kl_in=reward",
+            )
+        if self.kl_place == "reward" and self.baseline in ("zscore", "batch"):
+            raise ConfigError(
+                f"kl_in=reward with advantage={self.baseline}, which would divide the KL term by the spread of rewards",
+                fix="advantage=mean, leave_one_out or none, or kl_in=loss",
+            )
+
+    def _check_correction(self) -> None:
+        mask = "" if self.mismatch_mask is None else f"mismatch_mask={self.mismatch_mask:g}"
+        asked = mask if self.mismatch_correction == "off" else f"mismatch_correction={self.mismatch_correction}"
+        if asked and self.old_logprobs == "recorded":
+            raise ConfigError(
+                f"{asked} with old_logprobs=recorded: the ratio is to the engine's logprobs already, there is nothing"
+                " to correct",
+                fix=f"old_logprobs=recomputed, or leave {asked.partition('=')[0]} out",
             )
         if self.mismatch_cap is not None and self.mismatch_correction == "off":
             raise ConfigError(
@@ -114,6 +182,19 @@ class LearnSettings(Learning):
             raise ConfigError(
                 f"{given[0]}={getattr(self, given[0])} with algorithm=sft, which has no ratio and one update a batch",
                 fix=f"leave {given[0]} out",
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.muon_lr is not None and self.optimizer != "muon":
+            raise ConfigError(
+                f"muon_lr={self.muon_lr:g} has no meaning for optimizer={self.optimizer}",
+                fix="optimizer=muon, or leave muon_lr out",
+            )
+        if self.optimizer == "muon" and self.lora is not None:
+            raise ConfigError(
+                "optimizer=muon trains whole models: an adapter's step is the product of two matrices, and making each"
+                " orthogonal does not make it so",
+                fix="optimizer=adamw, or lora=false",
             )
 
     def _check_processes(self) -> None:

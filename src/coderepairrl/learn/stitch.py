@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from coderepairrl.config.schema import Denominator, Kind
-from coderepairrl.learn.advantages import GroupAdvantages, group_advantages
+from coderepairrl.learn.advantages import GroupAdvantages, group_advantages, overlong, ties_broken
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
@@ -40,7 +40,7 @@ class Account:
     row_tokens: int = 0
     """Tokens in all rows, context included."""
     distinct_tokens: int = 0
-    """The same with common prefixes of an episode's rows counted once."""
+    """The same with common prefixes of a group's rows counted once: those of forks, and of attempts at one task."""
 
     @property
     def balanced(self) -> bool:
@@ -54,7 +54,7 @@ class Account:
 
     @property
     def expansion(self) -> float:
-        """Tokens that the learner computes per distinct token: the cost of forks, at least 1.0."""
+        """Tokens in rows per distinct one: what computing each row whole would cost, at least 1.0."""
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
     def __add__(self, other: Account) -> Account:
@@ -66,12 +66,43 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
+class Shaping:
+    """What becomes of rewards before and after they are compared; by default nothing."""
+
+    buffer: int = 0
+    """`train.overlong_buffer`."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that an attempt may have, by kind of task, and of others as ""; needed with a buffer."""
+    ties: Mapping[str, float] = field(default_factory=dict)
+    """`train.tie_break`."""
+    mask_truncated: bool = False
+
+    def reward(self, episode: Episode) -> float | None:
+        """The reward that is compared; None of a void episode."""
+        if episode.ending is Ending.VOID:
+            return None
+        if not self.buffer:
+            return episode.reward
+        longest = max(_Forest(episode.turns).lengths, default=0)
+        return episode.reward - overlong(longest, self.limits.get(episode.kind, self.limits[""]), self.buffer)
+
+    def masks(self, episode: Episode) -> bool:
+        """Whether the episode is compared, and not trained."""
+        return self.mask_truncated and episode.ending is Ending.LIMIT
+
+
+PLAIN = Shaping()
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of a training step, their account, and the groups they come from (by `Episode.group`)."""
 
     samples: tuple[Sample, ...]
     episodes: int
     """Number of episodes that the loss is averaged over: at least those with rows."""
+    tokens: int
+    """Number of tokens that it is averaged over, where it is over tokens: at least those that are trained."""
     account: Account
     groups: Mapping[str, GroupAdvantages]
     kinds: Mapping[str, Account] = field(default_factory=dict)
@@ -89,28 +120,32 @@ def batch(
     kl: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     balance: Balance = "",
+    shaping: Shaping = PLAIN,
 ) -> Batch:
     """The training batch of finished episodes: advantages per group, then rows of at most `max_tokens` tokens.
 
     Episodes of one group need not be adjacent; rows follow the order of `episodes`.
 
-    The loss is averaged over all episodes that are not void. Those of flat groups count, so that the size of a step
-    reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of advantage 0,
-    without one no rows, since their gradient is 0. With ``denominator="informative"`` only episodes with rows count, so
-    that a single group that is not flat makes a step as large as a whole batch does.
+    The loss is averaged over all episodes that are not void, or their tokens. Those of flat groups count, so that the
+    size of a step reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of
+    advantage 0, without one no rows, since their gradient is 0. With ``denominator="informative"`` only episodes with
+    rows count, so that a single group that is not flat makes a step as large as a whole batch does.
 
     Advantages are compared within a group alone, so that rewards of several kinds need not have one scale. They are
     then multiplied by `kind_scales` of `weights` and `balance`.
 
     Raises ValueError when two episodes share an id, and what `stitch` raises.
     """
-    groups, advantage = advantages(episodes, kind, denominator=denominator, kl=kl)
+    groups, advantage = advantages(episodes, kind, denominator=denominator, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
     kinds: dict[str, Account] = {}
+    distinct = {name: Trie() for name in groups}
     for episode in episodes:
-        rows, entry = stitch(episode, advantage[episode.id], max_tokens=max_tokens)
+        why = "truncated" if shaping.masks(episode) else "flat_group"
+        known, own_advantage = distinct[episode.group], advantage[episode.id]
+        rows, entry = stitch(episode, own_advantage, max_tokens=max_tokens, without=why, distinct=known)
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
     own = {episode.id: episode.kind for episode in episodes}
@@ -120,7 +155,12 @@ def batch(
     informative = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     account = sum(kinds.values(), Account())
-    return Batch(tuple(samples), valid if denominator == "episodes" else informative, account, groups, kinds, scales)
+    tokens = account.trained
+    if denominator == "episodes":
+        flat = (each for each in episodes if advantage[each.id] is None and not shaping.masks(each))
+        tokens += sum(_trainable(episode, max_tokens) for episode in flat)
+    count = valid if denominator == "episodes" else informative
+    return Batch(tuple(samples), count, tokens, account, groups, kinds, scales)
 
 
 def _masses(
@@ -157,32 +197,58 @@ def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, ba
 
 
 def advantages(
-    episodes: Iterable[Episode], kind: Kind = "zscore", *, denominator: Denominator = "episodes", kl: bool = False
+    episodes: Iterable[Episode],
+    kind: Kind = "zscore",
+    *,
+    denominator: Denominator = "episodes",
+    kl: bool = False,
+    shaping: Shaping = PLAIN,
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
     """Advantages by group name, and by episode id; settings as in `batch`."""
+    kl = kl and denominator == "episodes"
     members: dict[str, list[Episode]] = {}
+    kinds: dict[str, list[Episode]] = {}
     for episode in episodes:
         members.setdefault(episode.group, []).append(episode)
-    groups: dict[str, GroupAdvantages] = {}
+        kinds.setdefault(episode.kind, []).append(episode)
+    rewards = {name: [shaping.reward(each) for each in group] for name, group in members.items()}
+    groups = {name: group_advantages(compared, kind, kl=kl) for name, compared in rewards.items()}
     own: dict[str, float | None] = {}
     for name, group in members.items():
-        rewards = [None if e.ending is Ending.VOID else e.reward for e in group]
-        groups[name] = group_advantages(rewards, kind, kl=kl and denominator == "episodes")
-        own |= dict(zip((e.id for e in group), groups[name].values, strict=True))
+        own |= dict(zip((each.id for each in group), groups[name].values, strict=True))
+    if kind == "batch":
+        for compared in kinds.values():
+            values = group_advantages([shaping.reward(each) for each in compared], "zscore", kl=kl).values
+            own |= dict(zip((each.id for each in compared), values, strict=True))
+    for name, group in members.items():
+        for score, weight in shaping.ties.items():
+            scores = [next((each.value for each in episode.scores if each.name == score), 0.0) for episode in group]
+            values = ties_broken([own[each.id] for each in group], rewards[name], scores, weight)
+            own |= dict(zip((each.id for each in group), values, strict=True))
+        own |= {each.id: None for each in group if shaping.masks(each)}
+        groups[name] = replace(groups[name], values=tuple(own[each.id] for each in group))
     return groups, own
 
 
-def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tuple[tuple[Sample, ...], Account]:
+def stitch(
+    episode: Episode,
+    advantage: float | None,
+    *,
+    max_tokens: int,
+    without: str = "flat_group",
+    distinct: Trie | None = None,
+) -> tuple[tuple[Sample, ...], Account]:
     """Rows of one episode and the account of its tokens.
 
-    A void episode is dropped as ``void``, one without an advantage as ``flat_group``. Turns whose context is longer
-    than `max_tokens` are dropped as ``overlong``, and the row ends before them. Turns outside the main conversation
+    A void episode is dropped as ``void``, one without an advantage as `without`. Turns whose context is longer than
+    `max_tokens` are dropped as ``overlong``, and the row ends before them. Turns outside the main conversation
     (`Episode.side`) are not trained, as ``side``. A turn sampled with more than a temperature (top-p, ...) is masked as
-    ``sampling``, the tail after a stop string dropped as ``stop_string``.
+    ``sampling``, the tail after a stop string dropped as ``stop_string``. What the rows begin with is distinct unless
+    `distinct` has it, the rows of other episodes, to which these are added.
     Raises ValueError for a turn without a prompt, or with a token of no version.
     """
     if episode.ending is Ending.VOID or advantage is None:
-        reason = "void" if episode.ending is Ending.VOID else "flat_group"
+        reason = "void" if episode.ending is Ending.VOID else without
         return (), Account(sampled=episode.sampled, dropped=_counts([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
@@ -191,11 +257,12 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
     within = {forest.before[index] for index in kept}
     rows: list[Sample] = []
     trained: set[int] = set()
-    distinct = Trie()
+    distinct = Trie() if distinct is None else distinct
+    known = len(distinct)
     for leaf in sorted(kept - within):
         fresh = {index for index in forest.path(leaf) if not why[index]} - trained
         trained |= fresh
-        rows.append(forest.row(episode.id, leaf, fresh, advantage))
+        rows.append(replace(forest.row(episode.id, leaf, fresh, advantage), group=episode.group))
         distinct.add(rows[-1].ids, leaf)
     total = sum(sum(row.trained) for row in rows)
     weighted = tuple(replace(row, weight=sum(row.trained) / total) for row in rows)
@@ -208,7 +275,7 @@ def stitch(episode: Episode, advantage: float | None, *, max_tokens: int) -> tup
             + [("stop_string", len(turn.tail)) for turn in turns]
         ),
         row_tokens=sum(len(row.ids) for row in rows),
-        distinct_tokens=len(distinct),
+        distinct_tokens=len(distinct) - known,
     )
 
 
@@ -227,6 +294,12 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
         (("masked" if index in kept else "dropped") if reason else "trained", reason)
         for index, reason in enumerate(why)
     )
+
+
+def _trainable(episode: Episode, max_tokens: int) -> int:
+    """Tokens that would be trained if the episode had an advantage."""
+    pairs = zip(episode.turns, fates(episode, max_tokens=max_tokens), strict=True)
+    return sum(len(turn.output) for turn, (fate, _) in pairs if fate == "trained")
 
 
 def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:

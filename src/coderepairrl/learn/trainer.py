@@ -6,10 +6,11 @@ All of it is deterministic: the same samples in the same order give the same bit
 from __future__ import annotations
 
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from torch import Tensor
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import shards
-from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, Truncated, truncated
+from coderepairrl.learn.advantages import group_advantages
+from coderepairrl.learn.corrections import Weights, weights
+from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, estimate
 from coderepairrl.learn.metrics import Metrics
-from coderepairrl.learn.pack import MicroBatch, micro_batches, minibatches, scored, share
+from coderepairrl.learn.muon import Muon
+from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches, pack, scored, share, tokens_of
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Other, Policy, Scored
 from coderepairrl.learn.settings import Form, LearnSettings
@@ -31,6 +35,8 @@ from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
 
+CHUNKED = 4
+"""Micro-batches that a tree may be as large as: its keys and values are all in memory, with their gradients."""
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 2
@@ -75,17 +81,17 @@ class Trainer:
         self.optimizer = _optimizer(self.policy, settings)
         self.parallel.prepare(self.policy, self.optimizer)
 
-    def step(self, samples: Sequence[Sample], episodes: int | None = None) -> dict[str, Any]:
+    def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its metrics (`Metrics`).
 
-        The loss is averaged over `episodes`, some of which may have no rows because their gradient is 0; None is the
-        number of those with rows.
+        The loss is averaged over `episodes`, some of which may have no rows because their gradient is 0, or over
+        `tokens`, some of which are theirs; None is the number of those in rows.
 
         If a gradient is not finite, it and the rest of the batch are skipped in all processes: weights and optimiser
         stay as after the last complete update, the metrics have ``skipped``, and `version` still counts the batch, so
         that replaying the log repeats it.
 
-        Raises ValueError for an empty batch, a malformed row or fewer episodes than have rows.
+        Raises ValueError for an empty batch, a malformed row, or fewer episodes or tokens than rows have.
         """
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
@@ -93,8 +99,16 @@ class Trainer:
         episodes = with_rows if episodes is None else episodes
         if episodes < with_rows:
             raise ValueError(f"{with_rows} episodes have rows, and the loss is to be averaged over {episodes}")
+        without_rows = (0 if tokens is None else tokens - tokens_of(samples)) / max(1, episodes - with_rows)
+        if without_rows < 0:
+            raise ValueError(f"{tokens_of(samples)} tokens are in rows, and the loss is to be averaged over {tokens}")
         metrics = Metrics(samples, episodes, self.version)
-        parts = [self._part(*part, metrics) for part in minibatches(samples, episodes, self.settings.minibatches)]
+        if self.settings.beta and self.settings.kl_place == "reward":
+            samples = self._penalised(samples, metrics)
+        parts = []
+        for rows, count in minibatches(samples, episodes, self.settings.minibatches):
+            flat = count - len({row.episode_id for row in rows})
+            parts.append(self._part(rows, count, tokens_of(rows) + flat * without_rows, metrics))
         if self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
                 self._score(part, metrics)
@@ -118,7 +132,7 @@ class Trainer:
         if not samples:
             raise ValueError("an empty batch")
         metrics = Metrics(samples, 0, self.version)
-        part = self._part(samples, 1, metrics)
+        part = self._part(samples, 1, tokens_of(samples), metrics)
         for batch in [*part.batches, *([part.idle] if part.idle else [])]:
             scored = self._scored(batch)
             if batch is not part.idle:
@@ -129,10 +143,11 @@ class Trainer:
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Logprob of each token but the first, per row; the engine exam compares them."""
-        result: list[list[float]] = []
-        for batch in micro_batches(scored(rows), self.settings.micro_tokens):
-            logp_N = self.policy.logprobs(batch, temperature)
-            result += [part.tolist() for part in torch.split(logp_N, [n - 1 for n in batch.lengths])]
+        result: list[list[float]] = [[] for _ in rows]
+        for part in cut(rows, self.settings.micro_tokens):
+            logp_N = self.policy.logprobs(pack(scored([rows[at] for at in part])), temperature)
+            for at, own_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
+                result[at] = own_N.tolist()
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
@@ -237,6 +252,18 @@ class Trainer:
                 yield f"{key}.{name}", value
 
     @property
+    def _chunks(self) -> bool:
+        """Whether trees larger than a micro-batch are computed chunk by chunk.
+
+        With gradient checkpointing they would need no less memory than a larger micro-batch does. Processes that share
+        the model would have to make equally many passes. Of a chunk nothing but logprobs are known.
+        """
+        settings = self.settings
+        alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
+        logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
+        return alike and logprobs and self.policy.chunkable
+
+    @property
     def _first(self) -> bool:
         return self.parallel.rank == 0
 
@@ -263,19 +290,59 @@ class Trainer:
             raise OSError(f"another process could not: {reason}")
         return result
 
-    def _part(self, samples: Sequence[Sample], episodes: int, metrics: Metrics) -> _Part:
-        """This process's share of a minibatch."""
+    def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
+        """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.parallel
-        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks)
+        metrics.minibatch(samples)
+        most = CHUNKED * settings.micro_tokens if self._chunks else 0
+        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks, most)
         batches = [batch.to(together.device) for batch in batches]
         for batch in batches:
             metrics.packed(batch)
-        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
-        tokens: float = settings.max_completion_tokens or 1
+        if idle:
+            metrics.packed(idle, idle=True)
+        references: list[Tensor | None] = [None] * (len(batches) + 1)
+        if settings.kl_place == "loss":
+            references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
-        scale = Scale(episodes, *settings.clip, settings.beta, tokens, settings.teacher_weight)
+        scale = Scale(
+            episodes,
+            *settings.clip,
+            beta=settings.beta,
+            tokens=tokens,
+            constant=settings.max_completion_tokens or 1,
+            teacher=settings.teacher_weight,
+            delta=math.inf if settings.delta is None else settings.delta,
+            kl=settings.estimator,
+            entropy=settings.entropy,
+        )
         return _Part(batches, idle, scale, references)
+
+    @torch.no_grad()
+    def _penalised(self, samples: Sequence[Sample], metrics: Metrics) -> list[Sample]:
+        """`samples`, with the advantages of rewards that are less by `beta` times the KL of what was sampled.
+
+        It is that of the policy that sampled, from recorded logprobs, summed over an episode's tokens. Every process
+        computes all of it, so that each runs the model equally often.
+        """
+        settings = self.settings
+        found: dict[str, dict[str, float]] = {}
+        for sample in samples:
+            (batch,) = (each.to(self.parallel.device) for each in micro_batches([sample], settings.micro_tokens))
+            reference_N = self._reference_logprobs(batch)
+            assert reference_N is not None  # there is a beta
+            kl_N = estimate(settings.estimator, batch.recorded_N, reference_N)
+            metrics.divergence(kl_N)
+            episodes = found.setdefault(sample.group, {})
+            episodes[sample.episode_id] = episodes.get(sample.episode_id, 0.0) + kl_N.sum().item()
+        less: dict[str, float | None] = {}
+        for episodes in found.values():
+            compared = group_advantages(list(episodes.values()), settings.baseline, kl=True).values
+            less |= dict(zip(episodes, compared, strict=True))
+        return [
+            replace(each, advantage=each.advantage - settings.beta * (less[each.episode_id] or 0.0)) for each in samples
+        ]
 
     @torch.no_grad()
     def _score(self, part: _Part, metrics: Metrics) -> None:
@@ -296,8 +363,14 @@ class Trainer:
                     part.before.append(scored.logp_N.detach())
                     metrics.before(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
-                correction = truncated(
-                    old_N, batch.recorded_N, batch.row_N, batch.count_R, settings.mismatch_correction, settings.cap
+                correction = weights(
+                    old_N,
+                    batch.recorded_N,
+                    batch.row_N,
+                    batch.count_R,
+                    settings.mismatch_correction,
+                    settings.cap,
+                    settings.mismatch_mask,
                 )
                 loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction)
                 together.backward(loss.value)
@@ -313,7 +386,7 @@ class Trainer:
         scale: Scale,
         old_N: Tensor | None = None,
         reference_N: Tensor | None = None,
-        correction: Truncated | None = None,
+        correction: Weights | None = None,
     ) -> Loss:
         trained = Trained(
             scored.logp_N,
@@ -326,6 +399,7 @@ class Trainer:
             None if correction is None else correction.weight_N,
             scored.apart.get("initial"),
             scored.apart.get("teacher"),
+            scored.entropy_N if self.settings.entropy else None,
         )
         return LOSSES[self.settings.algorithm](trained, scale)
 
@@ -336,9 +410,9 @@ class Trainer:
         """
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
-        if not imitates and self.teacher is None:
+        if not imitates and self.teacher is None and not settings.entropy:
             logp_N = self.policy.logprobs(batch, temperature)
-            return Scored(logp_N, logp_N.new_zeros(0), {})
+            return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing)
         others: dict[str, Other] = {}
         if self.teacher is not None:
             others["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
@@ -348,7 +422,7 @@ class Trainer:
             else:
                 with self.policy.initial():
                     others["initial"] = Other(self.policy.states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, others)
+        return self.policy.compare(batch, temperature, others, spread=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -381,13 +455,18 @@ def _parallel(settings: LearnSettings) -> Alone:
 
 
 def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
-    """AdamW with weight decay for matrices, without for norms and biases."""
+    """AdamW or Muon with weight decay for matrices, without for norms and biases.
+
+    A group's ``factor`` is that on the learning rate of an update (`LearnSettings.rate`).
+    """
     parameters = list(policy.parameters.values())
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if settings.optimizer == "muon":
+        return Muon(_muon_groups(groups, policy, settings), lr=settings.lr, betas=settings.betas)
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
     try:
@@ -398,3 +477,17 @@ def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer
             fix="pip install 'coderepairrl[bitsandbytes]', or train.optimizer=adamw",
         ) from error
     return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
+
+
+def _muon_groups(groups: Sequence[dict[str, Any]], policy: Policy, settings: LearnSettings) -> Iterator[dict[str, Any]]:
+    """`groups`, from which the matrices that Muon moves are taken out: all but embeddings and head, whose rows are
+    tokens, and most of them without a gradient at any one step."""
+    tables = {id(p) for p in policy.tables}
+    for group in groups:
+        matrices = [p for p in group["params"] if p.ndim == 2 and id(p) not in tables]
+        own = {id(p) for p in matrices}
+        others = [p for p in group["params"] if id(p) not in own]
+        if matrices:
+            yield group | {"params": matrices, "muon": True, "factor": settings.matrix_lr / settings.lr}
+        if others:
+            yield group | {"params": others, "muon": False}

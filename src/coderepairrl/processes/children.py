@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -243,7 +244,9 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect by the descriptor that `Child.spawn` passed on."""
+        """Connect by the descriptor that `Child.spawn` passed on; all that is imported is exempt from collection."""
+        gc.freeze()
+        gc.enable()
         # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
         # waiting
         connection = socket.socket(fileno=int(os.environ.pop(_FD)))

@@ -58,7 +58,7 @@ class Meter:
 
     def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
         self._powercap, self._gpus = powercap, _gpus(nvml)
-        self._started, self._cpu = time.monotonic(), _cpu_seconds()
+        self._started, self._cpu = time.monotonic(), cpu_seconds()
         self._rapl, self._cpu_joules = self._counters(), 0.0
         self._gpu_joules = self._gpu_energy()
 
@@ -75,7 +75,7 @@ class Meter:
         energy = self._gpu_energy()
         return Used(
             round(seconds, 3),
-            round(max(0.0, _cpu_seconds() - self._cpu), 3),
+            round(max(0.0, cpu_seconds() - self._cpu), 3),
             joules,
             None if self._gpus is None else round(seconds * len(self._gpus[1]), 3),
             None if energy is None or self._gpu_joules is None else energy - self._gpu_joules,
@@ -136,7 +136,7 @@ def _number(path: Path) -> int:
     return int(path.read_text())
 
 
-def _cpu_seconds() -> float:
+def cpu_seconds() -> float:
     """User and system time of this process, of those below it, and of those of them that have ended."""
     used: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -1,12 +1,14 @@
 """Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
+from coderepairrl.rollout.ahead import Ahead, Window
 from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
 from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed
-from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, slots
+from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
+    "Ahead",
     "Attempt",
     "Band",
     "Curriculum",
@@ -18,12 +20,14 @@ __all__ = [
     "SupervisedEngine",
     "Terms",
     "Ticket",
+    "Window",
     "attempt",
     "check_health",
     "collect",
     "derive_seed",
     "due",
     "episodes_of",
+    "make_group",
     "outcomes",
     "slots",
 ]

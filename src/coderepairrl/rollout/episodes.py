@@ -108,13 +108,14 @@ class Rollout:
         self.on_episode = on_episode
         self._room = asyncio.Semaphore(concurrency)
 
-    async def run(self, ticket: Ticket) -> Episode:
-        """Make the attempt, with a verdict in the log.
+    async def run(self, ticket: Ticket, began: Callable[[], None] = lambda: None) -> Episode:
+        """Make the attempt, with a verdict in the log. `began` is called once it is its turn.
 
         Infrastructure faults give a VOID episode, an agent that breaks after the model's first reply one that ended in
         CRASH and has its scores: neither is an error.
         """
         async with self._room:
+            began()
             self.log.append(
                 "episode",
                 id=ticket.episode,

@@ -185,6 +185,17 @@ class RunFolder:
         """Export one line per step (atomically)."""
         write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
 
+    def add_metrics(self, step: Mapping[str, Any]) -> None:
+        """Append the line of one more step, where to write those of thousands anew would take about as long as a step.
+
+        Raises `RunError` when the disk is full; `write_metrics` then brings the file in order.
+        """
+        try:
+            with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(codec.dump(step)) + "\n")
+        except OSError as error:
+            raise _full(self.path / "metrics.jsonl", error) from error
+
     def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
         """Export the verified repairs that serve as references, by task id (atomically; the log stays the truth)."""
         rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
@@ -295,4 +306,8 @@ def write_atomic(path: Path, text: str) -> None:
         with replace_file(path) as temporary:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume") from error
+        raise _full(path, error) from error
+
+
+def _full(path: Path, error: OSError) -> RunError:
+    return RunError(f"cannot write {path}: {error}", fix="free some space and continue with --resume")

@@ -201,8 +201,8 @@ class GuestBackend(SandboxBackend, ABC):
         return ()
 
     @abstractmethod
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
-        """Start a guest, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``.
+    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+        """Start a guest in `group`, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``.
 
         It is shown `environment`, the task's own (`environment_of`), read-only.
         """
@@ -259,7 +259,7 @@ class GuestBackend(SandboxBackend, ABC):
                     if self.user is not None:
                         os.chown(box / "work", self.user, self.user)
                 group = await asyncio.shield(grouping)
-                guest = self.launch(box, prepared, group.entering() if group else (), environment)
+                guest = self.launch(box, prepared, group, environment)
             except OSError as error:
                 raise SandboxFault(f"cannot make a sandbox: {error}", fix="check the disk's free space") from error
             sandbox = GuestSandbox(guest, prepared, box, self.workdir(box), self.limits, self.user, self.reader(box))
@@ -272,13 +272,8 @@ class GuestBackend(SandboxBackend, ABC):
                 if outcome is not None:
                     raise outcome
             yield sandbox
-        finally:
-            if sandbox is not None:
-                await asyncio.shield(sandbox.close())
-                if sandbox.guest.process.returncode == -signal.SIGKILL:
-                    await asyncio.shield(asyncio.to_thread(self.clean, box))
-            workspaces.release(prepared)
-            await asyncio.shield(self._destroy(box, grouping))
+        finally:  # to its end, even if it is cancelled meanwhile
+            await asyncio.shield(self._end(sandbox, box, prepared, grouping))
 
     @property
     def groups(self) -> Groups:
@@ -331,6 +326,19 @@ class GuestBackend(SandboxBackend, ABC):
     def _fill(self, prepared: Prepared, box: Path) -> None:
         if not self.archive:
             _copy(prepared, box)
+
+    async def _end(
+        self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
+    ) -> None:
+        """Close what was opened and leave nothing of it."""
+        if sandbox is not None:
+            await sandbox.close()
+            process = sandbox.guest.process
+            if process is not None and process.returncode == -signal.SIGKILL:
+                await asyncio.to_thread(self.clean, box)
+        if self._workspaces is not None:
+            self._workspaces.release(prepared)
+        await self._destroy(box, grouping)
 
     async def _destroy(self, box: Path, grouping: asyncio.Task[Group | None]) -> None:
         [group] = await asyncio.gather(grouping, return_exceptions=True)

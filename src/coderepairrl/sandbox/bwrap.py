@@ -14,6 +14,9 @@ Layers, each with a probe in ``tests/sandbox`` that fails where the layer is mis
   fixed size in memory;
 - *lifetime*: the guest is pid 1, so when it ends the kernel ends everything; and it dies with us.
 
+Where all that differs between sandboxes is in memory, bubblewrap is started once and their guests are forked inside it
+(`template`), into namespaces of their own below bubblewrap's. Capabilities (none), filter and limits are the same.
+
 The kernel itself is shared: this is no virtual machine.
 """
 
@@ -30,11 +33,13 @@ from typing import Any
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
+from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
+from coderepairrl.sandbox.template import Template
 from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of
 
 WORKDIR = "/workspace"
@@ -50,6 +55,8 @@ chown "$3:$3" layers/upper && mount -t overlay -o \
 "lowerdir=../$4/tree,upperdir=layers/upper,workdir=layers/work,nosuid,nodev,$5" overlay merged && shift 5 && exec "$@"
 """
 
+_OWN_SETTINGS = ("--ro-bind", "/proc/sys", "/proc/sys")
+"""Options for what runs commands; a template mounts a ``/proc`` for each, which takes one that nothing lies upon."""
 _OWN = (WORKDIR, "/tmp", "/var/tmp", "/dev", "/proc", "/etc")
 """Folders of which a sandbox has one of its own: what it is shown below would be hidden, or its to move away."""
 _PROGRAMS = ("/usr/local/bin", "/usr/local/sbin", "/usr/bin", "/usr/sbin", "/usr/games", "/bin", "/sbin")
@@ -72,7 +79,8 @@ class Bubblewrap(GuestBackend):
 
     `binds` are further host paths to show read-only (a tool chain under ``/opt``, say, and none where a sandbox has its
     own: `_OWN`), `env` variables for every command; `commands`, if given, are the only programs there are beside
-    ``bash``; `copy` workspaces of any size, where large ones would be overlays; the rest are the
+    ``bash``; `copy` workspaces of any size, where large ones would be overlays; without `fork`, bubblewrap is started
+    anew for every sandbox; the rest are the
     fields of `ResourceLimits`. Prerequisites are checked when first opened.
 
     An allow-list makes a task look like another tool set. It is no further wall: the guest's interpreter has to exist,
@@ -88,6 +96,7 @@ class Bubblewrap(GuestBackend):
         binds: Sequence[str] = (),
         commands: Sequence[str] = (),
         copy: bool = False,
+        fork: bool = True,
         **limits: int,
     ) -> None:
         super().__init__(ResourceLimits.of(limits), {"HOME": "/tmp", **NO_NETWORK, **(env or {})})
@@ -97,6 +106,8 @@ class Bubblewrap(GuestBackend):
         self.show(binds)
         self._overlays = not copy
         self._no_overlay = "option copy"  # or why the kernel refuses
+        self._forks, self._no_fork = fork, "option fork"
+        self._templates: dict[int, Template] = {}
         self._checking = threading.Lock()
         self._python: Path | None = None
         self._arguments: list[str] = []
@@ -165,9 +176,16 @@ class Bubblewrap(GuestBackend):
             if self._overlays:
                 self._probe_overlay()
             self._python = python
+            if self._forks:
+                self._probe_template()
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
-        """Start bubblewrap, unprivileged, with the guest as pid 1."""
+    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
+        """Start bubblewrap, unprivileged, with the guest as pid 1; or have a guest forked, where all that differs from
+        other sandboxes is in memory."""
+        if self._forks and environment is None and prepared.image is None and prepared.packed:
+            sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
+            join = group.join if group is not None else None
+            return self._template().fork(sizes, prepared.archive, join, log=box / "guest.log")
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
@@ -182,10 +200,9 @@ class Bubblewrap(GuestBackend):
             ends = ["--seccomp", str(rules), "--info-fd", str(info_write), "--", *python, str(descriptor)]
             return [*view, *ends], [rules, info_write]
 
-        if not prepared.packed and not prepared.in_place:
-            entering = [*entering, *self._mounting(box, prepared.root)]
+        first = self._mounting(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
         try:
-            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, entering=entering)
+            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, group=group, first=first)
             guest.inner_from(info_read)
         except BaseException:
             os.close(info_read)
@@ -202,7 +219,30 @@ class Bubblewrap(GuestBackend):
         if environment is not None:
             for shown in filter(None, (environment, interpreter_of(environment))):
                 own += ["--ro-bind", str(shown), str(shown)]
-        return [*self._arguments, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
+        return [*self._arguments, *_OWN_SETTINGS, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
+
+    def _template(self) -> Template:
+        """The template of this thread's guests; another one where it has died."""
+        found = self._templates.get(threading.get_ident())
+        if found is not None and not found.alive:
+            found.close()
+            found = None
+        if found is None:
+            found = self._templates[threading.get_ident()] = self._new_template()
+        return found
+
+    def _new_template(self) -> Template:
+        def command(descriptor: int) -> tuple[list[str], list[int]]:
+            rules = _pipe_with(self._filter)
+            view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
+            return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
+
+        return Template(command, log=self.state / "template.log", user=self.user)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of the file systems in memory beside the workspace."""
+        return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
     def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
         """bubblewrap and its options for a workspace in its image. Raises `TaskError`."""
@@ -250,6 +290,9 @@ class Bubblewrap(GuestBackend):
 
     def close(self) -> None:
         """As `GuestBackend.close`; the machine is checked again before the next use."""
+        for template in self._templates.values():
+            template.close()
+        self._templates.clear()
         super().close()
         self._python = None
         self._image_python = []
@@ -292,7 +335,7 @@ class Bubblewrap(GuestBackend):
             view += self._only(python)
             programs = ":".join(_PROGRAMS)
         self.env["PATH"] = self._given.get("PATH", programs)
-        view += ["--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"]
+        view += ["--proc", "/proc", "--dev", "/dev"]
         view += ["--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev", "--size", size, "--tmpfs", "/tmp"]
         view += ["--symlink", "/tmp", "/var/tmp", "--ro-bind", str(self.state / "guest/guest.pyc"), _GUEST_INSIDE]
         return view
@@ -364,6 +407,15 @@ class Bubblewrap(GuestBackend):
             raise PrerequisiteError(
                 f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
             )
+
+    def _probe_template(self) -> None:
+        """Fork a guest, if the kernel lets us: it may refuse namespaces within namespaces."""
+        template = self._new_template()
+        try:
+            self._no_fork = template.refusal(self._sizes)
+            self._forks = not self._no_fork
+        finally:
+            template.close()
 
     def _probe_overlay(self) -> None:
         """Mount one, if the kernel lets us."""

@@ -67,6 +67,11 @@ class Group:
         """What goes before an argv so that the program, and all that it starts, is in the group from the first."""
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--"]
 
+    def join(self, pid: int) -> None:
+        """Move the process `pid` into it. May block for a while. Raises OSError."""
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(f"{pid}\n")
+
     def remove(self) -> None:
         """End whatever is left in it and remove it. Blocks for a moment; safe to call twice."""
         deadline = time.monotonic() + REMOVAL_SECONDS

@@ -32,7 +32,7 @@ from typing import IO, Any
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
-from coderepairrl.sandbox.cgroups import CONTROLLERS, Groups
+from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST, install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -197,7 +197,7 @@ class Container(GuestBackend):
         finally:
             self._call("rm", "--force", name)
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start a container whose pid 1 is the guest, which connects to a socket in a folder that it is shown."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(

@@ -8,8 +8,8 @@ requests from one inherited socket, one after another. A frame is two lengths (4
 object and a body of raw bytes.
 
 From top to bottom: frames to and from the host (`Control`), requests and their replies (`Guest`), one command while it
-runs (`Run`), limits on all of them together (`Limits`), files (`Files`), what a diff has to take in (`Walk`), and what
-differs inside sandlock (`Confined`).
+runs (`Run`), limits on all of them together (`Limits`), files (`Files`), what a diff has to take in (`Walk`), what
+differs inside sandlock (`Confined`), and guests that are forked instead of started (`Template`).
 
 Trust: commands run under the same user id as this process, so it must be out of their reach. In a pid namespace
 of its own it is pid 1, which no signal from inside can stop; it is not dumpable, so ``/proc/1/mem`` and
@@ -56,6 +56,11 @@ RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signa
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
 PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and signals
+NEW_MOUNTS, NEW_CGROUP, NEW_NAMES, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND = 1, 2, 4, 8, 32, 4096
+SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of a network interface
+CAPABILITIES, PR_CAPBSET_DROP = 0x20080522, 24
 
 
 # -- Frames to and from the host
@@ -192,6 +197,7 @@ class Guest:
     def serve(self) -> None:
         """Take the settings, report ready, then answer requests for ever."""
         settings, _ = self.control.receive()
+        self.confine()
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
         if settings.get("archive"):
@@ -209,6 +215,9 @@ class Guest:
             if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
                 self.answer(operation, body, request)
 
+    def confine(self) -> None:
+        """What is left to give up before anything of the task is touched."""
+
     def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
         """Carry out a request and send its one reply, whatever happens: with none, or two, all later ones are wrong."""
         try:
@@ -224,9 +233,10 @@ class Guest:
         if descriptor is not None:
             os.close(descriptor)
 
-    def _unpack(self, unpacker: str, archive: str) -> None:
-        """Fill the workspace, which is an empty file system in memory."""
-        pid = self._spawn([unpacker, "-xpof", archive, "-C", self.workdir], self.env, self.null, 2)
+    def _unpack(self, unpacker: str, archive: str, content: int = -1) -> None:
+        """Fill the workspace, which is an empty file system in memory; `content` is what ``-`` stands for."""
+        stdin = self.null if content < 0 else content
+        pid = self._spawn([unpacker, "-xpof", archive, "-C", self.workdir], self.env, stdin, 2)
         if os.waitpid(pid, 0)[1] != 0:
             raise SystemExit("cannot unpack the workspace")
 
@@ -784,7 +794,8 @@ class Confined(Guest):
         beneath = struct.pack("=Qi", FS_REFER, root)
         self._checked(self.libc.syscall(LANDLOCK_ADD_RULE, self.ruleset, PATH_BENEATH, beneath, 0))
         os.close(root)
-        refuse_calls(rules)
+        with open(rules, "rb") as file:
+            refuse_calls(file.read())
 
     def _prepare(self) -> None:
         import ctypes
@@ -834,12 +845,10 @@ class Confined(Guest):
         return pid
 
 
-def refuse_calls(rules: str) -> None:
-    """Put the filter in the file `rules` on this process and all that it starts."""
+def refuse_calls(program: bytes) -> None:
+    """Put the filter `program` on this process and all that it starts."""
     import ctypes
 
-    with open(rules, "rb") as file:
-        program = file.read()
     code = ctypes.create_string_buffer(program, len(program))
     filter_ = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -847,12 +856,133 @@ def refuse_calls(rules: str) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
+# -- Forked from a template
+
+
+class Template:
+    """A process with all that a guest needs loaded; guests are forked from it. It runs nothing of any task itself.
+
+    bubblewrap has started it in a sandbox like the others, but with no workspace, no filter of system calls and a
+    bare ``/proc``. A fork enters namespaces of its own, mounts there what no two sandboxes share, and then gives up
+    what it needed for that (`Forked.confine`). Whatever bubblewrap mounted read-only it can neither remove nor make
+    writable, as its user namespace is not the one that owns those mounts; and when the template ends, so do they all.
+    """
+
+    def __init__(self, asking: socket.socket, rules: int) -> None:
+        import ctypes
+        import fcntl
+        import gc
+
+        self.asking, self.ioctl, self.libc = asking, fcntl.ioctl, ctypes.CDLL(None, use_errno=True)
+        with open(rules, "rb") as file:
+            self.filter = file.read()
+        signal.signal(signal.SIGCHLD, self._reap)
+        gc.freeze()
+
+    def serve(self) -> None:
+        """Fork a guest for each message until the host hangs up.
+
+        A message is JSON (``sizes``: bytes of each file system in memory, by where it is mounted) and comes with three
+        descriptors: the guest's end of its socket, the archive of its workspace, and where its errors go.
+        """
+        while True:
+            message, rights, _, _ = self.asking.recvmsg(1 << 16, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
+            if not message:
+                os._exit(0)
+            descriptors = struct.unpack("3i", rights[0][2])
+            try:
+                forked = os.fork()
+            except OSError as error:  # no more processes: this guest's fault, not that of the others
+                forked = -1
+                try:  # noqa: SIM105  # contextlib takes long to import
+                    os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
+                except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
+                    pass
+            if forked == 0:
+                try:
+                    os.dup2(descriptors[2], 2)
+                    self._become_guest(decode(message)["sizes"], *descriptors)
+                except BaseException as error:
+                    os.write(2, f"{type(error).__name__}: {error}\n".encode())
+                finally:
+                    os._exit(1)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _reap(self, *_: object) -> None:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+    def _become_guest(self, sizes: dict[str, int], control: int, archive: int, errors: int) -> None:
+        self.asking.close()
+        os.close(errors)
+        os.setsid()
+        user, group = os.getuid(), os.getgid()
+        self.checked(self.libc.unshare(NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_NETWORK | NEW_IPC | NEW_NAMES), "unshare")
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        if os.fork() != 0:  # only a child is in the new namespace of processes: the first in it
+            os._exit(0)
+        self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        self._mount(b"/proc/sys", b"/proc/sys", BIND)
+        self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        self._mount(b"devpts", b"/dev/pts", NO_SUID | NO_PROGRAMS, b"newinstance,ptmxmode=0666,mode=620")
+        for folder, size in sizes.items():
+            self._mount(b"tmpfs", folder.encode(), NO_SUID | NO_DEVICES, b"mode=0755,size=%d" % size)
+        loopback = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.ioctl(loopback.fileno(), SET_FLAGS, struct.pack("16sh14x", b"lo", UP | RUNNING))
+        loopback.close()
+        Forked(self, Control(socket.socket(fileno=control)), archive).serve()
+
+    def _mount(self, source: bytes, target: bytes, flags: int, options: bytes | None = None) -> None:
+        kind = None if flags & BIND else source
+        self.checked(self.libc.mount(source, target, kind, flags, options), f"mount {target.decode()}")
+
+    def checked(self, result: int, what: str) -> None:
+        """Raise OSError if a call into C failed."""
+        if result < 0:
+            import ctypes
+
+            raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+class Forked(Guest):
+    """A guest that a `Template` became. Until it is configured it has every capability over its own namespaces."""
+
+    def __init__(self, template: Template, control: Control, archive: int) -> None:
+        super().__init__(control)
+        self.template, self.content = template, archive
+        ours = os.pidfd_open(self.pid)
+        control.send({"forked": True}, descriptor=ours)  # by it the host puts us into our control group
+        os.close(ours)
+
+    def confine(self) -> None:
+        """Give up every capability and the right to gain any, and most system calls."""
+        libc = self.template.libc
+        libc.unshare(NEW_CGROUP)  # of the group that we are in by now; as with bubblewrap, where the kernel has it
+        for capability in range(64):
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
+        self.template.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
+        refuse_calls(self.template.filter)
+
+    def _unpack(self, unpacker: str, archive: str, content: int = -1) -> None:
+        super()._unpack(unpacker, "-", self.content)
+        os.close(self.content)
+
+
 if __name__ == "__main__":
-    end_of_ours = Control(connected(sys.argv[1]))
     if len(sys.argv) == 2:
-        Guest(end_of_ours).serve()
+        Guest(Control(connected(sys.argv[1]))).serve()
+    if sys.argv[2].isdigit():
+        Template(connected(sys.argv[1]), int(sys.argv[2])).serve()
+    end_of_ours = Control(connected(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
-        refuse_calls(sys.argv[2])
+        with open(sys.argv[2], "rb") as rules:
+            refuse_calls(rules.read())
         Guest(end_of_ours).serve()
     confined = Confined(end_of_ours, sys.argv[2])
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -13,9 +14,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.errors import SandboxFault
+from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.privileges import command_as
 
 _FRAME = struct.Struct(">II")
@@ -23,6 +25,57 @@ _MAX_HEADER, _MAX_BODY = 64 << 20, 1 << 30  # far above what a guest sends; beyo
 STARTUP_SECONDS = 30.0
 
 Header = dict[str, Any]
+Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
+"""From the descriptor of a socket to argv, and to further descriptors to pass on."""
+Ask = Callable[[socket.socket], None]
+Join = Callable[[int], None]
+_NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS)
+"""Why a socket takes no further descriptors until earlier ones have arrived."""
+
+
+def started(
+    command: Command,
+    *,
+    log: Path,
+    user: int | None = None,
+    env: Mapping[str, str] | None = None,
+    group: Group | None = None,
+    first: Sequence[str] = (),
+    kind: socket.SocketKind = socket.SOCK_STREAM,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start ``command(fd of its end of a socket)`` as `user`, in `group`; the process, and our end.
+
+    `first` goes before it: a program that does something with our rights and becomes what follows.
+    Must be called from the event loop's own thread: what is started dies with the *thread* that started it.
+    Raises `SandboxFault`.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    argv, descriptors = command(theirs.fileno())
+    try:
+        with theirs, log.open("ab") as sink:
+            process = subprocess.Popen(
+                [*(group.entering() if group else ()), *first, *command_as(user, argv)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=sink,
+                env=dict(env or {}),
+                cwd="/",
+                pass_fds=[theirs.fileno(), *descriptors],
+                start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
+            )
+    except OSError as error:
+        ours.close()
+        raise SandboxFault(f"cannot start the sandbox: {error}") from error
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    return process, ours
+
+
+class _ToFork(NamedTuple):
+    theirs: socket.socket
+    ask: Ask
+    join: Join | None
 
 
 class GuestProcess:
@@ -33,13 +86,16 @@ class GuestProcess:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: subprocess.Popen[bytes] | None,
         connection: socket.socket,
         log: Path,
         doors: list[socket.socket] | None = None,
     ) -> None:
         connection.setblocking(False)
         self.process = process
+        """What it was started by; None where it is forked from a `Template`."""
+        self.pid = process.pid if process is not None else 0
+        """Of that process, or of the guest itself once it was forked."""
         self.doors = doors
         """Bound to ports of the host's loopback, all that the guest can reach; None if it has a loopback itself."""
         self.inner: int | None = None
@@ -52,46 +108,27 @@ class GuestProcess:
         self._sending = asyncio.Lock()
         self._info = -1
         self._expected = False
+        self._to_fork: _ToFork | None = None
 
     @classmethod
     def spawn(
         cls,
-        command: Callable[[int], tuple[Sequence[str], Sequence[int]]],
+        command: Command,
         *,
         log: Path,
         user: int | None = None,
         env: Mapping[str, str] | None = None,
         doors: list[socket.socket] | None = None,
-        entering: Sequence[str] = (),
+        group: Group | None = None,
+        first: Sequence[str] = (),
     ) -> GuestProcess:
-        """Start ``command(fd of the guest's end)``, which returns argv and further descriptors to pass on.
-
-        `entering` goes before it all: a program that moves into a control group and becomes what follows.
-        Must be called from the event loop's own thread: a guest dies with the *thread* that started it.
-        Raises `SandboxFault`.
-        """
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        argv, descriptors = command(theirs.fileno())
+        """As `started`, which says what the parameters are, and `doors` those of the guest."""
         try:
-            with theirs, log.open("ab") as sink:
-                process = subprocess.Popen(
-                    [*entering, *command_as(user, argv)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=sink,
-                    env=dict(env or {}),
-                    cwd="/",
-                    pass_fds=[theirs.fileno(), *descriptors],
-                    start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
-                )
-        except OSError as error:
-            for opened in (ours, *(doors or ())):
-                opened.close()
-            raise SandboxFault(f"cannot start the sandbox: {error}") from error
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
+        except SandboxFault:
+            for door in doors or ():
+                door.close()
+            raise
         return cls(process, ours, log, doors)
 
     @classmethod
@@ -117,16 +154,48 @@ class GuestProcess:
         guest._expected = True
         return guest
 
-    async def _accept(self) -> None:
+    @classmethod
+    def forked(cls, ask: Ask, join: Join | None, *, log: Path) -> GuestProcess:
+        """One that is forked when configured: `ask` has it done for the guest's end of a socket, or raises OSError.
+
+        Before it runs anything, `join` is called with its process id, in a thread.
+        """
+        ours, theirs = socket.socketpair()
+        guest = cls(None, ours, log)
+        guest._to_fork = _ToFork(theirs, ask, join)
+        return guest
+
+    async def _be_forked(self, theirs: socket.socket, ask: Ask, join: Join | None) -> None:
+        while True:
+            try:
+                ask(theirs)
+                break
+            except OSError as error:
+                if error.errno not in _NOT_NOW:
+                    raise await self.died("lost the process that guests are forked from") from error
+                await asyncio.sleep(0.005)
+        theirs.close()
+        await self.receive()
+        self.inner = self.take_descriptor()
+        self.pid = int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
+        if self.pid <= 0:  # which would be us
+            raise await self.died()
+        if join is not None:
+            try:
+                await asyncio.to_thread(join, self.pid)
+            except OSError as error:
+                raise await self.died(f"cannot enter its control group ({error})") from error
+
+    async def _accept(self, process: subprocess.Popen[bytes]) -> None:
         """Take the guest's connection, the first of all: it runs nothing before it is asked."""
         loop, listener = asyncio.get_running_loop(), self._socket
-        ended = os.pidfd_open(self.process.pid)
+        ended = os.pidfd_open(process.pid)
         accepting = loop.create_task(loop.sock_accept(listener))
         gone = loop.create_task(_readable(ended))
         try:
             await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not accepting.done():
-                self.process.wait()
+                process.wait()
                 raise await self.died()
             self._socket, _ = accepting.result()
             self._socket.setblocking(False)
@@ -149,8 +218,10 @@ class GuestProcess:
         """First contact: hand over the `settings`, wait until it is ready. Raises `SandboxFault`."""
         try:
             async with asyncio.timeout(timeout):
-                if self._expected:
-                    await self._accept()
+                if self._to_fork is not None:
+                    await self._be_forked(*self._to_fork)
+                if self._expected and self.process is not None:
+                    await self._accept(self.process)
                 await self.send(settings)
                 reply, _ = await self.receive()
         except TimeoutError:
@@ -196,8 +267,10 @@ class GuestProcess:
     async def died(self, how: str = "") -> SandboxFault:
         """End what is left of the guest; returns the fault to raise, with its last words."""
         await self.close()
-        status = self.process.returncode
-        if not how:
+        status = self.process.returncode if self.process is not None else None
+        if not how and status is None:
+            how = "ended"
+        elif not how:
             how = f"was killed ({signal.Signals(-status).name})" if status and status < 0 else f"ended ({status})"
         words = self._log.read_text(errors="replace").strip()[-600:] if self._log.exists() else ""
         return SandboxFault(f"the sandbox {how}" + (f": {words}" if words else ""))
@@ -207,6 +280,8 @@ class GuestProcess:
         if self._closed:
             return
         self._closed = True
+        if self._to_fork is not None and self.inner is None:
+            await self._unforked(self._to_fork.theirs)
         for opened in (self._socket, *(self.doors or ())):
             opened.close()
         for descriptor in (*self._descriptors, *([self._info] if self._info >= 0 else [])):
@@ -216,17 +291,24 @@ class GuestProcess:
                 signal.pidfd_send_signal(self.inner, signal.SIGKILL)
             await _readable(self.inner, 30.0)
             os.close(self.inner)
-        deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
-        while self.process.poll() is None and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
-        self._kill_group()
-        await asyncio.to_thread(self.process.wait)
+        if self.process is not None:
+            await self._reap(self.process)
 
-    def _kill_group(self) -> None:
-        """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
-        forever for its user ids."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
-            os.killpg(self.process.pid, signal.SIGKILL)
+    async def _unforked(self, theirs: socket.socket) -> None:
+        """Wait until no process has the other end of our socket: one that is being forked ends when we hang up."""
+        theirs.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            self._socket.shutdown(socket.SHUT_WR)
+            async with asyncio.timeout(5.0):
+                while await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16):
+                    pass
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
+        while process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        kill_group(process)
+        await asyncio.to_thread(process.wait)
 
     async def _exactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
@@ -244,6 +326,13 @@ class GuestProcess:
         taken = bytes(self._buffer[:size])
         del self._buffer[:size]
         return taken
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
+    forever for its user ids."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 async def _readable(descriptor: int, timeout: float | None = None) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST
 from coderepairrl.sandbox.session import ResourceLimits
@@ -45,11 +46,11 @@ class UnsafeLocal(GuestBackend):
         """The folder itself."""
         return str((box / "work").resolve())
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start the guest as an ordinary child."""
         return GuestProcess.spawn(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},
-            entering=entering,
+            group=group,
         )

@@ -4,6 +4,7 @@ be shown all that is in them."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import pwd
 from pathlib import Path
 
@@ -36,21 +37,33 @@ def check_shown(folder: Path) -> None:
     secrets: those of the system, keys and settings in the home, repositories that were fetched.
     """
     place = folder.resolve()
-    whole, closed = [Path(name) for name in _WHOLE], [Path(name) for name in _SYSTEM]
-    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
-    with contextlib.suppress(RuntimeError):  # there is no home
-        whole.append(Path.home())
-        homes.append(Path.home())
-    closed += [home / name for home in homes for name in _OF_A_USER]
+    home: Path | None = None
+    with contextlib.suppress(RuntimeError):  # there is none
+        home = Path.home()
+    caches: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # nor a cache
-        whole += folders()
-        closed.append(git_cache())
-    for each in (*whole, *closed):
-        if each.resolve().is_relative_to(place):
-            raise _refused(folder, f"contains {each}" if each.resolve() != place else f"is {each}")
-    for each in closed:
-        if place.is_relative_to(each.resolve()):
+        caches = (git_cache(), *folders())
+    within = {place, *place.parents}
+    for each, there, around, closed in _private(home, caches):
+        if place in around:
+            raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
+        if closed and there in within:
             raise _refused(folder, f"lies in {each}")
+
+
+@functools.cache
+def _private(home: Path | None, caches: tuple[Path, ...]) -> tuple[tuple[Path, Path, frozenset[Path], bool], ...]:
+    """Folders as they are called, where they are, that and all folders around it, and whether all that is in them is
+    closed; of `caches` the first.
+
+    Kept: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a hundred of these.
+    """
+    homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
+    homes += [home] if home else []
+    whole = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
+    closed = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
+    places = ((each, each.resolve()) for each in (*whole, *closed))
+    return tuple((each, there, frozenset((there, *there.parents)), each in closed) for each, there in places)
 
 
 def _refused(folder: Path, how: str) -> TaskError:

@@ -48,6 +48,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, SandboxFault
 from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
+from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
@@ -137,7 +138,7 @@ class Sandlock(GuestBackend):
 
         return start
 
-    def launch(self, box: Path, prepared: Prepared, entering: Sequence[str], environment: Path | None) -> GuestProcess:
+    def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start the supervisor, which starts the guest; ports for its bridges are ours from now on."""
         self._make_tmp(box)
         doors = [_door() for _ in range(PORTS)]
@@ -148,7 +149,7 @@ class Sandlock(GuestBackend):
             shown = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
 
-        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, entering=entering)
+        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
     def close(self) -> None:
         """As `GuestBackend.close`; the machine is checked again before the next use."""

@@ -20,13 +20,14 @@ MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
     # where and how fast the same is computed
-    *("engine", "gpu", "rollout.concurrency", "train.devices", "train.patience", "train.gradient_checkpointing"),
+    *("engine", "gpu", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
+    "train.gradient_checkpointing",
     # what an attempt may spend
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
-    *("train.max_grad_norm", "train.beta", "train.eps_low", "train.eps_high", "train.old_logprobs"),
-    *("train.mismatch_correction", "train.mismatch_cap"),
+    *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
+    *("train.old_logprobs", "train.mismatch_correction", "train.mismatch_cap", "train.mismatch_mask"),
     # what is asked before it goes on
     *("tasks.verify", "tasks.learned"),
     # which tasks come next: what came before is in the log
@@ -58,8 +59,8 @@ WHY_NOT = {
 _BESIDE = {"run.dir", "log"}
 """Where a run lies is no change of it, nor who is told of it."""
 _NOT_REPLAYED = {"train.devices", "train.patience"}
-_OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype")
-"""Which of what may change decides whether the clip cuts rounding noise."""
+_OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
+"""Which of what may change decides whether the clip cuts what is no update of the batch."""
 _LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
@@ -163,7 +164,8 @@ def _check_continues(history: History, config: Config, changed: Iterable[str]) -
             "engine.weights cannot change in the middle of a run: the log has checksums of the one kind",
             fix="resume it as it was, or give the changed run another run.name",
         )
-    half = sorted(step for name, step in set(history.begun.values()) - set(history.evaluations) if name != "train")
+    begun = {(group.phase, group.step) for group in history.begun.values()}
+    half = sorted(step for name, step in begun - set(history.evaluations) if name != "train")
     if half and (keys := [key for key in changed if _within(key, ["eval", *_LIMITS])]):
         raise ConfigError(
             f"{keys[0]} cannot change in the middle of an evaluation (after step {half[0]})",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.errors import RunError
 from coderepairrl.runs import RunFolder, logged_episodes
@@ -12,6 +12,15 @@ from coderepairrl.types import Episode
 
 Key = tuple[str, int]
 """Group and attempt."""
+
+
+class Begun(NamedTuple):
+    """A group that has attempts: what it was scheduled for, and the policy's version at the first of them."""
+
+    phase: str
+    step: int
+    task: str
+    version: int
 
 
 @dataclass(slots=True)
@@ -24,8 +33,10 @@ class History:
     """The ``eval`` records by name and step."""
     tried: dict[Key, int] = field(default_factory=dict)
     """Attempts begun, by group and attempt."""
-    begun: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """The groups of these attempts, with the phase and step that each was scheduled for."""
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """The groups of these attempts, but for those that were given up since."""
+    given_up: set[str] = field(default_factory=set)
+    """Episodes of groups that were begun anew, for no step could consume them in time."""
     consumed: set[str] = field(default_factory=set)
     """The groups that a step has consumed."""
     outcomes: dict[str, list[float]] = field(default_factory=dict)
@@ -47,15 +58,22 @@ class History:
         for task, came_to in record.get("outcomes", {}).items():
             self.outcomes.setdefault(task, []).extend(came_to)
 
+    def forget(self, groups: Iterable[str]) -> None:
+        """Take that `groups` will be begun anew."""
+        for group in groups:
+            self.begun.pop(group, None)
+
 
 def read_history(run: RunFolder) -> History:
     """The history of `run`. Raises what `RunFolder.records` raises."""
     history = History()
     groups: dict[str, str] = {}
+    version = 0
     for record in run.records():
         if record["type"] == "step":
             history.add_step(record, (groups[name] for name in record.get("episodes", ()) if name in groups))
             history.stopped = []
+            version = record.get("version", version)
         elif record["type"] == "stop":
             history.stopped.append(record["reason"])
         elif record["type"] == "eval":
@@ -65,8 +83,12 @@ def read_history(run: RunFolder) -> History:
         elif record["type"] == "episode":
             key = (record["group"], record["attempt"])
             history.tried[key] = history.tried.get(key, 0) + 1
-            history.begun[record["group"]] = (record["phase"], record["step"])
+            begun = Begun(record["phase"], record["step"], record["task"], version)
+            history.begun.setdefault(record["group"], begun)
             groups[record["id"]] = record["group"]
+        elif record["type"] == "shed":
+            history.given_up.update(name for name, group in groups.items() if group in record["groups"])
+            history.forget(record["groups"])
     return history
 
 
@@ -82,7 +104,9 @@ def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, li
     return {step["step"]: [found[name] for name in step["episodes"]] for step in steps}
 
 
-def finished(run: RunFolder, groups: Collection[str]) -> list[Episode]:
-    """The episodes of `groups` that have a verdict, void ones among them."""
+def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
+    """The episodes of `groups` that have a verdict, void ones among them, without those `given_up`."""
     named = tuple(f"{group}-" for group in groups)
-    return list(logged_episodes(run.records(), lambda name: name.startswith(named))) if named else []
+    if not named:
+        return []
+    return list(logged_episodes(run.records(), lambda name: name.startswith(named) and name not in given_up))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import KIND, Batch, Form, Learner, LearnSettings, batch
+from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
@@ -25,15 +25,25 @@ from coderepairrl.types import Episode
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """What the learner is given for a step: the same function live and in a replay."""
     terms = config.train
-    summed: Literal["tokens", "episodes"] = "tokens" if terms.algorithm == "dr_grpo" else "episodes"
+    recipe = RECIPES[terms.algorithm]
+    summed: Literal["tokens", "episodes"] = "episodes" if recipe.aggregation in ("episode", "row") else "tokens"
     return batch(
         episodes,
-        terms.advantage or KIND[terms.algorithm],
+        terms.advantage or recipe.baseline,
         max_tokens=config.rollout.tokens,
         denominator=terms.denominator,
-        kl=terms.beta > 0 or bool(terms.teacher),
+        kl=terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher),
         weights={name: kind.weight for name, kind in config.kinds.items()},
         balance=summed if terms.balance_kinds else "",
+        shaping=Shaping(
+            terms.overlong_buffer,
+            {
+                "": config.rollout.tokens,
+                **{n: kind.tokens or config.rollout.tokens for n, kind in config.kinds.items()},
+            },
+            terms.tie_break,
+            terms.mask_truncated,
+        ),
     )
 
 
@@ -92,7 +102,7 @@ class LivePolicy:
                 await self.save(step - 1)
                 await self._begin(config, step - 1)
             if step <= history.step and (made := make_batch(episodes[step], config)).samples:
-                await self._learner.step(made.samples, made.episodes)
+                await self._learner.step(made.samples, made.episodes, made.tokens)
         if self._learner.version:
             await self._serve(await self._verified(history, history.step))
 
@@ -137,7 +147,7 @@ class LivePolicy:
             return {}, self._live.checksum if self._live else ""
         for attempt in range(self.config.run.retries + 1):
             try:
-                metrics = await self._learner.step(made.samples, made.episodes)
+                metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
                 published = await self._publish()
                 synced = await self._serve(published)
                 break

@@ -26,6 +26,10 @@ class References:
         self._tasks = {task.id: task for task in tasks} if most else {}
         self._seen: dict[str, set[Identity]] = {}
 
+    def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
+        """Those that were known when `step` began, by task id."""
+        return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
+
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
         """Take what a finished step verified; `episodes` are in the order of its batch."""
         for episode in episodes:

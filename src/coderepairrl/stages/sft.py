@@ -162,7 +162,8 @@ async def _train(run: _Run) -> None:
         run.progress.step(step, metrics)
         if skipped:
             run.progress.say(f"step {step} is skipped, and its weights stay as they were: {skipped}")
-        await _finish(run)
+        run.folder.add_metrics({"step": step, **metrics})
+        await _checkpoint_if_due(run)
         await _evaluate_if_due(run, step)
     if run.stale:
         loss, best = min((loss, step) for step, loss in run.losses.items())
@@ -220,13 +221,13 @@ async def _restore(run: _Run) -> None:
                     fix="resume with the library versions in run.json, on the same kind of machine",
                 )
     if done:
-        await _finish(run)
+        run.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in run.history.steps])
+        await _checkpoint_if_due(run)
 
 
-async def _finish(run: _Run) -> None:
-    """Write what the log implies of the newest step: metrics and, where due, a checkpoint."""
-    config, history, step = run.plan.config, run.history, run.history.step
-    run.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
+async def _checkpoint_if_due(run: _Run) -> None:
+    """Write a checkpoint of the newest step, where it is due and not there."""
+    config, step = run.plan.config, run.history.step
     if config.data.patience:
         due = step in run.losses and run.losses[step] == min(run.losses.values())
     else:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from coderepairrl.config import Config
@@ -15,15 +14,27 @@ from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch, advantages
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
-from coderepairrl.rollout import Group, Slot, check_health, collect, due, episodes_of, outcomes, slots
+from coderepairrl.rollout import (
+    Ahead,
+    Group,
+    Slot,
+    Window,
+    check_health,
+    collect,
+    due,
+    episodes_of,
+    make_group,
+    outcomes,
+    slots,
+)
 from coderepairrl.stages import gates, overoptimisation
-from coderepairrl.stages.history import History, consumed, finished
+from coderepairrl.stages.history import Begun, History, consumed, finished
 from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import make_batch, replayed
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import conclude
 from coderepairrl.stats import Interval, summarise
-from coderepairrl.types import Ending, Episode, Sampling, Verified
+from coderepairrl.types import Ending, Episode, Sampling
 
 
 async def train(parts: Parts, history: History) -> None:
@@ -34,26 +45,28 @@ async def train(parts: Parts, history: History) -> None:
     """
     run, policy = parts.config.run, parts.policy
     references = await restore(parts, history)
-    for step in range(history.step + 1, run.steps + 1):
-        await evaluate_if_due(parts, history, step - 1)
+    window = Window(parts.config.rollout.tasks_per_step, parts.config.rollout.max_staleness)
+    async with Ahead(window) as ahead:
+        for step in range(history.step + 1, run.steps + 1):
+            await evaluate_if_due(parts, history, step - 1)
 
-        began = time.monotonic()
-        groups = await attempt_tasks(parts, history, references)
-        batch = make_batch(episodes_of(groups), parts.config)
-        rolled_out = time.monotonic()
+            began = time.monotonic()
+            groups = await attempt_tasks(parts, history, references, ahead)
+            batch = make_batch(episodes_of(groups), parts.config)
+            rolled_out = time.monotonic()
 
-        parts.progress.phase("learn")
-        parts.log.sync()  # no weights may depend on an episode that a power cut could still take
-        learned, checksum = await policy.improve(batch, history)
-        seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
+            parts.progress.phase("learn")
+            parts.log.sync()  # no weights may depend on an episode that a power cut could still take
+            learned, checksum = await policy.improve(batch, history)  # what is held by `ahead` goes on meanwhile
+            seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
-        record = {"step": step, "version": policy.version, "checksum": checksum}
-        record |= summarise_step(groups, batch, learned, seconds, references)
-        alarms = gates.check([*history.steps, record], run)
-        commit_step(parts, history, record, groups, alarms)
-        references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
-        await export(parts, history, episodes_of(groups), references)
-        raise_alarms(parts, alarms)
+            record = {"step": step, "version": policy.version, "checksum": checksum}
+            record |= summarise_step(groups, batch, learned, seconds, references, ahead)
+            alarms = gates.check([*history.steps, record], run)
+            commit_step(parts, history, record, groups, alarms)
+            references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
+            await export(parts, history, episodes_of(groups), references)
+            raise_alarms(parts, alarms)
 
     await evaluate_if_due(parts, history, run.steps)
 
@@ -76,24 +89,65 @@ async def restore(parts: Parts, history: History) -> References:
     return references
 
 
-async def attempt_tasks(parts: Parts, history: History, references: References) -> list[Group]:
-    """The groups of the next step, sampled by the policy as it is now: those that are due, and as long as
-    `curriculum.refill` allows further ones in place of groups whose attempts all earned the same."""
-    rollout, step, groups = parts.config.rollout, history.step + 1, list[Group]()
-    sampling = Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens)
+async def attempt_tasks(parts: Parts, history: History, references: References, ahead: Ahead) -> list[Group]:
+    """The groups of the next step: those that are due, and as long as `curriculum.refill` allows further ones in place
+    of groups whose attempts all earned the same.
+
+    With `rollout.max_staleness` some of them were begun before the last update, and others are left to go on.
+    """
+    groups = list[Group]()
     while wanted := lacking(groups, parts.config):
-        chosen = due(
-            parts.curriculum,
-            rollout.group_size,
-            wanted,
-            history.consumed | {group.id for group in groups},
-            history.outcomes,
-            [group.task.id for group in groups],
-        )
-        chosen = [replace(slot, step=step) for slot in chosen]
-        groups += await gather(parts, history, chosen, sampling, verified=references.known)
+        await begin_groups(parts, history, references, ahead, wanted, groups)
+        groups += await ahead.take(wanted, parts.policy.version)
         check_health(groups, parts.config.run.void_limit)
     return groups
+
+
+async def begin_groups(
+    parts: Parts, history: History, references: References, ahead: Ahead, wanted: int, taken: Sequence[Group]
+) -> None:
+    """Begin as many groups as there is room for in `ahead`, where the next step has `taken` some and wants others.
+
+    Those that an interrupted process left behind come first, with the episodes that it finished, unless they are too
+    old by now.
+    """
+    rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
+    held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in ahead.slots}
+    tasks = {task.id: task for task in parts.train_tasks}
+    room = ahead.window.room(wanted, len(ahead.slots), parts.config.run.steps - step)
+    chosen = due(
+        parts.curriculum,
+        rollout.group_size,
+        room,
+        history.consumed | held.keys(),
+        history.outcomes,
+        [task.id for task in held.values()],
+        {name: tasks[begun.task] for name, begun in history.begun.items() if begun.task in tasks},
+    )
+    for slot in chosen:
+        ahead.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
+    if shed := await ahead.renew(wanted, version):
+        parts.log.append("shed", step=history.step, version=version, groups=shed)
+        history.forget(shed)
+        parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
+    left = [slot.group for slot in chosen if slot.group in history.begun]
+    done = finished(parts.folder, left, history.given_up)
+
+    def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
+        begun = history.begun.setdefault(slot.group, Begun(slot.phase, step, slot.task.id, version))
+        return make_group(
+            parts.rollout,
+            replace(slot, step=begun.step),
+            sampling=Sampling(temperature=rollout.temperature, max_tokens=rollout.turn_tokens),
+            retries=parts.config.run.retries,
+            finished=[episode for episode in done if episode.group == slot.group],
+            tried=history.tried,
+            verified=references.before(begun.step),
+            began=began,
+        )
+
+    ahead.start(make)
+    parts.progress.phase("train", ahead.unfinished)
 
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
@@ -111,17 +165,23 @@ def summarise_step(
     learned: Mapping[str, Any],
     seconds: Mapping[str, float],
     references: References,
+    ahead: Ahead,
 ) -> dict[str, Any]:
     """What the record of a step keeps of its episodes, its batch and the update.
 
-    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were.
+    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were. Where engine
+    and learner take turns, ``tokens_per_second`` is of the time that the engine had, ``rollout_seconds``; otherwise of
+    the whole step, in which the learner waited for groups for so long.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
     metrics = {
         **step_metrics(groups, batch, numbers),
         **references.metrics(groups),
         **{name: round(value, 3) for name, value in seconds.items()},
-        "tokens_per_second": round(batch.account.sampled / seconds["rollout_seconds"], 1),
+        "tokens_per_second": round(
+            batch.account.sampled / (sum(seconds.values()) if ahead.window.staleness else seconds["rollout_seconds"]), 1
+        ),
+        **({"ahead": len(ahead.slots)} if ahead.window.staleness else {}),
     }
     return {
         "metrics": metrics,
@@ -175,17 +235,10 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
         parts.log.append("checkpoint", step=step, path=path.name)
 
 
-async def gather(
-    parts: Bench,
-    history: History,
-    chosen: Sequence[Slot],
-    sampling: Sampling,
-    *,
-    verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
-) -> list[Group]:
-    """The groups that are `chosen`, episodes that an interrupted process finished included.
+async def gather(parts: Bench, history: History, chosen: Sequence[Slot], sampling: Sampling) -> list[Group]:
+    """The groups of an evaluation, episodes that an interrupted process finished included.
 
-    Evaluations leave `verified` out: the task's own reference alone makes the policy comparable before and after.
+    The task's own reference alone makes the policy comparable before and after: there are no further ones.
     """
     parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
     return await collect(
@@ -195,7 +248,6 @@ async def gather(
         retries=parts.config.run.retries,
         finished=finished(parts.folder, [slot.group for slot in chosen if slot.group in history.begun]),
         tried=history.tried,
-        verified=verified,
     )
 
 

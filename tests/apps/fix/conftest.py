@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+import warm
 
 HERE = Path(__file__).parent
 
@@ -40,13 +41,13 @@ class Home:
 
     def command(self, model: str | Path, *more: str, repo: Path | None = None) -> list[str]:
         fixed = ["fix", str(repo or self.repo), "--issue", str(self.path / "issue.md"), "--model", str(model)]
-        return [sys.executable, "-m", "coderepairrl.cli", *fixed, *more]
+        return [*warm.CRRL, *fixed, *more]
 
     def fix(
         self, model: str | Path, *more: str, code: int = 0, repo: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         command = self.command(model, *more, repo=repo)
-        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, timeout=120)
+        done = warm.run(command, cwd=self.path, env=self.environment, capture_output=True, timeout=120)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
         return done
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+import warm
 from coderepairrl import models
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.apps.fix.command import USE
@@ -241,8 +242,8 @@ rollout = {{ tasks_per_step = 1, group_size = 2, calls = 2, tokens = 3000, turn_
 eval = {{ before = false, after = false }}
 """)
     run = home.path / "runs" / "mine"
-    train = [sys.executable, "-m", "coderepairrl.cli", "train", "mine.toml"]
-    subprocess.run(train, cwd=home.path, env=home.environment, capture_output=True, check=True, timeout=200)
+    done = warm.run([*warm.CRRL, "train", "mine.toml"], cwd=home.path, env=home.environment, capture_output=True)
+    assert done.returncode == 0, done.stderr
     done = home.fix("runs/mine", "--json", code=1)
     summary = json.loads(done.stdout)
     assert home.path / summary["model"] == run / "checkpoints" / "00001"

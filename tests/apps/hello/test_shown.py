@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
+import warm
 from coderepairrl.apps.hello.command import headline
 from coderepairrl.apps.hello.episode import Shown, as_text
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
-CRRL = [sys.executable, "-m", "coderepairrl.cli"]
 PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
 
 
@@ -51,10 +49,10 @@ def test_two_episodes_are_shown() -> None:
 
 def test_what_was_shown_is_not_shown_again_by_resume(tmp_path: Path) -> None:
     small = ("run.steps=1", "eval.tasks=6", "eval.after=false", "rollout.tasks_per_step=2", "rollout.group_size=4")
-    first = subprocess.run([*CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
+    first = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
     assert "an episode, before any training" in first.stderr, first.stderr
-    more = [*CRRL, "hello", *small, "run.steps=2", "--resume"]
-    again = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True)
+    more = [*warm.CRRL, "hello", *small, "run.steps=2", "--resume"]
+    again = warm.run(more, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0 and "step 2" in again.stdout, again.stderr
     assert "an episode, before any training" not in again.stderr
 
@@ -69,7 +67,7 @@ def test_the_headline_has_its_interval() -> None:
 def test_hello(tmp_path: Path) -> None:
     """Where it is no terminal: plain text, and what is printed last can be typed."""
     small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
-    done = subprocess.run([*CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
+    done = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr + done.stdout
     lines = done.stderr.splitlines()
@@ -86,5 +84,5 @@ def test_hello(tmp_path: Path) -> None:
     assert following == "next:"
     for line in (first, second, third):
         command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
-        ran = subprocess.run([*CRRL, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+        ran = warm.run([*warm.CRRL, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
         assert ran.returncode == 0, (line, ran.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import resource
 import shlex
 import sys
 import time
@@ -19,6 +18,7 @@ from coderepairrl import stages
 from coderepairrl.apps.hello.episode import Shown
 from coderepairrl.errors import as_called
 from coderepairrl.printable import counted
+from coderepairrl.processes.meter import cpu_seconds
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stats import Interval, compare, pair
 from coderepairrl.stats.clusters import slice_of
@@ -55,7 +55,7 @@ def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool 
     asyncio.run(stages.run(config, resume=resume, show=shown))
     wall = time.monotonic() - began
     report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
-    report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(_cpu_seconds(), 1)}
+    report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(cpu_seconds(), 1)}
     if as_json:
         return json.dumps(report)
     return "\n".join(
@@ -189,8 +189,3 @@ def _free(folder: Path, name: str) -> str:
         number += 1
         candidate = f"{name}-{number}"
     return candidate
-
-
-def _cpu_seconds() -> float:
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -134,7 +134,8 @@ class Estimate:
         if self._slots is None:
             return step
         sampling = self._waves * self._wave(longest)
-        step |= {"sampling_s": round(sampling, 1), "seconds": round(training + sampling, 1)}
+        seconds = max(training, sampling) if rollout.max_staleness else training + sampling
+        step |= {"sampling_s": round(sampling, 1), "seconds": round(seconds, 1)}
         by_time = f"rollout.seconds={rollout.seconds:g}: an episode gets to {longest} of {rollout.tokens} tokens"
         return step | {"limit": by_time if longest < rollout.tokens else f"rollout.tokens={rollout.tokens}"}
 

@@ -32,7 +32,7 @@ class LearnerMemory(NamedTuple):
     gradients: int
     """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
     optimizer: int
-    """Two moments of AdamW, in float32 or in 8 bits."""
+    """Two moments of AdamW, in float32 or in 8 bits; of Muon's matrices one."""
     gathered: int
     """Of other processes' shares: weights that are here for a while, gradients on their way."""
     activations: int
@@ -94,12 +94,21 @@ def learner_memory(
         weights=held // (ranks if divided else 1) + (0 if lora else own),
         adapters=4 * count // (ranks if divided else 1) + own if lora else 0,
         gradients=4 * count // ranks + (4 * count if buckets else 0),
-        optimizer=(8 * count if settings.optimizer == "adamw" else 2 * count + 2 * count // BLOCK * 4) // ranks,
+        optimizer=_moments(model, settings, count) // ranks,
         gathered=gathered,
         activations=activations,
         work=work,
         logits=logits,
     )
+
+
+def _moments(model: Architecture, settings: LearnSettings, count: int) -> int:
+    """Of `count` trained numbers, on all ranks together."""
+    if settings.optimizer == "adamw_8bit":
+        return 2 * count + 2 * count // BLOCK * 4
+    if settings.optimizer == "muon":
+        return 8 * count - 4 * model.layers * model.products
+    return 8 * count
 
 
 def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
@@ -121,13 +130,14 @@ def _activations(
 ) -> tuple[int, int]:
     """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds; `count` weights are trained.
 
-    On a GPU every head gets keys of its own in float32 (`learn.policy.rows_attention`), and in bfloat16 FlashAttention
-    sums the queries' gradients in one float32 copy for each share of the keys, to give the same bits again.
+    On a GPU attention's output is kept twice (`learn.attention`), every head gets keys of its own in float32, and in
+    bfloat16 FlashAttention sums the queries' gradients in one float32 copy for each share of the keys, to give the same
+    bits again.
     """
     lora, half = settings.lora, settings.precision == "bf16"
-    spread = 2 * 4 * (model.queries - model.keys) if gpu and not half else 0
+    more = ((2 if half else 4) * model.queries + (0 if half else 8 * (model.queries - model.keys))) if gpu else 0
     copies = 4 * model.queries * -(-PROCESSORS // model.heads) if gpu and half else 0
-    layer = (_kept(model, settings) + spread) * tokens
+    layer = (_kept(model, settings) + more) * tokens
     stream = model.hidden * (2 if lora and half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
     casts = 2 * (count if lora else model.layers * model.products) if half else 0  # weights in bfloat16
@@ -146,13 +156,13 @@ def _kept(model: Architecture, settings: LearnSettings) -> int:
     rank = settings.lora.rank * len(settings.lora.targets) if settings.lora else 0
     match settings.precision, settings.lora is not None:
         case "fp32", False:
-            return 4 * (6 * h + (5 if norm else 3) * q + (4 if norm else 2) * k + 4 * f) + scales
+            return 4 * (6 * h + (4 if norm else 2) * q + (4 if norm else 2) * k + 4 * f) + scales
         case "fp32", True:  # frozen weights keep no input; adapters keep theirs
-            return 4 * (4 * h + (4 if norm else 3) * q + (3 if norm else 2) * k + 4 * f + rank) + scales
+            return 4 * (4 * h + (3 if norm else 2) * q + (3 if norm else 2) * k + 4 * f + rank) + scales
         case _, False:  # norms in float32, and an input in bfloat16 for each of five matrices
-            return 26 * h + (12 if norm else 6) * q + (10 if norm else 4) * k + 8 * f + scales
+            return 26 * h + (10 if norm else 4) * q + (10 if norm else 4) * k + 8 * f + scales
         case _:
-            return 12 * h + (10 if norm else 6) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
+            return 12 * h + (8 if norm else 4) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
 
 
 def _passing(model: Architecture, settings: LearnSettings) -> int:

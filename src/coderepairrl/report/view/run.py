@@ -13,7 +13,7 @@ from typing import Any
 from coderepairrl import config, models
 from coderepairrl.config.schema import Config, Train
 from coderepairrl.errors import CodeRepairError, UsageError
-from coderepairrl.learn import KIND
+from coderepairrl.learn import RECIPES
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.stitch import fates
 from coderepairrl.report.view.conversation import conversation
@@ -235,10 +235,12 @@ def _noticed(around: Around, shown: Shown) -> Around:
 
 def _advantages(terms: Train) -> Advantages:
     """Advantages as the learner has them."""
-    if terms.algorithm == "sft":  # it compares no attempts
+    recipe = RECIPES.get(terms.algorithm)
+    kind = recipe and (terms.advantage or recipe.baseline)
+    further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated  # rewards alone do not tell
+    if kind is None or kind == "batch" or further:  # sft compares no attempts, and `batch` not those of a group
         return lambda rewards: (None,) * len(rewards)
-    kind = terms.advantage or KIND[terms.algorithm]
-    kl = (terms.beta > 0 or bool(terms.teacher)) and terms.denominator == "episodes"
+    kl = (terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher)) and terms.denominator == "episodes"
     return lambda rewards: group_advantages(rewards, kind, kl=kl).values
 
 

@@ -1,0 +1,48 @@
+"""The algorithms as combinations of parts, by name (docs/reference/algorithms.md). Without torch.
+
+The loss is ``- sum_t share_t objective(ratio_t, advantage)`` over the trained tokens. `losses` has the formula of each
+ratio, objective and aggregation under the name that it has here, `advantages` those of the baselines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from coderepairrl.config.schema import Algorithm, Kind, KLPlace
+
+Ratio = Literal["token", "row", "row_token", "product"]
+Objective = Literal["score", "clip", "cispo", "tv"]
+Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
+
+
+class Recipe(NamedTuple):
+    """What an algorithm is made of, and its own values of settings that a run may set otherwise."""
+
+    ratio: Ratio
+    objective: Objective
+    aggregation: Aggregation
+    baseline: Kind
+    """`train.advantage`."""
+    clip: tuple[float, float] = (0.2, 0.2)
+    """`train.eps_low` and `train.eps_high`: they live on the scale of the ratio, or of probabilities for ``tv``."""
+    kl_in: KLPlace = "loss"
+    """`train.kl_in`."""
+
+
+GSPO_CLIP = (2e-5, 4e-4)
+"""A length-normalised ratio hardly moves."""
+
+RECIPES: dict[Algorithm, Recipe] = {
+    "reinforce": Recipe("token", "score", "sum", "none"),
+    "rloo": Recipe("product", "clip", "row", "leave_one_out", kl_in="reward"),
+    "ppo": Recipe("token", "clip", "batch", "batch"),
+    "grpo": Recipe("token", "clip", "episode", "zscore"),
+    "dr_grpo": Recipe("token", "clip", "constant", "mean"),
+    "bnpo": Recipe("token", "clip", "batch", "zscore"),
+    "dapo": Recipe("token", "clip", "batch", "zscore", (0.2, 0.28)),
+    "dppo": Recipe("token", "tv", "constant", "mean"),
+    "cispo": Recipe("token", "cispo", "batch", "zscore", (0.0, 4.0)),
+    "gspo": Recipe("row", "clip", "episode", "zscore", GSPO_CLIP),
+    "gspo_token": Recipe("row_token", "clip", "episode", "zscore", GSPO_CLIP),
+}
+"""All but `sft`, which compares no attempts."""

@@ -1,0 +1,315 @@
+"""Causal attention over a packed prefix tree: every token attends to the path from the root to itself.
+
+A tree without shared prefixes is rows end to end, each attending only to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers import AttentionInterface
+from transformers.integrations.flash_attention import flash_attention_forward
+
+from coderepairrl.errors import UsageError
+
+TREE, FLASH = "coderepairrl_tree", "flash_attention_2"
+"""Names of attention implementations, as transformers calls them."""
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+class Span(NamedTuple):
+    """Consecutive tokens of a tree that continue one path: each attends to `before`, and causally to the span.
+
+    >>> Span(5, 9, ((0, 2), (3, 5))).keys
+    ((0, 2), (3, 5), (5, 9))
+    """
+
+    start: int
+    stop: int
+    before: tuple[tuple[int, int], ...]
+    """The ancestors, as runs ``(start, stop)`` of tokens, from the root on."""
+
+    @property
+    def keys(self) -> tuple[tuple[int, int], ...]:
+        """The runs of the whole path, the span's own last."""
+        return (*self.before, (self.start, self.stop))
+
+    @property
+    def depth(self) -> int:
+        """Number of ancestors."""
+        return sum(stop - start for start, stop in self.before)
+
+    @property
+    def length(self) -> int:
+        """Tokens of the whole path."""
+        return self.depth + self.stop - self.start
+
+
+def chunks(spans: Sequence[Span], tokens: int) -> list[tuple[Span, ...]]:
+    """The spans of a tree in consecutive parts of so many tokens, the last of which may have fewer.
+
+    >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
+    (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
+    """
+    parts: list[list[Span]] = [[]]
+    left = tokens
+    for span in spans:
+        start = span.start
+        while start < span.stop:
+            if not left:
+                parts.append([])
+                left = tokens
+            stop = min(span.stop, start + left)
+            own = ((span.start, start),) if start > span.start else ()
+            parts[-1].append(Span(start, stop, (*span.before, *own)))
+            left -= stop - start
+            start = stop
+    return [tuple(part) for part in parts]
+
+
+class Layer(NamedTuple):
+    """Keys and values of all tokens of a tree in one layer, ``(1, heads, T, d)``, and their gradients."""
+
+    key: Tensor
+    value: Tensor
+    of_key: Tensor
+    of_value: Tensor
+
+
+@dataclass(slots=True)
+class Store:
+    """What is kept of a tree that is computed chunk by chunk, forwards and then backwards."""
+
+    tokens: int
+    layers: dict[int, Layer] = field(default_factory=dict)
+
+    def put(self, index: int, key: Tensor, value: Tensor, start: int) -> Layer:
+        """The layer `index`, with keys and values of a chunk that begins at `start`."""
+        if index not in self.layers:
+            sizes = [(*tensor.shape[:2], self.tokens, tensor.shape[3]) for tensor in (key, value)]
+            exact = torch.promote_types(key.dtype, torch.float32)
+            self.layers[index] = Layer(
+                *(tensor.new_empty(size) for tensor, size in zip((key, value), sizes, strict=True)),
+                *(key.new_zeros(size, dtype=exact) for size in sizes),
+            )
+        layer = self.layers[index]
+        for whole, tensor in ((layer.key, key), (layer.value, value)):
+            whole[:, :, start : start + tensor.shape[2]] = tensor.detach()  # or it would keep every chunk's graph
+        return layer
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    spans: Sequence[Span] | None = None,
+    store: Store | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans` the sequence is one row.
+
+    A sliding window counts tokens along the path. With a `store` the tokens are a chunk of a tree, and `spans` are
+    places in the whole. Raises `UsageError` for a mask or dropout, and for chunks elsewhere than on a CPU or with a
+    sliding window.
+    """
+    if attention_mask is not None or dropout:
+        raise UsageError("packed training knows causal attention only: no mask, no dropout")
+    spans = spans or (Span(0, query.shape[2], ()),)
+    if sliding_window is not None and max(span.length for span in spans) > sliding_window:
+        if store is not None:
+            raise UsageError("a tree with a sliding window is not computed in chunks")
+        return _windowed(query, key, value, spans, scaling, sliding_window), None
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    if device == "cpu":
+        layer = None if store is None else store.put(cast(Any, module).layer_idx, key, value, spans[0].start)
+        return cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer)), None
+    if store is not None:
+        raise UsageError("a tree is computed in chunks on a CPU alone")
+    return _gathered(query, key, value, spans, scaling), None
+
+
+def flash_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *arguments: Any,
+    path_K: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """transformers' FlashAttention, of keys that are first gathered along the paths (`flash_options`)."""
+    if path_K is not None:
+        key, value = key[:, :, path_K], value[:, :, path_K]
+    return flash_attention_forward(module, query, key, value, *arguments, **options)
+
+
+def flash_options(spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
+    """What `flash_attention` needs to know of a tree, made once for all layers.
+
+    The kernel aligns its causal mask, and a sliding window, with the last query and the last key.
+    """
+    own, paths = [span.stop - span.start for span in spans], [span.length for span in spans]
+    path_K = None
+    if own != paths:
+        runs = [torch.arange(start, stop, device=device) for span in spans for start, stop in span.keys]
+        path_K = torch.cat(runs)
+    ends_q, ends_k = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device) for sizes in (own, paths))
+    return {
+        "path_K": path_K,
+        "cu_seq_lens_q": ends_q,
+        "cu_seq_lens_k": ends_k,
+        "max_length_q": max(own),
+        "max_length_k": max(paths),
+    }
+
+
+AttentionInterface.register(TREE, tree_attention)
+AttentionInterface.register(FLASH, flash_attention)
+
+
+class _Merged(torch.autograd.Function):
+    """On a CPU: causal on a span's own tokens, then on each run of ancestors, merged by the log-sums of their weights.
+
+    The backward pass gives each of them the merged output and log-sum, from which it has the weights of the whole. So
+    no key is copied, and nothing is kept but inputs, output and log-sums.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spans: Sequence[Span],
+        scale: float | None,
+        layer: Layer | None,
+    ) -> Tensor:
+        _, heads, tokens, width = query.shape
+        first = spans[0].start
+        keys, values = (key, value) if layer is None else layer[:2]
+        out_THd = query.new_empty(1, tokens, heads, width)
+        sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
+        for span in spans:
+            here, own = slice(span.start - first, span.stop - first), slice(span.start, span.stop)
+            asked = query[:, :, here]
+            out, total = _flash(asked, keys[:, :, own], values[:, :, own], 0.0, True, scale=scale)
+            for start, stop in span.before:
+                run = slice(start, stop)
+                more, more_sum = _flash(asked, keys[:, :, run], values[:, :, run], 0.0, False, scale=scale)
+                both = torch.logaddexp(total, more_sum)
+                out = out * (total - both).exp()[..., None] + more * (more_sum - both).exp()[..., None]
+                total = both
+            out_THd[:, here] = out.transpose(1, 2)
+            sum_HT[:, :, here] = total
+        ctx.save_for_backward(query, key, value, out_THd, sum_HT)
+        ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
+        return out_THd
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_THd: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out_THd, sum_HT = ctx.saved_tensors
+        exact = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
+        of_query = torch.zeros_like(query, dtype=exact)
+        if ctx.layer is None:
+            layer = Layer(key, value, *(torch.zeros_like(tensor, dtype=exact) for tensor in (key, value)))
+        else:
+            layer = ctx.layer
+        first = ctx.spans[0].start
+        for span in ctx.spans:
+            here = slice(span.start - first, span.stop - first)
+            gradient, out = (tensor[:, here].transpose(1, 2) for tensor in (gradient_THd, out_THd))
+            for start, stop in span.keys:
+                run = slice(start, stop)
+                parts = _flash_backward(
+                    gradient,
+                    query[:, :, here],
+                    layer.key[:, :, run],
+                    layer.value[:, :, run],
+                    out,
+                    sum_HT[:, :, here],
+                    0.0,
+                    start == span.start,
+                    scale=ctx.scale,
+                )
+                sums = (of_query, here), (layer.of_key, run), (layer.of_value, run)
+                for (whole, where), part in zip(sums, parts, strict=True):
+                    whole[:, :, where] += part
+        own = slice(first, first + query.shape[2])  # of a chunk, whose descendants have been here
+        of_key, of_value = layer.of_key[:, :, own], layer.of_value[:, :, own]
+        return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
+
+
+def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
+    """Elsewhere: span by span, with the keys of its path. The backward pass gathers again those of ancestors."""
+    if _spreads(query):
+        key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
+    parts = []
+    for span in spans:
+        inputs = query[:, :, span.start : span.stop], key, value, span, scale
+        alone = not span.before
+        parts.append(_path(*inputs) if alone else checkpoint(_path, *inputs, use_reentrant=False))
+    return torch.cat(parts, 2).transpose(1, 2).contiguous()
+
+
+def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    key, value = (torch.cat([tensor[:, :, start:stop] for start, stop in span.keys], 2) for tensor in (key, value))
+    # is_causal would align the first query with the first key
+    mask = causal_lower_right(query.shape[2], key.shape[2]) if span.before else None
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+
+
+def _windowed(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int
+) -> Tensor:
+    """Each token attends to itself and the ``window - 1`` before it on its path.
+
+    In blocks of as many queries, so that masks do not grow with the square of a path.
+    """
+    parts = []
+    for span in spans:
+        path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])
+        for at in range(span.depth, span.length, window):
+            first, end = max(0, at - window + 1), min(at + window, span.length)
+            mask = torch.ones(end - at, end - first, dtype=torch.bool, device=query.device)
+            mask = mask.tril(at - first).triu(at - first - window + 1)
+            k, v = (tensor[:, :, path_K[first:end]] for tensor in (key, value))
+            q = query[:, :, path_K[at] : path_K[end - 1] + 1]
+            parts.append(
+                scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+                )
+            )
+    return torch.cat(parts, 2).transpose(1, 2).contiguous()
+
+
+def _spreads(query: Tensor) -> bool:
+    """Whether to repeat keys for every head: in float32 on a GPU, torch's only kernel for grouped heads needs memory
+    quadratic in a row's length."""
+    half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
+    return query.device.type == "cuda" and not half
+
+
+def _spread(tensor: Tensor, heads: int) -> Tensor:
+    return tensor[:, :, None].expand(-1, -1, heads // tensor.shape[1], -1, -1).flatten(1, 2)

@@ -1,0 +1,150 @@
+"""The table of algorithms: what the page says of it, and what is refused under each."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coderepairrl.config import load
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
+from coderepairrl.learn.advantages import overlong, ties_broken
+from coderepairrl.learn.losses import AGGREGATIONS, OBJECTIVES, RATIOS, estimate
+from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
+
+
+def of(algorithm, **options):
+    """Settings of `algorithm`, with the constant denominator where it has one."""
+    constant = RECIPES[algorithm].aggregation == "constant" if algorithm in RECIPES else False
+    return LearnSettings(algorithm=algorithm, max_completion_tokens=64 if constant else None, **options)
+
+
+def test_the_page_has_the_parts_of_every_algorithm():
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `") and line.count("|") == 8][1:]
+    table = {cells[0]: cells[1:5] for cells in ([c.strip(" `") for c in line.split("|")[1:]] for line in lines)}
+    assert table == {name: list(recipe[:4]) for name, recipe in RECIPES.items()}
+    for part in (*RATIOS, *OBJECTIVES, *AGGREGATIONS):
+        assert f"| `{part}` | " in PAGE.read_text().split("## Parts")[1], part
+    for name, recipe in RECIPES.items():
+        (line,) = (line for line in lines if line.startswith(f"| `{name}` "))
+        low, high = recipe.clip
+        assert {"cispo": f"none, {high}", "reinforce": "none"}.get(name, f"{low}, {high}") == line.split("|")[6].strip()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "says", "fix"),
+    [
+        ("cispo", {"eps_low": 0.2}, "eps_low=0.2 bounds nothing with algorithm=cispo", "take one of rloo"),
+        ("reinforce", {"eps_high": 0.2}, "bounds nothing with algorithm=reinforce", "leave eps_high out"),
+        ("dppo", {"delta": 3.0}, "delta=3 bounds nothing with algorithm=dppo", "leave delta out"),
+        ("grpo", {"delta": 1.2}, "not above 1 \\+ eps_high = 1.2", "a larger delta"),
+        ("sft", {"delta": 3.0}, "algorithm=sft, which has no ratio", "leave delta out"),
+        ("sft", {"entropy": 0.1}, "algorithm=sft", "leave entropy out"),
+        ("grpo", {"kl": "k2"}, "kl=k2 with beta=0", "leave kl out"),
+        ("grpo", {"kl_in": "reward"}, "kl_in=reward with beta=0", "leave kl_in out"),
+        ("grpo", {"beta": 0.1, "kl": "k1"}, "the gradient of that term is 0 on average", "kl=k2"),
+        ("grpo", {"beta": 0.1, "kl_in": "reward"}, "kl_in=reward with advantage=zscore", "leave_one_out"),
+        ("rloo", {"beta": 0.1, "advantage": "batch"}, "kl_in=reward with advantage=batch", "kl_in=loss"),
+        ("grpo", {"max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo and dppo"),
+    ],
+)
+def test_what_does_nothing_is_refused_with_the_fix(algorithm, options, says, fix):
+    constant = {"max_completion_tokens": 64} if algorithm == "dppo" else {}
+    with pytest.raises(ConfigError, match=says) as caught:
+        LearnSettings(algorithm=algorithm, **constant | options)
+    assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("algorithm", RECIPES)
+def test_every_algorithm_has_its_own_clip(algorithm):
+    assert of(algorithm).clip == RECIPES[algorithm].clip
+
+
+def test_the_estimators_of_kl_are_those_of_the_divergence():
+    """Over all outcomes: k1 and k3 are unbiased, k2's gradient is the divergence's, k3's that of the other direction,
+    and k1's is 0, for which it is refused in the loss."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, generator=generator, dtype=torch.float64).requires_grad_()
+    ref = torch.log_softmax(torch.randn(5, generator=generator, dtype=torch.float64), -1)
+
+    def gradient(value):
+        return torch.autograd.grad(value, logits, retain_graph=True)[0]
+
+    logp = torch.log_softmax(logits, -1)
+    p = logp.exp()
+    divergence, reverse = (p * (logp - ref)).sum(), (ref.exp() * (ref - logp)).sum()
+    mean = {kind: (p.detach() * estimate(kind, logp, ref)).sum() for kind in ("k1", "k2", "k3")}
+    assert torch.allclose(mean["k1"], divergence) and torch.allclose(mean["k3"], divergence)
+    assert torch.allclose(gradient(mean["k2"]), gradient(divergence), atol=1e-12)
+    assert torch.allclose(gradient(mean["k3"]), gradient(reverse), atol=1e-12)
+    assert gradient(mean["k1"]).abs().max() < 1e-12
+
+
+@given(st.integers(0, 200), st.integers(1, 99))
+@pytest.mark.filterwarnings("ignore")
+def test_the_overlong_punishment_is_trls(tokens, buffer):
+    from trl.rewards import get_soft_overlong_punishment
+
+    theirs = get_soft_overlong_punishment(max_completion_len=100, soft_punish_cache=buffer)
+    assert -overlong(tokens, 100, buffer) == pytest.approx(theirs([[0] * tokens])[0])
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, None]), st.floats(0, 1)), min_size=1, max_size=8))
+def test_broken_ties_add_up_to_nothing_between_different_rewards(group):
+    rewards, scores = zip(*group, strict=True)
+    values = group_advantages(rewards, "mean").values
+    broken = ties_broken(values, rewards, scores, 0.1)
+    for reward in {*rewards} - {None}:
+        tied = [at for at, other in enumerate(rewards) if other == reward]
+        moved = [(broken[at] or 0.0) - (values[at] or 0.0) for at in tied]
+        assert sum(moved) == pytest.approx(0, abs=1e-9)
+        order = sorted(tied, key=lambda at: scores[at])
+        assert all(broken[a] <= broken[b] + 1e-9 for a, b in pairwise(order) if None not in (broken[a], broken[b]))
+    assert all(broken[at] is None for at, reward in enumerate(rewards) if reward is None)
+
+
+def episode(name, reward, ending=Ending.DONE, tokens=8, **scores):
+    output = TokenSpan(tuple(range(tokens)), Origin.POLICY, (-0.5,) * tokens)
+    turn = Turn(0, None, TokenSpan((1, 2), Origin.GIVEN), output, versions=(VersionRange(0, 0, tokens),))
+    made = (Score("r", reward), *(Score(score, value, weight=0.0) for score, value in scores.items()))
+    return Episode(name, "t", "train", 0, "g", 0, ending, turns=(turn,), scores=made)
+
+
+def test_what_a_limit_ended_is_compared_and_not_trained():
+    group = [episode("a", 1.0), episode("b", 0.0), episode("c", 0.5, Ending.LIMIT, tokens=30)]
+    made = batch(group, "mean", max_tokens=100, shaping=Shaping(mask_truncated=True))
+    assert [(row.episode_id, row.advantage, row.group) for row in made.samples] == [("a", 0.5, "g"), ("b", -0.5, "g")]
+    assert made.account.dropped == {"truncated": 30} and made.account.balanced
+    assert (made.episodes, made.tokens) == (3, 16)
+
+
+def test_rewards_fall_before_the_limit_and_further_scores_break_ties():
+    long = [episode("a", 1.0), episode("b", 1.0, tokens=93)]  # with its prompt 5 of the last 20 tokens are left
+    shaped = batch(long, "mean", max_tokens=100, shaping=Shaping(buffer=20, limits={"": 100}))
+    assert [row.advantage for row in shaped.samples] == pytest.approx([0.375, -0.375])
+    tied = [episode("a", 0.0, files=1.0), episode("b", 0.0, files=0.0)]
+    broken = batch(tied, max_tokens=100, shaping=Shaping(ties={"files": 0.1}))
+    assert [row.advantage for row in broken.samples] == [0.05, -0.05]
+    assert not batch(tied, max_tokens=100).samples
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["train.tie_break={file_match=0.1}"], "train.tie_break: file_match is not measured: add it to reward"),
+        (["train.overlong_buffer=100000"], "is no less than rollout.tokens"),
+    ],
+)
+def test_shaping_that_cannot_act_is_refused(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        load("hello", overrides)
+    load(
+        "hello", ["train.tie_break={file_match=0.1}", "reward={patch_edits=1,file_match=0}", "train.overlong_buffer=9"]
+    )

@@ -1,0 +1,367 @@
+"""A prefix tree changes nothing but speed: each distinct token is computed once, and rows score and pull as each would
+alone. Versions that are wrong in one place are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from gradient import gradient_of_step
+from peak import Peak
+from torch.nn.attention.bias import causal_upper_left
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from coderepairrl.config.schema import Lora
+from coderepairrl.learn import LearnSettings, attention
+from coderepairrl.learn.attention import Span
+from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack, tree
+from coderepairrl.learn.policy import Policy, init_random
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.types import Sample
+
+WINDOW = 11
+GATHERED = SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1]))
+"""In place of `_Merged`: attention as on a GPU, which has no chunks."""
+
+
+def forest() -> list[Sample]:
+    """Two groups: branches on three levels, of one token, at the first, equal rows, and one that begins another."""
+    draw = torch.Generator().manual_seed(5)
+
+    def text(n: int) -> tuple[int, ...]:
+        return tuple(torch.randint(0, 256, (n,), generator=draw).tolist())
+
+    a, turn, more, b = text(14), text(6), text(5), text(9)
+    ids = [
+        a + turn + more + text(7),
+        a + turn + more + (1,),
+        b + text(3),
+        a + turn + (2,),
+        a + turn + (3,),
+        a + text(12),
+        b,
+        a + turn + text(8),
+        b + text(10),
+        a + turn + more,
+        a + turn + (2,),
+        text(4),
+    ]
+    shared = [len(a), len(b)]
+    rows = []
+    for number, row in enumerate(ids):
+        on = [bool(i) and (i in shared or bool(torch.rand((), generator=draw) < 0.6)) for i in range(len(row))]
+        on[-1] = True
+        logprobs = tuple((-5.6 + 0.2 * torch.randn((), generator=draw)).item() if i else 0.0 for i in on)
+        versions = tuple(0 if i else -1 for i in on)
+        rows.append(Sample(f"e{number // 2}", row, tuple(on), logprobs, versions, 1.0 - 0.3 * number, 0.5))
+    return rows
+
+
+ROWS = forest()
+BEGINNINGS = {row.ids[: n + 1] for row in ROWS for n in range(len(row.ids))}
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose second layer sees so many tokens back: fewer than there are in a path, more than in some spans."""
+    folder = tmp_path_factory.mktemp("windowed")
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    Qwen3Config(
+        vocab_size=265,
+        num_key_value_heads=2,
+        head_dim=16,
+        use_sliding_window=True,
+        sliding_window=WINDOW,
+        max_window_layers=1,
+        initializer_range=0.2,  # so that what is attended to matters
+        **sizes,
+    ).save_pretrained(folder)
+    init_random(folder, folder / "model", 0)
+    return folder / "model"
+
+
+def pull(logp_N: torch.Tensor) -> torch.Tensor:
+    """Of every token another, so that no two branches stand for each other."""
+    return (logp_N * torch.linspace(0.5, 1.5, len(logp_N), dtype=logp_N.dtype)).sum()
+
+
+def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    logp_N = policy.logprobs(batch, 1.0)
+    pull(logp_N).backward()
+    gradients = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
+    policy.model.zero_grad()
+    return logp_N.detach().double(), gradients
+
+
+def alone(folder: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Row by row in float64, by transformers' own attention."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
+    parts = []
+    for row in ROWS:
+        ids = torch.tensor(row.ids)
+        logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+        parts.append(logp[torch.tensor(row.trained[1:])])
+    logp_N = torch.cat(parts)
+    pull(logp_N).backward()
+    return logp_N.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def apart(ours: tuple[torch.Tensor, dict[str, torch.Tensor]], theirs: tuple[torch.Tensor, dict[str, torch.Tensor]]):
+    """The largest differences of logprobs, and of gradients as a fraction of their tensor's largest."""
+    assert ours[1].keys() == theirs[1].keys()
+    gradients = ((ours[1][name] - value).abs().max() / value.abs().max() for name, value in theirs[1].items())
+    return (ours[0] - theirs[0]).abs().max().item(), max(gradients).item()
+
+
+@pytest.fixture(scope="module")
+def expected(miniature: Path, windowed: Path) -> dict[Path, tuple[torch.Tensor, dict[str, torch.Tensor]]]:
+    return {folder: alone(folder) for folder in (miniature, windowed)}
+
+
+@pytest.fixture(params=["merged", "gathered"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both implementations, of which the second is for GPUs."""
+    if request.param == "gathered":
+        monkeypatch.setattr(attention, "_Merged", GATHERED)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("model", ["miniature", "windowed"])
+def test_rows_of_a_tree_score_and_pull_as_each_does_alone(model, way, expected, request):
+    folder = request.getfixturevalue(model)
+    logprobs, gradients = apart(found(Policy.load(folder), pack(ROWS)), expected[folder])
+    assert logprobs < 1e-5 and gradients < 1e-5
+
+
+def dense(query, key, value, spans, window):
+    """By a mask over all."""
+    seen = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
+    for span in spans:
+        path = [at for start, stop in span.keys for at in range(start, stop)]
+        for n in range(span.depth, span.length):
+            seen[path[n], path[max(0, n + 1 - window) : n + 1]] = True
+    key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], 1) for tensor in (key, value))
+    weights = (query @ key.transpose(2, 3) * 0.3).masked_fill(~seen, -torch.inf).softmax(-1)
+    return (weights @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 17])
+def test_attention_is_that_of_a_mask_in_float64(way, window):
+    spans = tree([row.ids for row in ROWS]).spans
+    assert max(len(span.before) for span in spans) > 2
+    draw = torch.Generator().manual_seed(0)
+    tokens = spans[-1].stop
+    sizes = [(1, tokens, 6, 8), (1, tokens, 2, 8), (1, tokens, 2, 8)]
+    inputs = [torch.randn(size, generator=draw, dtype=torch.float64).transpose(1, 2) for size in sizes]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    out, _ = attention.tree_attention(torch.nn.Module(), *inputs, None, scaling=0.3, sliding_window=window, spans=spans)
+    wanted = dense(*inputs, spans, window or tokens)
+    weights = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    ours, theirs = (torch.autograd.grad((tensor * weights).sum(), inputs) for tensor in (out, wanted))
+    assert (out - wanted).abs().max().item() < 1e-12
+    assert all((a - b).abs().max().item() < 1e-12 for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)], ids=["full", "lora"])
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
+def test_every_distinct_token_is_computed_once(lora, again, miniature):
+    """Counted at the embedding, with the gradients of rows that are each in a micro-batch of their own."""
+    settings = LearnSettings(lora=lora, gradient_checkpointing=again)
+    policy = Policy.load(miniature, settings)
+    for name, parameter in policy.parameters.items():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    counts: list[int] = []
+    policy.model.get_input_embeddings().register_forward_hook(lambda _m, ids, _out: counts.append(ids[0].numel()))
+    once = found(policy, pack(ROWS))
+    assert counts == [len(BEGINNINGS)] == [distinct([row.ids for row in ROWS])]
+    parts, total = [], {}
+    weights = torch.linspace(0.5, 1.5, len(once[0])).split([sum(row.trained) for row in ROWS])
+    for row, weight in zip(ROWS, weights, strict=True):
+        logp_N = policy.logprobs(pack([row]), 1.0, logits=3 * 265)
+        (logp_N * weight).sum().backward()
+        parts.append(logp_N.detach().double())
+    total = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
+    logprobs, gradients = apart(once, (torch.cat(parts), total))
+    assert logprobs < 1e-5 and gradients < 1e-5
+
+
+def test_the_first_token_of_every_branch_has_its_gradient(miniature):
+    """Where rows part, one hidden state predicts the first tokens of all branches."""
+    batch = pack(ROWS)
+    places, counts = batch.at_N.unique(return_counts=True)
+    assert counts.max() > 2
+    policy = Policy.load(miniature)
+    states = []
+    policy.model.base_model.register_forward_hook(lambda _m, _i, out: states.append(out.last_hidden_state))
+    logp_N = policy.logprobs(batch, 1.0)
+    states[0].retain_grad()
+    logp_N[batch.at_N == places[counts.argmax()]].sum().backward()
+    pulled = states[0].grad[0].abs().sum(1) > 0
+    assert pulled.nonzero().flatten().tolist() == [places[counts.argmax()].item()]
+
+
+@pytest.mark.parametrize("budget", [16, 33, 48])
+@pytest.mark.parametrize("chunked", [False, True], ids=["cut", "chunks"])
+def test_any_budget_gives_the_same_gradient(chunked, budget, miniature, monkeypatch):
+    monkeypatch.setattr(Policy, "chunkable", chunked)
+    settings = LearnSettings(algorithm="gspo", eps_low=0.3, eps_high=0.3, beta=0.1)
+    whole, gradient = gradient_of_step(Trainer(miniature, settings), ROWS, monkeypatch)
+    parts, summed = gradient_of_step(Trainer(miniature, settings.but(micro_tokens=budget)), ROWS, monkeypatch)
+    assert parts["loss"] == pytest.approx(whole["loss"], abs=1e-6)
+    assert whole["computed_tokens"] == whole["distinct_tokens"] == parts["distinct_tokens"] == len(BEGINNINGS)
+    assert parts["micro_batches"] > 1
+    assert (parts["computed_tokens"] > parts["distinct_tokens"]) == (not chunked or budget == 48)
+    assert max(value.abs().max().item() for value in gradient.values()) > 1e-3
+    assert all((summed[name] - value).abs().max().item() < 1e-6 for name, value in gradient.items())
+
+
+def test_a_cut_repeats_as_little_as_it_can():
+    """Within the budget, and where rows share least."""
+    rows = [row.ids for row in ROWS]
+    for budget in range(1, 100):
+        parts = cut(rows, budget)
+        assert sorted(at for part in parts for at in part) == list(range(len(rows)))
+        assert all(distinct([rows[at] for at in part]) <= budget or len(part) == 1 for part in parts)
+    groups = [(group,) * 30 + (attempt,) * 5 for group in range(3) for attempt in range(4)]  # 50 distinct tokens each
+    assert cut(groups, 75) == cut(groups, 50) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [len(part) for part in cut(groups, 100)] in ([4, 8], [8, 4])
+
+
+def test_the_order_of_rows_does_not_matter(miniature):
+    policy = Policy.load(miniature)
+    with torch.no_grad():
+        forth, back = (policy.logprobs(pack(rows), 1.0) for rows in (ROWS, ROWS[::-1]))
+    sizes = [sum(row.trained) for row in ROWS]
+    parts = zip(forth.split(sizes), back.split(sizes[::-1])[::-1], strict=True)
+    assert all(torch.equal(a, b) for a, b in parts)
+
+
+def flat_positions(batch: MicroBatch, _: pytest.MonkeyPatch) -> MicroBatch:
+    return replace(batch, positions_T=torch.arange(len(batch.ids_T)))
+
+
+def positions_of_spans(batch: MicroBatch, _: pytest.MonkeyPatch) -> MicroBatch:
+    return replace(batch, positions_T=torch.cat([torch.arange(span.stop - span.start) for span in batch.spans]))
+
+
+def flat_predecessor(batch: MicroBatch, _: pytest.MonkeyPatch) -> MicroBatch:
+    places = tree([row.ids for row in ROWS]).where
+    at = [places[n][i] - 1 for n, row in enumerate(ROWS) for i, on in enumerate(row.trained) if on]
+    return replace(batch, at_N=torch.tensor(at))
+
+
+def spans(change: Callable[[Span], tuple[tuple[int, int], ...]]) -> Callable[..., MicroBatch]:
+    def mutate(batch: MicroBatch, _: pytest.MonkeyPatch) -> MicroBatch:
+        return replace(batch, spans=tuple(span._replace(before=change(span)) for span in batch.spans))
+
+    return mutate
+
+
+def one_short(span: Span) -> tuple[tuple[int, int], ...]:
+    return (*span.before[:-1], (span.before[-1][0], span.before[-1][1] - 1)) if span.before else ()
+
+
+def sibling(span: Span) -> tuple[tuple[int, int], ...]:
+    return (*span.before[:-1], (span.before[-1][0], span.before[-1][1] + 1)) if span.before else ()
+
+
+def ignored_window(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
+    patch.setattr(attention, "_windowed", lambda *inputs: attention._gathered(*inputs[:-1]))
+    return batch
+
+
+def window_within_a_span(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
+    windowed = attention._windowed
+    patch.setattr(
+        attention,
+        "_windowed",
+        lambda q, k, v, spans, *rest: windowed(q, k, v, [Span(*span[:2], ()) for span in spans], *rest),
+    )
+    return batch
+
+
+def top_left(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
+    patch.setattr(attention, "_Merged", GATHERED)
+    patch.setattr(attention, "causal_lower_right", causal_upper_left)
+    return batch
+
+
+def detached(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
+    backward = attention._flash_backward
+
+    def without(*arguments, **options):
+        of_query, of_key, of_value = backward(*arguments, **options)
+        return (of_query, of_key, of_value) if arguments[7] else (of_query, 0 * of_key, 0 * of_value)
+
+    patch.setattr(attention, "_flash_backward", without)
+    return batch
+
+
+WRONG = {
+    "flat positions": ("miniature", flat_positions),
+    "positions of spans": ("miniature", positions_of_spans),
+    "flat predecessor": ("miniature", flat_predecessor),
+    "prefix one short": ("miniature", spans(one_short)),
+    "a run of ancestors dropped": ("miniature", spans(lambda span: span.before[1:])),
+    "sibling visible": ("miniature", spans(sibling)),
+    "top-left mask": ("miniature", top_left),
+    "ignored window": ("windowed", ignored_window),
+    "window within a span": ("windowed", window_within_a_span),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_tree_is_caught(name, expected, request, monkeypatch):
+    folder, mutate = WRONG[name]
+    folder = request.getfixturevalue(folder)
+    policy = Policy.load(folder)
+    logprobs, gradients = apart(found(policy, mutate(pack(ROWS), monkeypatch)), expected[folder])
+    assert logprobs > 1e-4 and gradients > 1e-4
+
+
+def test_a_detached_prefix_is_caught_by_gradients_alone(miniature, expected, monkeypatch):
+    logprobs, gradients = apart(found(Policy.load(miniature), detached(pack(ROWS), monkeypatch)), expected[miniature])
+    assert logprobs < 1e-5 and gradients > 1e-3
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 30, 200])
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
+def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
+    policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
+    logprobs, gradients = apart(found(policy, replace(pack(ROWS), chunk=chunk)), expected[miniature])
+    assert logprobs < 1e-5 and gradients < 1e-5
+
+
+def test_a_prompt_longer_than_a_micro_batch_is_shared_in_no_more_memory(miniature, monkeypatch):
+    """Chunks of half a micro-batch. Without them each row is a micro-batch of its own, however long."""
+    draw = torch.Generator().manual_seed(0)
+    prompt = torch.randint(0, 256, (300,), generator=draw).tolist()
+    rows = []
+    for number in range(6):
+        ids = (*prompt, *torch.randint(0, 256, (20,), generator=draw).tolist())
+        on = (*[False] * 300, *[True] * 20)
+        rows.append(Sample(f"e{number}", ids, on, tuple(-5.6 * i for i in on), tuple(i - 1 for i in on), 1.0 - number))
+    for lora in (None, Lora(rank=4, alpha=8)):
+        settings = LearnSettings(algorithm="grpo", beta=0.1, lora=lora, micro_tokens=200)
+        results = []
+        for chunked in (True, False):
+            trainer, counts = Trainer(miniature, settings), []
+            embedding = trainer.policy.model.get_input_embeddings()
+            embedding.register_forward_hook(lambda _m, ids, _out, counts=counts: counts.append(ids[0].numel()))
+            with monkeypatch.context() as patch:
+                if not chunked:
+                    patch.setattr(Policy, "chunkable", False)
+                with Peak() as peak:
+                    results.append((*gradient_of_step(trainer, rows, monkeypatch), peak.bytes))
+            assert max(counts) == (100 if chunked else 320)
+        (once, ours, little), (alone, theirs, much) = results
+        assert (once["computed_tokens"], once["repetition"]) == (420, 1.0) and alone["computed_tokens"] == 6 * 320
+        assert once["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+        assert max(value.abs().max().item() for value in theirs.values()) > 1e-4
+        assert all((ours[name] - value).abs().max().item() < 1e-6 for name, value in theirs.items())
+        assert little < much

@@ -1,0 +1,177 @@
+"""Guests that are forked from a template: like those that are started, apart from each other, and gone when it is."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.errors import SandboxFault
+from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
+from coderepairrl.sandbox.template import Template
+from coderepairrl.types import Task
+
+LOOK = """
+id; hostname; pwd; umask; ulimit -a; env | sort; ls -ld / /tmp /dev /dev/shm "$PWD" | tr -s ' ' | cut -d' ' -f1-4
+ls -A / /dev /tmp /dev/shm /dev/pts /proc/self/ns; python3 -c 'import os; print(os.ttyname(os.openpty()[1]))'
+grep -e ^Cap -e ^Seccomp: -e ^NoNewPrivs -e ^Groups -e ^NSpid /proc/self/status /proc/1/status; cat /proc/self/cgroup
+cat /proc/net/dev /proc/sys/kernel/hostname | tr -s ' ' | cut -d' ' -f1-3
+for place in /proc/sys/kernel/core_pattern /proc/sys/net/ipv4/ip_forward /proc/sysrq-trigger /etc/x /dev/x /usr/x /x; do
+  { : >> $place; } 2>&1 | sed 's/.*line [0-9]*//'
+done
+"""
+
+
+@pytest.fixture
+def forking(bwrap: Bubblewrap) -> Iterator[Bubblewrap]:
+    backend = Bubblewrap()
+    backend.require()
+    if not backend._forks:
+        assert os.environ.get("CI") != "true", backend._no_fork
+        pytest.skip(backend._no_fork)
+    yield backend
+    backend.close()
+
+
+def naming(folder: Path) -> list[int]:
+    """Processes whose command line names a file in `folder`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.fsencode(folder) in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+        except OSError:  # it has ended
+            continue
+    return found
+
+
+async def test_a_forked_sandbox_looks_like_a_started_one(forking: Bubblewrap, task: Task) -> None:
+    started = Bubblewrap(fork=False)
+    looks, mounts = [], []
+    for backend in (forking, started):
+        async with backend.open(task) as box:
+            assert (box.guest.process is None) == (backend is forking)
+            looks.append((await box.exec(["bash", "-c", LOOK])).output.decode())
+            lines = [line.split() for line in (await box.exec(["cat", "/proc/mounts"])).output.decode().splitlines()]
+            ours = {at: (kind, options.split(",")) for _, at, kind, options, *_ in lines}  # the one on top
+            mounts.append({at: (kind, *sorted(options)) for at, (kind, options) in ours.items()})
+    started.close()
+    assert looks[0] == looks[1]
+    assert mounts[1].pop("/run/workspace.tar")  # which a forked guest is handed open, and closes before any command
+    kind, *options = mounts[0]["/proc/sys"]
+    mounts[0]["/proc/sys"] = (kind, *(option for option in options if option != "noexec"))
+    assert mounts[0] == mounts[1]
+
+
+async def test_two_at_once_share_nothing(forking: Bubblewrap, task: Task) -> None:
+    """Neither files, nor processes, nor networks, nor descriptors."""
+    leave = f"""
+import pathlib, socket, time
+server, other = socket.create_server(("127.0.0.1", 7777)), socket.socket(socket.AF_UNIX)
+other.bind(chr(0) + "crrl")
+other.listen()
+for folder in ("{WORKDIR}", "/tmp", "/dev/shm"):
+    pathlib.Path(folder, "left").touch()
+time.sleep(60)
+"""
+    look = (
+        "import socket\n"
+        "for family, place in ((socket.AF_INET, ('127.0.0.1', 7777)), (socket.AF_UNIX, chr(0) + 'crrl')):\n"
+        "    print(socket.socket(family).connect_ex(place))"
+    )
+    async with forking.open(task) as one, forking.open(task) as two:
+        first = asyncio.create_task(one.exec(["python3", "-c", leave]))
+        while "/dev/shm/left" not in "".join(map(str, Path(f"/proc/{one.guest.pid}/root/dev/shm").iterdir())):
+            assert not first.done(), first.result()
+            await asyncio.sleep(0.01)
+        seen = await two.exec(["bash", "-c", f"ls -A {WORKDIR} /tmp /dev/shm; ls -d /proc/[0-9]*"])
+        assert b"left" not in seen.output and b"/proc/1\n" in seen.output and seen.output.count(b"/proc/") <= 3
+        assert (await two.exec(["python3", "-c", look])).output == b"111\n111\n"  # ECONNREFUSED
+        held = [{str(entry.readlink()) for entry in Path(f"/proc/{box.guest.pid}/fd").iterdir()} for box in (one, two)]
+        assert {name for name in held[0] & held[1] if "socket" in name or "pipe" in name or "box-" in name} == set()
+        first.cancel()
+
+
+async def test_many_are_forked_at_once(forking: Bubblewrap, task: Task) -> None:
+    async def one(number: int) -> bytes:
+        async with forking.open(task) as box:
+            await box.write("app.py", b"%d\n" % number)
+            return await box.diff()
+
+    diffs = await asyncio.gather(*(one(number) for number in range(40)))
+    assert all(b"+%d\n" % number in diff for number, diff in enumerate(diffs))
+
+
+async def test_a_dead_template_is_replaced(forking: Bubblewrap, task: Task) -> None:
+    """Its guests die with it, which is a fault and nobody's ending; who opens a sandbox next does not notice."""
+    async with forking.open(task) as box:
+        [template] = forking._templates.values()
+        template._process.kill()
+        with pytest.raises(SandboxFault):
+            await box.exec(["sleep", "60"])
+    async with forking.open(task) as box:
+        assert box.guest.process is None and (await box.exec(["true"])).ok
+    [after] = forking._templates.values()
+    assert after is not template
+
+
+async def test_cancelled_while_it_is_forked_leaves_nobody(forking: Bubblewrap, task: Task) -> None:
+    async with forking.open(task) as box:
+        parent = int(Path(f"/proc/{box.guest.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    async def one() -> None:
+        async with forking.open(task):
+            pass
+
+    for number in range(20):
+        opening = asyncio.create_task(one())
+        await asyncio.sleep(0.001 * number)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+    for _ in range(400):  # a busy machine takes its time to end them
+        left = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        boxes = list(forking.state.glob("box-*"))
+        if not (left or boxes):
+            break
+        await asyncio.sleep(0.05)
+    assert (left, boxes) == ("", [])
+
+
+async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: Task) -> None:
+    state = forking.state
+    async with forking.open(task) as box:
+        assert naming(state)
+        pid = box.guest.pid
+    assert not Path(f"/proc/{pid}").exists()
+    forking.close()
+    for _ in range(200):  # bubblewrap has ended; the kernel ends what is in it
+        if not (left := naming(state)):
+            break
+        await asyncio.sleep(0.05)
+    assert left == []
+
+
+async def test_where_the_kernel_refuses_every_guest_is_started(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Template, "refusal", lambda self, sizes: "unshare: Operation not permitted")
+    backend = Bubblewrap()
+    async with backend.open(task) as box:
+        assert box.guest.process is not None and (await box.exec(["true"])).ok
+    backend.close()
+
+
+async def test_a_killed_controller_leaves_no_template(forking: Bubblewrap, task: Task) -> None:
+    """Its end of the socket closes with it."""
+    async with forking.open(task) as box:
+        template = next(iter(forking._templates.values()))
+        inside = int(Path(f"/proc/{box.guest.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        template._asking.close()
+        for _ in range(400):
+            if not Path(f"/proc/{inside}").exists():
+                break
+            await asyncio.sleep(0.05)
+        assert not Path(f"/proc/{inside}").exists()
+        with pytest.raises(SandboxFault):
+            await box.exec(["true"])

@@ -1,0 +1,243 @@
+"""`crrl` as a fork of a process that has imported it: the same program, without the seconds that its imports take.
+
+A run's three processes import torch and transformers for 6 CPU-seconds, and most runs of tests compute for one. Here
+the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
+controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
+whose processes are started as users start them: `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import importlib
+import inspect
+import json
+import os
+import random
+import runpy
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+CRRL = [sys.executable, "-m", "coderepairrl.cli"]
+_CHILD = [sys.executable, "-m", "coderepairrl.processes.child"]
+_IMPORTED = (
+    *("coderepairrl.stages", "coderepairrl.apps.fix", "coderepairrl.apps.hello", "coderepairrl.apps.serve"),
+    *("coderepairrl.cli", "coderepairrl.learn.learner", "coderepairrl.engines.tiny.server"),
+    *("coderepairrl.gateway.worker", "coderepairrl.agents.nano", "coderepairrl.sandbox.sandlock"),
+    *("renderers.qwen3", "renderers.reasoning", "transformers.models.qwen3.modeling_qwen3"),
+)
+_WORDS = 4000
+"""Bytes of a command line that are shown (`ps`)."""
+_STATUS = struct.Struct("i")
+
+
+class Popen(subprocess.Popen[Any]):
+    """A command ``[*CRRL, ...]``, forked from this test process's `_ready` one."""
+
+    def _execute_child(self, *given: Any, **named: Any) -> None:
+        call = _named(given, named)
+        ours, theirs = socket.socketpair()
+        files = [wanted if wanted >= 0 else fd for fd, wanted in enumerate(_standard(call))]
+        assert call["args"][:3] == CRRL and not call["pass_fds"] and not call["start_new_session"]
+        env = dict(os.environ if call["env"] is None else call["env"])
+        request = {"words": call["args"], "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env}
+        with theirs:
+            socket.send_fds(_ready()[0], [json.dumps(request).encode()], [*files, theirs.fileno()])
+        self._status = ours
+        (self.pid,) = _STATUS.unpack(ours.recv(_STATUS.size))
+        self._child_created = True
+        self._close_pipe_fds(*(call[name] for name in _PIPES))
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
+            return 0, 0
+        with self._status:
+            return self.pid, _STATUS.unpack(self._status.recv(_STATUS.size))[0]
+
+    def poll(self) -> int | None:
+        with self._waitpid_lock:
+            if self.returncode is None and (ended := self._try_wait(os.WNOHANG))[0]:
+                self._handle_exitstatus(ended[1])
+        return self.returncode
+
+
+def run(
+    command: Sequence[str], *, capture_output: bool = False, timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run` of such a command."""
+    if capture_output:
+        options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with Popen(command, **options) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+
+
+def _named(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    return inspect.signature(subprocess.Popen._execute_child).bind(None, *given, **named).arguments  # type: ignore[attr-defined]
+
+
+def _standard(call: Mapping[str, Any]) -> tuple[int, int, int]:
+    return call["p2cread"], call["c2pwrite"], call["errwrite"]
+
+
+@functools.cache
+def _ready() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The connection to a process that is ready to fork, and the process; it ends with this one."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with theirs:
+        command = [sys.executable, "-P", __file__, str(theirs.fileno()), " " * _WORDS]
+        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+
+
+class _Forking(subprocess.Popen[bytes]):
+    """A child of the controller, forked from it; a program that is no module of ours is started."""
+
+    def _execute_child(self, *given: Any, **named: Any) -> None:
+        call = _named(given, named)
+        words = call["args"]
+        if isinstance(words, str) or list(words[:3]) != _CHILD or words[4] not in _IMPORTED:
+            super()._execute_child(*given, **named)  # type: ignore[misc]
+            return
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if not self.pid:
+            keep, env = [int(fd) for fd in call["pass_fds"]], dict(call["env"])
+            _become(words, str(Path.cwd()), env, _standard(call), keep, new_session=call["start_new_session"])
+        self._child_created = True
+        self._close_pipe_fds(*(call[name] for name in _PIPES))
+
+
+def _become(
+    words: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    standard: Sequence[int],
+    keep: Sequence[int] = (),
+    *,
+    new_session: bool = False,
+) -> NoReturn:
+    """Be the program that ``words`` would start, in this process, which was just forked."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if new_session:
+        os.setsid()
+    for fd, file in enumerate(standard):
+        os.dup2(file, fd)
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:  # that of the list itself
+                continue
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    _show(words)
+    random.seed()
+    tempfile.tempdir = None
+    path = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [*([] if env.get("PYTHONSAFEPATH") else [cwd]), *filter(None, path)]
+    code = 0
+    try:
+        if words[2] == "coderepairrl.cli":
+            sys.argv[:] = words[2:]
+            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        else:
+            asyncio = importlib.import_module("asyncio")
+            asyncio._set_running_loop(None)
+            importlib.import_module("coderepairrl.processes.child").die_with(int(words[3]))
+            sys.argv[:] = words[4:]
+            sys.modules[words[4]].main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _show(words: Sequence[str]) -> None:
+    """Have /proc show the command line `words`, in the place of this process's first one."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = "\0".join(words).encode()[: end - start - 1]
+    ctypes.memset(start, 0, end - start)
+    ctypes.memmove(start, text, len(text))
+
+
+def _serve(requests: socket.socket) -> None:
+    """Fork a process for each request, and say how it ended."""
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is not requests:
+                ended: Callable[[], None] = key.data
+                selector.unregister(key.fileobj)
+                ended()
+                continue
+            data, files, _flags, _address = socket.recv_fds(requests, 1 << 20, 4)
+            if not data:
+                return
+            request = json.loads(data)
+            pid = os.fork()
+            if not pid:
+                _become(request["words"], request["cwd"], request["env"], files[:3])
+            status = socket.socket(fileno=files[3])
+            status.sendall(_STATUS.pack(pid))
+            for file in files[:3]:
+                os.close(file)
+            process = os.pidfd_open(pid)
+            selector.register(process, selectors.EVENT_READ, functools.partial(_ended, pid, process, status))
+
+
+def _ended(pid: int, process: int, status: socket.socket) -> None:
+    os.close(process)
+    with status:
+        status.sendall(_STATUS.pack(os.waitpid(pid, 0)[1]))
+
+
+def _main() -> None:
+    gc.disable()
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()
+    gc.enable()
+    children = importlib.import_module("coderepairrl.processes.children")
+    children.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Forking})
+    with socket.socket(fileno=int(sys.argv[1])) as requests:
+        _serve(requests)
+
+
+if __name__ == "__main__":
+    _main()

@@ -137,6 +137,18 @@ def test_both_versions_of_a_pair_are_one_observation() -> None:
     assert len(set(clusters_by(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
+def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:
+    """The versions of a pair share most lines: one of them trained on says which the other is."""
+    rows = write(tmp_path / "rows", train=primevul("hub"))
+    options = {"cache": str(tmp_path / "cache"), "select": {"holdout": 0.5}}
+    splits = defaultdict[str, set[str]](set)
+    for ask in ("vulnerable", "weakness", "repair"):
+        for task in make("primevul", path=str(rows), ask=ask, **options):
+            splits[task.id.rpartition("/")[0]].add(task.split)
+    assert all(len(split) == 1 for split in splits.values())
+    assert set.union(*splits.values()) == {"train", "test"}
+
+
 # -- PrimeVul
 
 CLASSES = ("CWE-20", "CWE-125", "CWE-416", "CWE-787")

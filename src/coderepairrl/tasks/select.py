@@ -19,6 +19,8 @@ from coderepairrl.types import Checks, Task
 
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
+ASKED = ("vulnerable", "safe", "weakness", "repair")
+"""How ids end of what is asked about a vulnerable function: ``SOURCE/PAIR/ASKED`` (`vulnerabilities`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +64,8 @@ class Selection:
     n: int = 0
     """So many of those that are left, 0 for all."""
     holdout: float = 0.0
-    """Share of the ids that are split ``test``, the others being ``train``: those whose MD5 is among the lowest."""
+    """Share of the ids that are split ``test``, the others being ``train``: those whose MD5 is among the lowest, of
+    vulnerable functions that of the pair (`held_out`)."""
     split: str = ""
     """Split of all that is taken, in place of the source's own."""
 
@@ -155,10 +158,16 @@ class Selected(TaskSource):
 def held_out(task_id: str, share: float) -> bool:
     """Whether the id is among the `share` that is held out: ``MD5(id) / 16^32 < share``, whatever else there is.
 
+    All that is asked about one vulnerable function is held out together: both versions have the same lines.
+
     >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]
+    >>> len({held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
+    1
     """
-    return int(hashlib.md5(task_id.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
+    function, _, asked = task_id.rpartition("/")
+    name = function if asked in ASKED and function.count("/") else task_id
+    return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 
 _ANY = 1 << 62

@@ -98,3 +98,15 @@ def test_thousands_of_long_prompts_take_seconds(miniature: Path, isolating: None
     began = time.process_time()
     resolve(planned())
     assert time.process_time() - began < 30
+
+
+def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, isolating: None) -> None:
+    written(miniature, "short", "a b " * 50_000, "also short", "c d " * 60_000)
+    plan = resolve(planned("tasks.too_long=drop"))
+    assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == 2
+    assert stages.plan(planned("tasks.too_long=drop"))["left_out_too_long"] == 2
+    with pytest.raises(ConfigError, match="task q/3"):  # those of an evaluation stay what they are
+        resolve(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
+    written(miniature, "a b " * 50_000)
+    with pytest.raises(ConfigError, match="task q/0"):  # nothing would be left
+        resolve(planned("tasks.too_long=drop"))

@@ -104,8 +104,8 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
         raise ConfigError(
             f"curriculum.easy_first: {len(lacking)} of {len(tasks)} training tasks have no difficulty"
             f"{f' in {probe}' if probe else ''} ({min(lacking)}, ...)",
-            fix="name a probe of all of them (curriculum.easy_first.probe=FILE), or take curriculum.band, which finds"
-            " them out",
+            fix="name a probe of all of them (crrl probe makes one; curriculum.easy_first.probe=FILE), or take"
+            " curriculum.band, which finds them out",
         )
     return sources
 

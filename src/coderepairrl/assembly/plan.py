@@ -19,7 +19,7 @@ from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of,
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
-from coderepairrl.assembly.prompts import LongestPrompt, check_prompts
+from coderepairrl.assembly.prompts import LongestPrompt, check_prompts, without_too_long
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
@@ -83,6 +83,8 @@ class Plan(AgentPlan):
     """When the clip of the importance ratio acts."""
     prompt: LongestPrompt | None
     """The longest; None for a run that is resumed, which was asked before."""
+    too_long: int
+    """Training tasks that were left out since their prompts are longer (`tasks.too_long`)."""
     lacking: tuple[PrerequisiteError, ...]
     """What engine or learner need and this machine lacks, with which they would not start."""
 
@@ -241,8 +243,12 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
     engine, split = _engine(config, model, problems)
-    sources, eval_tasks = read_tasks(config, problems)
+    read, eval_tasks = read_tasks(config, problems)
+    sources = read
     kinds = _kinds(config, (paid, measured, place), eval_tasks, problems)
+    policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
+    if config.tasks.too_long == "drop":
+        sources = problems.attempt(lambda: without_too_long(config, policy.value, kinds.value, read.value))
     problems.attempt(
         lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
     )
@@ -253,7 +259,6 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     everything = (*chain(*_or(eval_tasks, {}).values()), *trained)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if sources and eval_tasks else None)
     check_workspaces(everything, place, problems)
-    policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
     asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
     prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
     lacking = _lacking(config, engine, learner)
@@ -273,6 +278,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
         clip=clip(config, learner.value),
         prompt=prompt.value,
+        too_long=sum(len(share.tasks) for share in read.value) - len(trained),
         lacking=lacking,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from coderepairrl.assembly.model import LocalModel
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import FirstRequest
-from coderepairrl.rollout import Terms
+from coderepairrl.rollout import Share, Terms
 from coderepairrl.tokens import Codec, TooLong
 from coderepairrl.types import Task
 
@@ -38,35 +39,71 @@ def check_prompts(
     A byte is a token at most, so that most prompts are known to fit by their bytes. Others are tokenized, the longest
     first; beyond a few megabytes of them the rest, each shorter than all that were seen to fit, is not.
     """
-    by_kind: dict[str, list[Task]] = defaultdict(list)
-    for task in tasks:
-        by_kind[task.kind if task.kind in kinds else ""].append(task)
-    found = [_check(config, model, kind, kinds[kind], some) for kind, some in by_kind.items()]
+    found = [_check(config, model, kind, kinds[kind], some) for kind, some in _by_kind(kinds, tasks).items()]
     return max(found, key=lambda each: each.tokens / each.most, default=None)
+
+
+def without_too_long(
+    config: Config, model: LocalModel, kinds: Mapping[str, Terms], sources: Sequence[Share]
+) -> tuple[Share, ...]:
+    """`sources` without the tasks whose first request leaves no room for a reply, all of which are counted.
+
+    Raises `ConfigError` for a source of which none would be left, and as `check_prompts` for what cannot be written.
+    """
+    left = []
+    for share in sources:
+        found = _by_kind(kinds, share.tasks).items()
+        long = {task.id for kind, some in found for task in _too_long(config, model, kind, kinds[kind], some, math.inf)}
+        tasks = tuple(task for task in share.tasks if task.id not in long)
+        if not tasks:
+            for kind, some in found:
+                _check(config, model, kind, kinds[kind], some)
+        left.append(replace(share, tasks=tasks))
+    return tuple(left)
+
+
+def _by_kind(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> dict[str, list[Task]]:
+    found: dict[str, list[Task]] = defaultdict(list)
+    for task in tasks:
+        found[task.kind if task.kind in kinds else ""].append(task)
+    return found
 
 
 def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task]) -> LongestPrompt:
     most, limit = _limit(config, model, kind, terms)
-    ordered = sorted(tasks, key=lambda task: len(_bytes(task.prompt)), reverse=True)
+    too_long = _too_long(config, model, kind, terms, tasks, _COUNTED)
+    first = (too_long or _longest_first(tasks))[0]
+    longest = LongestPrompt(first.id, _count(model.codec, terms.agent.first_request(first), first), most, limit)
+    if too_long:
+        raise _refusal(longest, len(too_long), model, terms)
+    return longest
+
+
+def _too_long(
+    config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Sequence[Task], at_most: float
+) -> list[Task]:
+    """Those that leave no room for a reply, the longest first, as far as `at_most` bytes of them say."""
+    most, _ = _limit(config, model, kind, terms)
+    ordered = _longest_first(tasks)
     empty = terms.agent.first_request(replace(ordered[0], prompt=""))
     around = _count(model.codec, empty, ordered[0]) - _size(empty)
-    too_long: list[Task] = []
+    found: list[Task] = []
     counted = 0
     for task in ordered:
         asked = terms.agent.first_request(task)
         size = _size(asked)
-        if around + size < most or counted > _COUNTED:
+        if around + size < most or counted > at_most:
             break
         counted += size
         try:
             _count(model.codec, asked, task, most - 1)
         except TooLong:
-            too_long.append(task)
-    first = (too_long or ordered)[0]
-    tokens = _count(model.codec, terms.agent.first_request(first), first)
-    if too_long:
-        raise _refusal(LongestPrompt(first.id, tokens, most, limit), len(too_long), model, terms)
-    return LongestPrompt(first.id, tokens, most, limit)
+            found.append(task)
+    return found
+
+
+def _longest_first(tasks: Sequence[Task]) -> list[Task]:
+    return sorted(tasks, key=lambda task: len(_bytes(task.prompt)), reverse=True)
 
 
 def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[int, str]:
@@ -81,7 +118,7 @@ def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[
 def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms) -> ConfigError:
     others = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
     wanted = longest.tokens + terms.limits.turn_tokens
-    fix = "leave such tasks out"
+    fix = "leave such tasks out (of training: tasks.too_long=drop)"
     if wanted <= model.codec.context and longest.limit != "the model's context":
         fix = f"{longest.limit}={wanted} leaves room for a reply; or {fix}"
     else:

@@ -165,6 +165,9 @@ class Tasks(Section):
     `crrl collect` takes a quarter, and training leaves out none."""
     learned: Literal["refuse", "train"] = "refuse"
     """Of tasks whose trajectories the model was fine-tuned on (`crrl sft`): refuse to train on them again, or do so."""
+    too_long: Literal["refuse", "drop"] = "refuse"
+    """Of training tasks whose first request leaves no room for a reply, in tokens: refuse the run, or leave them out.
+    Held-out ones are never left out: it would be another benchmark."""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Tasks:

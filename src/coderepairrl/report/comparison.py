@@ -354,7 +354,8 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
         if lines:
             raise UsageError(
                 "the policies were not measured on the same tasks\n" + "\n".join(lines),
-                fix=f"evaluate all on the same, or compare the {len(common)} that all have: --common",
+                fix="evaluate all on the same, or "
+                + (f"compare the {len(common)} that all have: --common" if common else "name others: none is in all"),
             )
     if not common:
         raise UsageError("the policies have no task in common", fix="name evaluations of the same benchmark")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
+KINDS = ("step", "group", "loss", "sync")
 CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
@@ -22,12 +23,13 @@ def test_every_contestant_runs() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=CPU)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout)["results"]
-    assert done.stderr.count('{"seconds"') == sum(len(entry[kind]) for kind in ("step", "loss", "sync"))
+    assert done.stderr.count('{"seconds"') == sum(len(entry[kind]) for kind in KINDS)
     assert set(entry["step"]) == {"packed", "plain, padded", "plain, one by one"}
+    assert set(entry["group"]) == {"apart", "shared"}
     assert set(entry["loss"]) == {"chunked", "whole", "plain"}
     assert set(entry["sync"]) == {"adapter", "model", "peft", "peft, merged"}
     assert entry["step"]["packed"]["planned_gib"] > 0  # beside the peak, which only a GPU gives
-    for kind in ("step", "loss", "sync"):
+    for kind in KINDS:
         assert all(found["seconds"] > 0 for found in entry[kind].values())
     sizes = {name: found["bytes"] for name, found in entry["sync"].items()}
     assert sizes["adapter"] == sizes["peft"] < sizes["model"] < sizes["peft, merged"]  # which has adapters in it, too

@@ -1,6 +1,6 @@
 """The learner on one GPU against a plain transformers + peft loop, in one run.
 
-    python benchmarks/gpu/learner.py [--sizes 0.6B 14B] [--lengths 4096 16384] [--parts step loss sync] [--json]
+    python benchmarks/gpu/learner.py [--sizes 0.6B 14B] [--lengths 4096 16384] [--parts step group loss sync] [--json]
     python benchmarks/gpu/learner.py --toy        (a miniature, on a CPU too: shows that the script runs)
 
 Needs torch, transformers, peft and this package. Random weights of Qwen3's shapes, LoRA of rank 32 on all linear
@@ -14,6 +14,9 @@ beside what the driver says is taken of the device, so that a run on a GPU check
 - step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``packed, flash``: the same with
   flash-attn, where it is installed. ``plain, padded``: transformers' own loss on rows padded to the longest, as many at
   once as the same budget of tokens holds. ``plain, one by one``: the same, a row at a time.
+- group: our step on eight attempts of one task, prompts of three quarters of the length, 0.25 of their own: ``shared``,
+  with the prompt in common, and ``apart``, with as many tokens and another first token in each, so that nothing is
+  shared. ``shared, flash``: with flash-attn, where it is installed.
 - loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``plain``
   is transformers' own, ``fused`` liger-kernel's, where it is installed.
 - sync: what the learner writes for an engine, ``adapter`` or merged ``model``, checksum included, beside peft's
@@ -65,7 +68,8 @@ Contestant = Callable[[], object]
 Result = dict[str, Any]
 SIZES = {name.removeprefix("Qwen3-"): shape for name, shape in KNOWN.items()}
 TOY = Architecture(32, 64, 2, 4, 97, kv_heads=2, head_dim=8, tied=True)
-PARTS = ("step", "loss", "sync")
+PARTS = ("step", "group", "loss", "sync")
+GROUP = 8
 PEAKS = {
     "H100 PCIe": 756.0,
     "H100 NVL": 835.0,
@@ -118,6 +122,20 @@ def rows(count: int, longest: int, vocabulary: int) -> list[Sample]:
         logprobs = tuple(-11.0 if on else 0.0 for on in trained)
         versions = tuple(0 if on else -1 for on in trained)
         made.append(Sample(f"e{number}", ids, trained, logprobs, versions, draw.choice([-1.0, 1.0])))
+    return made
+
+
+def group(length: int, vocabulary: int, *, shared: bool) -> list[Sample]:
+    """Attempts at one task, each with its own last quarter, which is trained."""
+    draw = random.Random(0)
+    prompt = [draw.randrange(GROUP, vocabulary) for _ in range(3 * length // 4)]
+    made = []
+    for number in range(GROUP):
+        own = [draw.randrange(GROUP, vocabulary) for _ in range(length - len(prompt))]
+        ids = (prompt[0] if shared else number, *prompt[1:], *own)
+        trained = tuple(at >= len(prompt) for at in range(length))
+        logprobs, versions = tuple(-11.0 * on for on in trained), tuple(0 if on else -1 for on in trained)
+        made.append(Sample(f"g{number}", ids, trained, logprobs, versions, (-1.0) ** number))
     return made
 
 
@@ -234,7 +252,7 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
         "plain, padded": lambda: plain_step(folder, samples, given, at_once=together),
         "plain, one by one": lambda: plain_step(folder, samples, given, at_once=1),
     }
-    if given.dtype != torch.bfloat16 or importlib.util.find_spec("flash_attn") is None:
+    if not _flash(given):
         del contestants["packed, flash"]
     work = flops(given.config, samples)
 
@@ -246,6 +264,28 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
         return more
 
     return measured(contestants, given.rounds, derive)
+
+
+def groups(folder: Path, length: int, given: Setting) -> dict[str, Result]:
+    def of(learn: LearnSettings, *, shared: bool) -> Contestant:
+        return our_step(folder, group(length, given.config.vocab_size, shared=shared), learn)
+
+    contestants: dict[str, Callable[[], Contestant]] = {
+        "apart": lambda: of(given.learn, shared=False),
+        "shared": lambda: of(given.learn, shared=True),
+        "shared, flash": lambda: of(given.learn.but(attention="flash_attention_2"), shared=True),
+    }
+    if not _flash(given):
+        del contestants["shared, flash"]
+    return measured(
+        contestants,
+        given.rounds,
+        lambda _, result: {"tokens_per_s": GROUP * length / result["seconds"]} if "seconds" in result else {},
+    )
+
+
+def _flash(given: Setting) -> bool:
+    return given.dtype == torch.bfloat16 and importlib.util.find_spec("flash_attn") is not None
 
 
 def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:
@@ -423,6 +463,8 @@ def of_size(size: str, options: argparse.Namespace, peak: float | None) -> list[
             entry["padding"] = len(samples) * length / tokens
             if "step" in options.parts:
                 entry["step"] = steps(model, samples, given, peak)
+            if "group" in options.parts:
+                entry["group"] = groups(model, length, given)
             if "loss" in options.parts:
                 entry["loss"] = losses(shallow, samples[0], given)
             entries.append(entry)

@@ -22,7 +22,7 @@ from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make, session
 from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.guesthost import StartedGuest
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.types import ExecResult, Task
 from sweeping import swept
@@ -394,7 +394,7 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
     argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "sleep", "60"]
     groups = []
     for number in range(60):
-        guest = GuestProcess.spawn(lambda _: (argv, ()), log=tmp_path / "log")
+        guest = StartedGuest.spawn(lambda _: (argv, ()), log=tmp_path / "log")
         await asyncio.sleep(0.0002 * number)
         os.kill(guest.pid, signal.SIGKILL)  # as somebody who is out of memory does
         await guest.close()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import resource
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.sandbox import guest
 from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
@@ -155,7 +160,7 @@ async def test_closing_the_backend_ends_its_template(forking: Bubblewrap, task: 
 
 
 async def test_where_the_kernel_refuses_every_guest_is_started(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Template, "refusal", lambda self, sizes: "unshare: Operation not permitted")
+    monkeypatch.setattr(Template, "refusal", lambda *_: "unshare: Operation not permitted")
     backend = Bubblewrap()
     async with backend.open(task) as box:
         assert box.guest.process is not None and (await box.exec(["true"])).ok
@@ -175,3 +180,91 @@ async def test_a_killed_controller_leaves_no_template(forking: Bubblewrap, task:
         assert not Path(f"/proc/{inside}").exists()
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
+
+
+async def test_a_malformed_message_forks_nobody_and_ends_nobody(forking: Bubblewrap, task: Task) -> None:
+    async with forking.open(task) as box:
+        [template] = forking._templates.values()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            message = json.dumps({"sizes": {}}).encode()
+            template._asking.send(message)
+            socket.send_fds(template._asking, [message], [theirs.fileno(), theirs.fileno()])
+            socket.send_fds(template._asking, [message], [theirs.fileno()] * (guest.MOST_RIGHTS + 1))
+            socket.send_fds(template._asking, [b"no JSON"], [theirs.fileno()] * 3)
+        async with forking.open(task) as another:
+            assert (await another.exec(["true"])).ok
+        assert (await box.exec(["true"])).ok
+        assert list(forking._templates.values()) == [template]
+
+
+FLOOD = """
+import errno, os, socket, sys
+held = []
+try:
+    while True:
+        held.append(socket.socketpair())
+        socket.send_fds(held[-1][0], [b"x"], [0] * 250)
+except OSError as error:
+    print(errno.errorcode[error.errno], flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_opening(task: Task) -> None:
+    """They count against the limit of open files of whoever sends some for the same user."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    backend = Bubblewrap(open_files=500)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+        backend.require()
+        async with backend.open(task) as box:
+            await box.write("flood.py", FLOOD.encode())
+            flooding = "python3 flood.py < <(sleep 60) > flooded & until grep -q . flooded; do sleep .01; done; "
+            work = asyncio.create_task(box.exec(["bash", "-c", f"{flooding} cat flooded; sleep 60"]))
+            at = Path(f"/proc/{box.guest.pid}/root{WORKDIR}/flooded")
+            while not at.exists() or not at.read_text():
+                assert not work.done(), work.result()
+                await asyncio.sleep(0.01)
+            assert at.read_text() == "ETOOMANYREFS\n"
+            async with asyncio.timeout(20.0), backend.open(task) as another:
+                assert (await another.exec(["true"])).ok
+            work.cancel()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        backend.close()
+
+
+async def test_processor_time_of_guests_counts_as_ours(forking: Bubblewrap, task: Task) -> None:
+    before = os.times()
+    async with forking.open(task) as box:
+        burn = "import time\nwhile time.process_time() < 0.5: pass"
+        assert (await box.exec(["python3", "-c", burn])).ok
+    forking.close()
+    after = os.times()
+    assert after.children_user + after.children_system > before.children_user + before.children_system + 0.5
+
+
+async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has such namespaces at all."""
+    server = object.__new__(guest.ForkServer)
+    server.libc = SimpleNamespace(unshare=lambda flags: -1 if flags == guest.NEW_CGROUP else 0)  # type: ignore[assignment]
+    forked = object.__new__(guest.Forked)
+    forked.server = server
+    with pytest.raises(OSError, match="unshare cgroup"):
+        forked.confine()
+
+
+def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tried = Bubblewrap(), []
+
+    def fails(*_: object) -> None:
+        tried.append(1)
+        raise PrerequisiteError("no room", fix="make some")
+
+    monkeypatch.setattr(backend, "_probe_template", fails)
+    for _ in range(2):
+        with pytest.raises(PrerequisiteError, match="no room"):
+            backend.require()
+    assert len(tried) == 2
+    backend.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.sandbox import private
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.workspace import Workspaces, check_workspace, prepare
@@ -174,6 +175,20 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
             prepare(f"git:{url}@{'0' * 40}", tmp_path / "p")
     for at, place in enumerate((home / "project", tmp_path / "kept/cache/tasks/one")):
         prepare(f"dir:{place}", tmp_path / f"p{at}")
+
+
+def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which folders those are is not looked up at every opening, but not once for all either."""
+    home, keys = tmp_path / "home", tmp_path / "disk/keys"
+    home.mkdir()
+    keys.mkdir(parents=True)
+    (keys / "file").write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    check_workspace(f"dir:{keys}")
+    (home / ".ssh").symlink_to(keys)
+    monkeypatch.setattr(private, "_KEPT_SECONDS", private._KEPT_SECONDS / 1000)  # a minute later, that is
+    with pytest.raises(TaskError, match=r"\.ssh, which agents are not shown"):
+        check_workspace(f"dir:{keys}")
 
 
 def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import ipaddress
 import json
 import logging
 import re
-import resource
 import secrets
 import socket as sockets
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
@@ -28,14 +27,13 @@ from coderepairrl.gateway.request import ApiError, Counter
 from coderepairrl.gateway.session import OnTurn, Session
 from coderepairrl.gateway.source import ReplySource
 from coderepairrl.gateway.workers import Workers
+from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512
 """Connections without a valid key so far; beyond that the oldest is closed."""
 KEY_SECONDS = 10.0
 """After which a connection without a valid key is closed."""
-OPEN_FILES = 1 << 16
-"""Limit of open files to ask the system for: every connection is one."""
 REMEMBERED = 1 << 16
 """Keys of closed sessions that get `episode_closed` instead of `invalid_api_key`."""
 
@@ -118,7 +116,7 @@ class Gateway:
             app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, logger=_BadHttpQuietly(log, {})
         )
         await self._runner.setup()
-        _allow_connections()
+        allow_open_files()
         loop = asyncio.get_running_loop()
         try:
             self._listeners.append(await loop.create_server(self._accept, host, port, backlog=1024))
@@ -319,15 +317,6 @@ class Gateway:
         except Fault as fault:
             raise ApiError(503, f"{fault.boundary}_fault", f"the {fault.boundary} failed") from fault
         return web.json_response({"status": "ok"})
-
-
-def _allow_connections() -> None:
-    """Raise the limit of open files to `OPEN_FILES`: the usual 1,024 are used up by the permitted connections of a few
-    agents."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
-    if now != resource.RLIM_INFINITY and now < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
 
 
 @contextlib.contextmanager

@@ -202,7 +202,7 @@ class GuestBackend(SandboxBackend, ABC):
 
     @abstractmethod
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start a guest in `group`, as `GuestProcess.spawn` does; files may still be arriving in ``box/work``.
+        """Start a guest in `group`, as `StartedGuest.spawn` does; files may still be arriving in ``box/work``.
 
         It is shown `environment`, the task's own (`environment_of`), read-only.
         """
@@ -249,7 +249,8 @@ class GuestBackend(SandboxBackend, ABC):
         self._opened += 1
         box = self.state / f"box-{self._opened}"
         sandbox: GuestSandbox | None = None
-        grouping = asyncio.create_task(asyncio.to_thread(self._group, box, prepared))  # the kernel may take its time
+        in_memory = prepared.packed * prepared.size if self.held else 0
+        grouping = asyncio.create_task(asyncio.to_thread(self._group, box.name, in_memory))  # the kernel takes its time
         try:
             try:
                 box.mkdir()
@@ -311,13 +312,15 @@ class GuestBackend(SandboxBackend, ABC):
                 "cpus cannot be limited here: no control group is ours to use", fix=self.groups_need
             )
 
-    def _group(self, box: Path, prepared: Prepared) -> Group | None:
+    def _group(self, name: str, held: int = 0) -> Group | None:
+        """The control group of the sandbox `name`, with `held` bytes of its own files in memory; None where none can
+        be made. Raises OSError."""
         if not self.groups.parents:
             return None
         limits = self.limits
-        held = prepared.packed * prepared.size + limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
+        held += limits.disk_bytes + 2 * limits.tmp_bytes if self.held else 0
         return self.groups.make(
-            f"{self.state.name}-{box.name}",
+            f"{self.state.name}-{name}",
             processes=limits.processes + _OWN_PROCESSES,
             memory=limits.memory + held + _OWN_MEMORY,
             cpus=limits.cpus,

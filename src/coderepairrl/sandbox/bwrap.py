@@ -31,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
+from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
@@ -173,19 +174,19 @@ class Bubblewrap(GuestBackend):
             python = find_python(self.state / "guest", self.user)
             self._arguments = [bwrap, *self._view(python)]
             self._probe(python)
+            allow_open_files()
             if self._overlays:
                 self._probe_overlay()
-            self._python = python
             if self._forks:
-                self._probe_template()
+                self._probe_template(python)
+            self._python = python
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start bubblewrap, unprivileged, with the guest as pid 1; or have a guest forked, where all that differs from
         other sandboxes is in memory."""
         if self._forks and environment is None and prepared.image is None and prepared.packed:
             sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
-            join = group.join if group is not None else None
-            return self._template().fork(sizes, prepared.archive, join, log=box / "guest.log")
+            return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
         if environment is not None:
             _check_bind(str(environment))
         if prepared.image is not None:
@@ -201,13 +202,8 @@ class Bubblewrap(GuestBackend):
             return [*view, *ends], [rules, info_write]
 
         first = self._mounting(box, prepared.root) if not prepared.packed and not prepared.in_place else ()
-        try:
-            guest = GuestProcess.spawn(command, log=box / "guest.log", user=self.user, group=group, first=first)
-            guest.inner_from(info_read)
-        except BaseException:
-            os.close(info_read)
-            raise
-        return guest
+        log = box / "guest.log"
+        return StartedGuest.spawn(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
         """bubblewrap and its options for a workspace among this machine's programs."""
@@ -228,14 +224,15 @@ class Bubblewrap(GuestBackend):
             found.close()
             found = None
         if found is None:
-            found = self._templates[threading.get_ident()] = self._new_template()
+            assert self._python is not None
+            found = self._templates[threading.get_ident()] = self._new_template(self._python)
         return found
 
-    def _new_template(self) -> Template:
+    def _new_template(self, python: Path) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
             rules = _pipe_with(self._filter)
             view = [*self._arguments, "--dir", WORKDIR, "--remount-ro", "/", "--"]
-            return [*view, str(self._python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
+            return [*view, str(python), *_PYTHON, _GUEST_INSIDE, str(descriptor), str(rules)], [rules]
 
         return Template(command, log=self.state / "template.log", user=self.user)
 
@@ -408,14 +405,18 @@ class Bubblewrap(GuestBackend):
                 f"bubblewrap does not work here: {words}", fix=_advice(words, self.state, self._binds)
             )
 
-    def _probe_template(self) -> None:
-        """Fork a guest, if the kernel lets us: it may refuse namespaces within namespaces."""
-        template = self._new_template()
+    def _probe_template(self, python: Path) -> None:
+        """Fork a guest, if the kernel lets us: it may refuse namespaces within namespaces, and an old one (before
+        5.16) asks who writes to a control group, not who has opened it."""
+        group = self._group("probe")
+        template = self._new_template(python)
         try:
-            self._no_fork = template.refusal(self._sizes)
+            self._no_fork = template.refusal(self._sizes, group)
             self._forks = not self._no_fork
         finally:
             template.close()
+            if group is not None:
+                group.remove()
 
     def _probe_overlay(self) -> None:
         """Mount one, if the kernel lets us."""

@@ -67,10 +67,21 @@ class Group:
         """What goes before an argv so that the program, and all that it starts, is in the group from the first."""
         return ["/bin/sh", "-c", _ENTER, "sh", *map(str, self.folders), "--"]
 
-    def join(self, pid: int) -> None:
-        """Move the process `pid` into it. May block for a while. Raises OSError."""
-        for folder in self.folders:
-            (folder / "cgroup.procs").write_text(f"{pid}\n")
+    def entrances(self) -> list[int]:
+        """Descriptors, the caller's to close: a process that writes 0 to them all is in the group. Raises OSError.
+
+        It needs no rights of its own, as the kernel asks for those of who has opened them, and nobody has to name it
+        by a number that may be another's by then.
+        """
+        opened: list[int] = []
+        try:
+            for folder in self.folders:
+                opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except OSError:
+            for descriptor in opened:
+                os.close(descriptor)
+            raise
+        return opened
 
     def remove(self) -> None:
         """End whatever is left in it and remove it. Blocks for a moment; safe to call twice."""

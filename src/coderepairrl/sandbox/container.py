@@ -33,7 +33,7 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
-from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
 from coderepairrl.sandbox.interpreter import GUEST, install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
@@ -235,7 +235,7 @@ class Container(GuestBackend):
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
         argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)
-        return GuestProcess.await_from(listener, argv, log=box / "guest.log")
+        return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
         """Remove the container if it is still there: the program that should have done it was killed."""

@@ -9,7 +9,7 @@ object and a body of raw bytes.
 
 From top to bottom: frames to and from the host (`Control`), requests and their replies (`Guest`), one command while it
 runs (`Run`), limits on all of them together (`Limits`), files (`Files`), what a diff has to take in (`Walk`), what
-differs inside sandlock (`Confined`), and guests that are forked instead of started (`Template`).
+differs inside sandlock (`Confined`), and guests that are forked instead of started (`ForkServer`).
 
 Trust: commands run under the same user id as this process, so it must be out of their reach. In a pid namespace
 of its own it is pid 1, which no signal from inside can stop; it is not dumpable, so ``/proc/1/mem`` and
@@ -61,6 +61,7 @@ NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND = 1, 2, 4, 8, 32, 4096
 SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of a network interface
 CAPABILITIES, PR_CAPBSET_DROP = 0x20080522, 24
+MOST_RIGHTS = 16  # descriptors in one message
 
 
 # -- Frames to and from the host
@@ -856,16 +857,16 @@ def refuse_calls(program: bytes) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-# -- Forked from a template
+# -- Forked instead of started
 
 
-class Template:
+class ForkServer:
     """A process with all that a guest needs loaded; guests are forked from it. It runs nothing of any task itself.
 
     bubblewrap has started it in a sandbox like the others, but with no workspace, no filter of system calls and a
     bare ``/proc``. A fork enters namespaces of its own, mounts there what no two sandboxes share, and then gives up
     what it needed for that (`Forked.confine`). Whatever bubblewrap mounted read-only it can neither remove nor make
-    writable, as its user namespace is not the one that owns those mounts; and when the template ends, so do they all.
+    writable, as its user namespace is not the one that owns those mounts; and when the server ends, so do they all.
     """
 
     def __init__(self, asking: socket.socket, rules: int) -> None:
@@ -882,32 +883,42 @@ class Template:
     def serve(self) -> None:
         """Fork a guest for each message until the host hangs up.
 
-        A message is JSON (``sizes``: bytes of each file system in memory, by where it is mounted) and comes with three
-        descriptors: the guest's end of its socket, the archive of its workspace, and where its errors go.
+        A message is JSON (``sizes``: bytes of each file system in memory, by where it is mounted) and comes with
+        descriptors: the guest's end of its socket, the archive of its workspace, where its errors go, and the
+        entrances of its control group.
         """
         while True:
-            message, rights, _, _ = self.asking.recvmsg(1 << 16, socket.CMSG_SPACE(12), socket.MSG_CMSG_CLOEXEC)
+            message, rights, flags, _ = self.asking.recvmsg(
+                1 << 16, socket.CMSG_SPACE(4 * MOST_RIGHTS), socket.MSG_CMSG_CLOEXEC
+            )
             if not message:
                 os._exit(0)
-            descriptors = struct.unpack("3i", rights[0][2])
-            try:
-                forked = os.fork()
-            except OSError as error:  # no more processes: this guest's fault, not that of the others
-                forked = -1
-                try:  # noqa: SIM105  # contextlib takes long to import
-                    os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
-                except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
-                    pass
-            if forked == 0:
-                try:
-                    os.dup2(descriptors[2], 2)
-                    self._become_guest(decode(message)["sizes"], *descriptors)
-                except BaseException as error:
-                    os.write(2, f"{type(error).__name__}: {error}\n".encode())
-                finally:
-                    os._exit(1)
+            data = rights[0][2] if rights else b""
+            descriptors = struct.unpack(f"{len(data) // 4}i", data)
+            if len(descriptors) >= 3 and not flags & socket.MSG_CTRUNC:
+                self._fork(message, descriptors)
+            else:  # no guest, as the host learns by its socket, which is closed with the rest
+                os.write(2, b"malformed: %d descriptors, flags %d\n" % (len(descriptors), flags))
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _fork(self, message: bytes, descriptors: tuple[int, ...]) -> None:
+        try:
+            forked = os.fork()
+        except OSError as error:  # no more processes: this guest's fault, not that of the others
+            forked = -1
+            try:  # noqa: SIM105  # contextlib takes long to import
+                os.write(descriptors[2], f"cannot fork a guest: {error}\n".encode())
+            except OSError:  # the disk is full, too: the host learns of this guest's fault by its closed socket
+                pass
+        if forked == 0:
+            try:
+                os.dup2(descriptors[2], 2)
+                self._become_guest(decode(message)["sizes"], *descriptors)
+            except BaseException as error:
+                os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            finally:
+                os._exit(1)
 
     def _reap(self, *_: object) -> None:
         try:
@@ -916,7 +927,7 @@ class Template:
         except ChildProcessError:
             pass
 
-    def _become_guest(self, sizes: dict[str, int], control: int, archive: int, errors: int) -> None:
+    def _become_guest(self, sizes: dict[str, int], control: int, archive: int, errors: int, *entrances: int) -> None:
         self.asking.close()
         os.close(errors)
         os.setsid()
@@ -927,6 +938,9 @@ class Template:
                 file.write(text)
         if os.fork() != 0:  # only a child is in the new namespace of processes: the first in it
             os._exit(0)
+        for entrance in entrances:
+            os.write(entrance, b"0")
+            os.close(entrance)
         self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
         self._mount(b"/proc/sys", b"/proc/sys", BIND)
         self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)
@@ -951,23 +965,24 @@ class Template:
 
 
 class Forked(Guest):
-    """A guest that a `Template` became. Until it is configured it has every capability over its own namespaces."""
+    """A guest that a `ForkServer` became. Until it is configured it has every capability over its own namespaces."""
 
-    def __init__(self, template: Template, control: Control, archive: int) -> None:
+    def __init__(self, server: ForkServer, control: Control, archive: int) -> None:
         super().__init__(control)
-        self.template, self.content = template, archive
+        self.server, self.content = server, archive
         ours = os.pidfd_open(self.pid)
-        control.send({"forked": True}, descriptor=ours)  # by it the host puts us into our control group
+        control.send({"forked": True}, descriptor=ours)  # by which the host ends us
         os.close(ours)
 
     def confine(self) -> None:
         """Give up every capability and the right to gain any, and most system calls."""
-        libc = self.template.libc
-        libc.unshare(NEW_CGROUP)  # of the group that we are in by now; as with bubblewrap, where the kernel has it
+        libc = self.server.libc
+        if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
+            self.server.checked(libc.unshare(NEW_CGROUP), "unshare cgroup")
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
-        self.template.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
-        refuse_calls(self.template.filter)
+        self.server.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
+        refuse_calls(self.server.filter)
 
     def _unpack(self, unpacker: str, archive: str, content: int = -1) -> None:
         super()._unpack(unpacker, "-", self.content)
@@ -978,7 +993,7 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         Guest(Control(connected(sys.argv[1]))).serve()
     if sys.argv[2].isdigit():
-        Template(connected(sys.argv[1]), int(sys.argv[2])).serve()
+        ForkServer(connected(sys.argv[1]), int(sys.argv[2])).serve()
     end_of_ours = Control(connected(sys.argv[1]))
     if not sys.argv[1].isdigit():  # in a container
         with open(sys.argv[2], "rb") as rules:

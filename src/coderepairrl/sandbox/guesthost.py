@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.sandbox.cgroups import Group
@@ -27,10 +26,6 @@ STARTUP_SECONDS = 30.0
 Header = dict[str, Any]
 Command = Callable[[int], tuple[Sequence[str], Sequence[int]]]
 """From the descriptor of a socket to argv, and to further descriptors to pass on."""
-Ask = Callable[[socket.socket], None]
-Join = Callable[[int], None]
-_NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS)
-"""Why a socket takes no further descriptors until earlier ones have arrived."""
 
 
 def started(
@@ -72,167 +67,50 @@ def started(
     return process, ours
 
 
-class _ToFork(NamedTuple):
-    theirs: socket.socket
-    ask: Ask
-    join: Join | None
-
-
 class GuestProcess:
-    """A running guest (and its bubblewrap, if any) behind one socket. One request at a time.
+    """The guest of one sandbox behind one socket. One request at a time. A kind for each way of bringing it about.
 
     All methods belong to one event loop. Once a method raised `SandboxFault` the guest is dead and stays dead.
     """
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes] | None,
-        connection: socket.socket,
-        log: Path,
-        doors: list[socket.socket] | None = None,
-    ) -> None:
+    process: subprocess.Popen[bytes] | None = None
+    """What it was started by; None where it was forked from another (`template`)."""
+    doors: list[socket.socket] | None = None
+    """Bound to ports of the host's loopback, all that the guest can reach; None if it has a loopback itself."""
+    inner: int | None = None
+    """Pidfd of the guest, where its end brings about that of every process of the sandbox."""
+
+    def __init__(self, connection: socket.socket, log: Path) -> None:
         connection.setblocking(False)
-        self.process = process
-        """What it was started by; None where it is forked from a `Template`."""
-        self.pid = process.pid if process is not None else 0
-        """Of that process, or of the guest itself once it was forked."""
-        self.doors = doors
-        """Bound to ports of the host's loopback, all that the guest can reach; None if it has a loopback itself."""
-        self.inner: int | None = None
-        """Pidfd of the guest, where its end brings about that of every process of the sandbox."""
         self._socket = connection
         self._log = log
         self._buffer = bytearray()
         self._descriptors: list[int] = []
         self._closed = False
         self._sending = asyncio.Lock()
-        self._info = -1
-        self._expected = False
-        self._to_fork: _ToFork | None = None
 
-    @classmethod
-    def spawn(
-        cls,
-        command: Command,
-        *,
-        log: Path,
-        user: int | None = None,
-        env: Mapping[str, str] | None = None,
-        doors: list[socket.socket] | None = None,
-        group: Group | None = None,
-        first: Sequence[str] = (),
-    ) -> GuestProcess:
-        """As `started`, which says what the parameters are, and `doors` those of the guest."""
-        try:
-            process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
-        except SandboxFault:
-            for door in doors or ():
-                door.close()
-            raise
-        return cls(process, ours, log, doors)
-
-    @classmethod
-    def await_from(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> GuestProcess:
-        """Start `argv`, which brings about a guest that connects to `listener` (ours from now on).
-
-        Raises `SandboxFault`.
-        """
-        try:
-            with log.open("ab") as sink:
-                process = subprocess.Popen(
-                    argv,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=sink,
-                    cwd=log.parent,  # where Podman leaves a file when a container is out of memory
-                    start_new_session=True,
-                )
-        except OSError as error:
-            listener.close()
-            raise SandboxFault(f"cannot start the sandbox: {error}") from error
-        guest = cls(process, listener, log)
-        guest._expected = True
-        return guest
-
-    @classmethod
-    def forked(cls, ask: Ask, join: Join | None, *, log: Path) -> GuestProcess:
-        """One that is forked when configured: `ask` has it done for the guest's end of a socket, or raises OSError.
-
-        Before it runs anything, `join` is called with its process id, in a thread.
-        """
-        ours, theirs = socket.socketpair()
-        guest = cls(None, ours, log)
-        guest._to_fork = _ToFork(theirs, ask, join)
-        return guest
-
-    async def _be_forked(self, theirs: socket.socket, ask: Ask, join: Join | None) -> None:
-        while True:
-            try:
-                ask(theirs)
-                break
-            except OSError as error:
-                if error.errno not in _NOT_NOW:
-                    raise await self.died("lost the process that guests are forked from") from error
-                await asyncio.sleep(0.005)
-        theirs.close()
-        await self.receive()
-        self.inner = self.take_descriptor()
-        self.pid = int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
-        if self.pid <= 0:  # which would be us
-            raise await self.died()
-        if join is not None:
-            try:
-                await asyncio.to_thread(join, self.pid)
-            except OSError as error:
-                raise await self.died(f"cannot enter its control group ({error})") from error
-
-    async def _accept(self, process: subprocess.Popen[bytes]) -> None:
-        """Take the guest's connection, the first of all: it runs nothing before it is asked."""
-        loop, listener = asyncio.get_running_loop(), self._socket
-        ended = os.pidfd_open(process.pid)
-        accepting = loop.create_task(loop.sock_accept(listener))
-        gone = loop.create_task(_readable(ended))
-        try:
-            await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not accepting.done():
-                process.wait()
-                raise await self.died()
-            self._socket, _ = accepting.result()
-            self._socket.setblocking(False)
-        finally:
-            for task in (accepting, gone):
-                task.cancel()
-            await asyncio.gather(accepting, gone, return_exceptions=True)
-            os.close(ended)
-        listener.close()
-        self._expected = False
-        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        with contextlib.suppress(OSError):  # a guest on another machine's kernel, or gone by now
-            self.inner = os.pidfd_open(pid)
-
-    def inner_from(self, info: int) -> None:
-        """bubblewrap will write to the descriptor `info` (ours from now on) which process is its pid 1."""
-        self._info = info
+    @property
+    def pid(self) -> int:
+        """Of what it was started by, or of the guest itself where that is nobody."""
+        assert self.process is not None
+        return self.process.pid
 
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
         """First contact: hand over the `settings`, wait until it is ready. Raises `SandboxFault`."""
         try:
             async with asyncio.timeout(timeout):
-                if self._to_fork is not None:
-                    await self._be_forked(*self._to_fork)
-                if self._expected and self.process is not None:
-                    await self._accept(self.process)
+                await self._arrive()
                 await self.send(settings)
                 reply, _ = await self.receive()
         except TimeoutError:
             raise await self.died(f"did not start within {timeout:.0f} s") from None
-        if self._info >= 0:  # the guest has spoken, so bubblewrap has written it
-            with os.fdopen(self._info, "rb") as info:
-                self._info = -1
-                self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
-        elif self.doors is not None:  # under a supervisor, which cleans up after it
-            with contextlib.suppress(ProcessLookupError):
-                self.inner = os.pidfd_open(reply["ready"])
+        self._arrived(reply["ready"])
+
+    async def _arrive(self) -> None:
+        """Wait until there is somebody to hand the settings to."""
+
+    def _arrived(self, pid: int) -> None:
+        """Called when it is ready, with its own process id as it sees it."""
 
     async def send(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one request. Raises `SandboxFault`."""
@@ -280,28 +158,21 @@ class GuestProcess:
         if self._closed:
             return
         self._closed = True
-        if self._to_fork is not None and self.inner is None:
-            await self._unforked(self._to_fork.theirs)
+        await self._leave()
         for opened in (self._socket, *(self.doors or ())):
             opened.close()
-        for descriptor in (*self._descriptors, *([self._info] if self._info >= 0 else [])):
+        for descriptor in self._descriptors:
             os.close(descriptor)
         if self.inner is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 signal.pidfd_send_signal(self.inner, signal.SIGKILL)
-            await _readable(self.inner, 30.0)
+            await readable(self.inner, 30.0)
             os.close(self.inner)
         if self.process is not None:
             await self._reap(self.process)
 
-    async def _unforked(self, theirs: socket.socket) -> None:
-        """Wait until no process has the other end of our socket: one that is being forked ends when we hang up."""
-        theirs.close()
-        with contextlib.suppress(OSError, TimeoutError):
-            self._socket.shutdown(socket.SHUT_WR)
-            async with asyncio.timeout(5.0):
-                while await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16):
-                    pass
+    async def _leave(self) -> None:
+        """Called first of all when it is closed, which may be before it has arrived."""
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + 5.0  # a guest that is hung up on ends by itself, and its children first
@@ -315,7 +186,7 @@ class GuestProcess:
             try:
                 data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 18, 4)
             except BlockingIOError:
-                await _readable(self._socket.fileno())
+                await readable(self._socket.fileno())
                 continue
             except OSError as error:
                 raise await self.died() from error
@@ -328,6 +199,113 @@ class GuestProcess:
         return taken
 
 
+class StartedGuest(GuestProcess):
+    """One that holds its end of the socket from the first."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: socket.socket,
+        log: Path,
+        doors: list[socket.socket] | None = None,
+        info: int | None = None,
+    ) -> None:
+        super().__init__(connection, log)
+        self.process, self.doors, self._info = process, doors, info
+
+    @classmethod
+    def spawn(
+        cls,
+        command: Command,
+        *,
+        log: Path,
+        user: int | None = None,
+        env: Mapping[str, str] | None = None,
+        doors: list[socket.socket] | None = None,
+        group: Group | None = None,
+        first: Sequence[str] = (),
+        info: int | None = None,
+    ) -> StartedGuest:
+        """As `started`, which says what the parameters are, and `doors` those of the guest.
+
+        From the descriptor `info` we read which process bubblewrap has made its pid 1. Both are ours from now on.
+        """
+        try:
+            process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
+        except SandboxFault:
+            for door in doors or ():
+                door.close()
+            if info is not None:
+                os.close(info)
+            raise
+        return cls(process, ours, log, doors, info)
+
+    def _arrived(self, pid: int) -> None:
+        if self._info is not None:  # the guest has spoken, so bubblewrap has written it
+            with os.fdopen(self._info, "rb") as info:
+                self._info = None
+                self.inner = os.pidfd_open(json.loads(info.read(4096))["child-pid"])
+        elif self.doors is not None:  # under a supervisor, which cleans up after it
+            with contextlib.suppress(ProcessLookupError):
+                self.inner = os.pidfd_open(pid)
+
+    async def _leave(self) -> None:
+        if self._info is not None:
+            os.close(self._info)
+
+
+class AwaitedGuest(GuestProcess):
+    """One that connects to us: where no descriptor can be handed on, as to a container."""
+
+    def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path) -> None:
+        super().__init__(listener, log)
+        self.process = self._bringing = process
+
+    @classmethod
+    def spawn(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> AwaitedGuest:
+        """Start `argv`, which brings about a guest that connects to `listener` (ours from now on).
+
+        Raises `SandboxFault`.
+        """
+        try:
+            with log.open("ab") as sink:
+                process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=sink,
+                    cwd=log.parent,  # where Podman leaves a file when a container is out of memory
+                    start_new_session=True,
+                )
+        except OSError as error:
+            listener.close()
+            raise SandboxFault(f"cannot start the sandbox: {error}") from error
+        return cls(process, listener, log)
+
+    async def _arrive(self) -> None:
+        """Take its connection, the first of all: it runs nothing before it is asked."""
+        loop, listener = asyncio.get_running_loop(), self._socket
+        ended = os.pidfd_open(self._bringing.pid)
+        accepting = loop.create_task(loop.sock_accept(listener))
+        gone = loop.create_task(readable(ended))
+        try:
+            await asyncio.wait({accepting, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not accepting.done():
+                self._bringing.wait()
+                raise await self.died()
+            self._socket, _ = accepting.result()
+            self._socket.setblocking(False)
+        finally:
+            for task in (accepting, gone):
+                task.cancel()
+            await asyncio.gather(accepting, gone, return_exceptions=True)
+            os.close(ended)
+        listener.close()
+        pid, _, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        with contextlib.suppress(OSError):  # a guest on another machine's kernel, or gone by now
+            self.inner = os.pidfd_open(pid)
+
+
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill the process and what it forked: a bubblewrap that is killed while it starts leaves a child which waits
     forever for its user ids."""
@@ -335,7 +313,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-async def _readable(descriptor: int, timeout: float | None = None) -> None:
+async def readable(descriptor: int, timeout: float | None = None) -> None:
     """Return once `descriptor` is readable, or after `timeout` seconds."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()

@@ -14,7 +14,7 @@ from pathlib import Path
 from coderepairrl.errors import ConfigError
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import GUEST
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
@@ -48,7 +48,7 @@ class UnsafeLocal(GuestBackend):
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start the guest as an ordinary child."""
-        return GuestProcess.spawn(
+        return StartedGuest.spawn(
             lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import pwd
+import time
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError, TaskError
@@ -28,6 +29,7 @@ _OF_A_USER = (
     ".ssh",
 )
 """In a home, with all that is in them."""
+_KEPT_SECONDS = 60
 
 
 def check_shown(folder: Path) -> None:
@@ -44,19 +46,22 @@ def check_shown(folder: Path) -> None:
     with contextlib.suppress(PrerequisiteError):  # nor a cache
         caches = (git_cache(), *folders())
     within = {place, *place.parents}
-    for each, there, around, closed in _private(home, caches):
+    for each, there, around, closed in _private(home, caches, int(time.monotonic() // _KEPT_SECONDS)):
         if place in around:
             raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
         if closed and there in within:
             raise _refused(folder, f"lies in {each}")
 
 
-@functools.cache
-def _private(home: Path | None, caches: tuple[Path, ...]) -> tuple[tuple[Path, Path, frozenset[Path], bool], ...]:
+@functools.lru_cache(1)
+def _private(
+    home: Path | None, caches: tuple[Path, ...], period: int
+) -> tuple[tuple[Path, Path, frozenset[Path], bool], ...]:
     """Folders as they are called, where they are, that and all folders around it, and whether all that is in them is
     closed; of `caches` the first.
 
-    Kept: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a hundred of these.
+    Kept for a `period`: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a
+    hundred of these. Not longer, since they may be moved, and links be set elsewhere.
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []

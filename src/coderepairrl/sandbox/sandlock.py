@@ -49,7 +49,7 @@ from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.cgroups import Group
-from coderepairrl.sandbox.guesthost import GuestProcess
+from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
@@ -132,7 +132,7 @@ class Sandlock(GuestBackend):
         argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
 
         def start() -> GuestProcess:
-            return GuestProcess.spawn(
+            return StartedGuest.spawn(
                 lambda descriptor: ([*argv, str(descriptor)], ()), log=box / "reader.log", user=self.user
             )
 
@@ -149,7 +149,7 @@ class Sandlock(GuestBackend):
             shown = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
             return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
 
-        return GuestProcess.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
+        return StartedGuest.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
     def close(self) -> None:
         """As `GuestBackend.close`; the machine is checked again before the next use."""

@@ -1,22 +1,29 @@
 """One warm guest that others are forked from: a quarter of the processor time of starting each anew.
 
 The template is started once for each thread that opens sandboxes, since it dies with the thread that started it. What
-it does inside is `guest.Template`. Each guest serves one sandbox and ends with it; only the template stays.
+it does inside is `guest.ForkServer`. Each guest serves one sandbox and ends with it; only the template stays.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
+import errno
 import json
 import os
 import socket
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from coderepairrl.sandbox.guesthost import Command, GuestProcess, Join, kill_group, started
+from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.guesthost import Command, GuestProcess, kill_group, started
 
 PROBE_SECONDS = 60.0
+_END_SECONDS = 5.0
+_NOT_NOW = (errno.EAGAIN, errno.ETOOMANYREFS)
+"""Why a socket takes no further descriptors until earlier ones have arrived."""
 
 
 class Template:
@@ -34,24 +41,32 @@ class Template:
         """Whether it has not ended."""
         return self._process.poll() is None
 
-    def fork(self, sizes: Mapping[str, int], archive: Path, join: Join | None, *, log: Path) -> GuestProcess:
-        """A guest to configure, for the workspace in `archive`, with file systems of these `sizes` in memory.
+    def fork(self, sizes: Mapping[str, int], archive: Path, group: Group | None, *, log: Path) -> ForkedGuest:
+        """A guest in `group`, for the workspace in `archive`, with file systems of these `sizes` in memory.
 
-        `join` as for `GuestProcess.forked`.
+        It is forked when it is configured.
         """
-        return GuestProcess.forked(lambda theirs: self._ask(theirs, sizes, archive, log), join, log=log)
+        return ForkedGuest(lambda theirs: self._ask(theirs, sizes, archive, group, log), log)
 
-    def _ask(self, theirs: socket.socket, sizes: Mapping[str, int], archive: Path, log: Path) -> None:
-        with archive.open("rb") as files, log.open("ab") as errors:
-            message = json.dumps({"sizes": dict(sizes)}).encode()
-            socket.send_fds(self._asking, [message], [theirs.fileno(), files.fileno(), errors.fileno()])
+    def _ask(
+        self, theirs: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
+    ) -> None:
+        """Have a guest forked for its end of a socket. Raises OSError."""
+        entrances = group.entrances() if group is not None else []
+        try:
+            with archive.open("rb") as files, log.open("ab") as errors:
+                message = json.dumps({"sizes": dict(sizes)}).encode()
+                socket.send_fds(self._asking, [message], [theirs.fileno(), files.fileno(), errors.fileno(), *entrances])
+        finally:
+            for descriptor in entrances:
+                os.close(descriptor)
 
-    def refusal(self, sizes: Mapping[str, int]) -> str:
+    def refusal(self, sizes: Mapping[str, int], group: Group | None) -> str:
         """Why no guest can be forked here; empty if one can. Tries it, which takes a moment."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs, contextlib.suppress(OSError):
-                self._ask(theirs, sizes, Path(os.devnull), self._log)
+                self._ask(theirs, sizes, Path(os.devnull), group, self._log)
             ours.settimeout(PROBE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 if ours.recv(1):
@@ -64,6 +79,45 @@ class Template:
         if os.getpid() == self._owner:
             atexit.unregister(self.close)
             self._asking.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # hung up on it ends by itself, and only then the
+                self._process.wait(_END_SECONDS)  # processor time of its guests is added to ours
             if self._process.returncode is None:  # else the number may be another group's by now
                 kill_group(self._process)
                 self._process.wait()
+
+
+class ForkedGuest(GuestProcess):
+    """One that is forked when configured: `ask` has it done for the guest's end of a socket, or raises OSError."""
+
+    def __init__(self, ask: Callable[[socket.socket], None], log: Path) -> None:
+        ours, self._theirs = socket.socketpair()
+        super().__init__(ours, log)
+        self._ask = ask
+
+    @property
+    def pid(self) -> int:
+        """Of the guest itself; -1 once it has ended."""
+        return int(Path(f"/proc/self/fdinfo/{self.inner}").read_text().partition("\nPid:")[2].split()[0])
+
+    async def _arrive(self) -> None:
+        while True:
+            try:
+                self._ask(self._theirs)
+                break
+            except OSError as error:
+                if error.errno not in _NOT_NOW:
+                    raise await self.died(f"cannot be forked ({error})") from error
+                await asyncio.sleep(0.005)
+        self._theirs.close()
+        await self.receive()
+        self.inner = self.take_descriptor()
+
+    async def _leave(self) -> None:
+        """Wait until no process has the other end of our socket: one that is being forked ends when we hang up."""
+        self._theirs.close()
+        if self.inner is None:
+            with contextlib.suppress(OSError, TimeoutError):
+                self._socket.shutdown(socket.SHUT_WR)
+                async with asyncio.timeout(5.0):
+                    while await asyncio.get_running_loop().sock_recv(self._socket, 1 << 16):
+                        pass

@@ -110,7 +110,7 @@ def test_more_connections_than_a_shell_allows() -> None:
     code = (
         "import resource; most = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, most));"
-        "from coderepairrl.apps.serve import command; command._allow_connections();"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == most)"
+        "from coderepairrl.apps.serve import command; command.allow_open_files();"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(1 << 16, most))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -22,6 +21,7 @@ from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import replying
 from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway
+from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.processes.signals import stoppable
 from coderepairrl.runs import Log, RunFolder
@@ -99,7 +99,7 @@ async def _serve(
     say: Callable[[str], None],
 ) -> None:
     config = plan.config
-    _allow_connections()
+    allow_open_files()
     async with AsyncExitStack() as parts:
         home = parts.enter_context(scratch("serve"))
         record = _recorder(parts, log, plan)
@@ -139,12 +139,6 @@ async def _serve(
             await asyncio.Event().wait()
         finally:
             say("stopping: open sessions are closed")
-
-
-def _allow_connections() -> None:
-    """As many open files as we may have: a connection is one, and shells begin with 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _recorder(parts: AsyncExitStack, folder: Path | None, plan: ServingPlan) -> Log | None:

@@ -9,6 +9,7 @@ whose processes are started as users start them: `e2e/test_train.py`, ``crrl che
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,7 +58,7 @@ class Popen(subprocess.Popen[Any]):
         env = dict(os.environ if call["env"] is None else call["env"])
         request = {"words": call["args"], "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env}
         with theirs:
-            socket.send_fds(_ready()[0], [json.dumps(request).encode()], [*files, theirs.fileno()])
+            socket.send_fds(_ready(), [json.dumps(request).encode()], [*files, theirs.fileno()])
         self._status = ours
         (self.pid,) = _STATUS.unpack(ours.recv(_STATUS.size))
         self._child_created = True
@@ -102,14 +104,21 @@ def _standard(call: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 @functools.cache
-def _ready() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """The connection to a process that is ready to fork, and the process; it ends with this one."""
+def _ready() -> socket.socket:
+    """The connection to a process that is ready to fork; it ends with this one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
         command = [sys.executable, "-P", __file__, str(theirs.fileno()), " " * _WORDS]
-        return ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    atexit.register(_hang_up, ours, process)
+    return ours
+
+
+def _hang_up(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    ours.close()
+    process.wait()
 
 
 class _Forking(subprocess.Popen[bytes]):
@@ -123,12 +132,19 @@ class _Forking(subprocess.Popen[bytes]):
             return
         sys.stdout.flush()
         sys.stderr.flush()
-        self.pid = os.fork()
+        self.pid = _fork()
         if not self.pid:
             keep, env = [int(fd) for fd in call["pass_fds"]], dict(call["env"])
             _become(words, str(Path.cwd()), env, _standard(call), keep, new_session=call["start_new_session"])
         self._child_created = True
         self._close_pipe_fds(*(call[name] for name in _PIPES))
+
+
+def _fork() -> int:
+    """`os.fork`. Python 3.12 warns of threads whose locks a child might wait for: ours begins anew with `_become`."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*multi-threaded.*fork", DeprecationWarning)
+        return os.fork()
 
 
 def _become(
@@ -141,6 +157,33 @@ def _become(
     new_session: bool = False,
 ) -> NoReturn:
     """Be the program that ``words`` would start, in this process, which was just forked."""
+    code = 1
+    try:
+        _prepare(words, cwd, env, standard, keep, new_session=new_session)
+        _run(words)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _prepare(
+    words: Sequence[str],
+    cwd: str,
+    env: Mapping[str, str],
+    standard: Sequence[int],
+    keep: Sequence[int],
+    *,
+    new_session: bool,
+) -> None:
+    """What a program is given before it runs: signals, descriptors, folder, environment, command line."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -163,27 +206,18 @@ def _become(
     tempfile.tempdir = None
     path = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if env.get("PYTHONSAFEPATH") else [cwd]), *filter(None, path)]
-    code = 0
-    try:
-        if words[2] == "coderepairrl.cli":
-            sys.argv[:] = words[2:]
-            runpy.run_module(words[2], run_name="__main__", alter_sys=True)
-        else:
-            asyncio = importlib.import_module("asyncio")
-            asyncio._set_running_loop(None)
-            importlib.import_module("coderepairrl.processes.child").die_with(int(words[3]))
-            sys.argv[:] = words[4:]
-            sys.modules[words[4]].main()
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+
+
+def _run(words: Sequence[str]) -> None:
+    if words[2] == "coderepairrl.cli":
+        sys.argv[:] = words[2:]
+        runpy.run_module(words[2], run_name="__main__", alter_sys=True)
+        return
+    asyncio = importlib.import_module("asyncio")
+    asyncio._set_running_loop(None)
+    importlib.import_module("coderepairrl.processes.child").die_with(int(words[3]))
+    sys.argv[:] = words[4:]
+    sys.modules[words[4]].main()
 
 
 def _show(words: Sequence[str]) -> None:
@@ -210,11 +244,12 @@ def _serve(requests: socket.socket) -> None:
             if not data:
                 return
             request = json.loads(data)
-            pid = os.fork()
+            pid = _fork()
             if not pid:
                 _become(request["words"], request["cwd"], request["env"], files[:3])
             status = socket.socket(fileno=files[3])
-            status.sendall(_STATUS.pack(pid))
+            with contextlib.suppress(BrokenPipeError):
+                status.sendall(_STATUS.pack(pid))
             for file in files[:3]:
                 os.close(file)
             process = os.pidfd_open(pid)
@@ -223,7 +258,7 @@ def _serve(requests: socket.socket) -> None:
 
 def _ended(pid: int, process: int, status: socket.socket) -> None:
     os.close(process)
-    with status:
+    with status, contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
         status.sendall(_STATUS.pack(os.waitpid(pid, 0)[1]))
 
 

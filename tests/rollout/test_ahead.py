@@ -28,13 +28,13 @@ def test_no_order_of_endings_exceeds_the_bound_and_none_is_given_up(
     version = made = 0
     for step in range(1, steps + 1):
         for wanted in [per_step, *data.draw(st.sampled_from([[], [], [1], [2, 1]]), "further groups")]:
-            assert not window.late(held.values(), wanted, version), "what is held can always be consumed in time"
+            assert not window.late(held.values(), version, wanted), "what is held can always be consumed in time"
             for _ in range(window.room(wanted, len(held), steps - step)):
                 held[f"g{made}"] = Begun(f"g{made}", version)
                 queued.add(f"g{made}")
                 made += 1
             assert len(held) >= wanted
-            while (chosen := window.choose(list(held.values()), wanted, version)) is None:
+            while (chosen := window.choose(list(held.values()), version, wanted)) is None:
                 unfinished = [group for group, each in held.items() if not each.ready]
                 ended = data.draw(st.sampled_from(unfinished), "ends")  # there is one, else it would wait for ever
                 queued -= set(list(held)[: list(held).index(ended) + 1])  # attempts get their turn in order
@@ -63,7 +63,7 @@ def test_what_cannot_be_consumed_in_time_is_given_up_the_youngest_first(
     """As after a resume with a lower bound: as few as possible."""
     window, now = Window(per_step, staleness), 4
     begun = [Begun(str(at), version) for at, version in enumerate(versions)]
-    late = window.late(begun, per_step, now)
+    late = window.late(begun, now, per_step)
     kept = [each for each in begun if each not in late]
     assert consumable(window, [each.version for each in kept], per_step, now)
     most = max(
@@ -85,7 +85,7 @@ def slot(name: str) -> Slot:
 async def held_by(ahead: Ahead, names: Iterable[str], version: int) -> dict[str, asyncio.Event]:
     """Groups that begin at `version` and end when their event is set."""
     ends = {name: asyncio.Event() for name in names}
-    assert await ahead.renew(2, version) == []
+    assert await ahead.renew(version, 2) == []
 
     async def make(slot: Slot, began: Callable[[], None]) -> Group:
         began()
@@ -104,7 +104,7 @@ async def held_by(ahead: Ahead, names: Iterable[str], version: int) -> dict[str,
 async def test_a_step_takes_what_is_finished_and_leaves_the_rest_running() -> None:
     async with Ahead(Window(per_step=2, staleness=1)) as ahead:
         ends = await held_by(ahead, "abcd", 0)
-        taking = asyncio.create_task(ahead.take(2, 0))
+        taking = asyncio.create_task(ahead.take(0, 2))
         for name in "db":
             assert not taking.done()
             ends[name].set()
@@ -114,7 +114,7 @@ async def test_a_step_takes_what_is_finished_and_leaves_the_rest_running() -> No
         more = await held_by(ahead, "ef", 1)
         more["e"].set()
         more["f"].set()
-        taking = asyncio.create_task(ahead.take(2, 1))
+        taking = asyncio.create_task(ahead.take(1, 2))
         await asyncio.sleep(0.01)
         assert not taking.done(), "the older ones would be too old for the next step"
         ends["a"].set()
@@ -130,7 +130,7 @@ async def test_what_is_left_at_the_end_is_cancelled_and_a_failure_is_raised() ->
         async with Ahead(Window(per_step=1, staleness=2)) as ahead:
             ends = await held_by(ahead, ["a", "bad", "c"], 0)
             ends["bad"].set()
-            await ahead.take(1, 0)
+            await ahead.take(0, 1)
     assert asyncio.all_tasks() == before
 
 
@@ -156,8 +156,8 @@ async def test_what_waits_for_its_turn_is_as_old_as_its_first_attempt() -> None:
         for name in "ab":
             ahead.add(slot(name))
         ahead.start(make)
-        assert [group.id for group in await ahead.take(1, 0)] == ["a"]
+        assert [group.id for group in await ahead.take(0, 1)] == ["a"]
         for version in (1, 2, 3):
-            assert await ahead.renew(1, version) == []
+            assert await ahead.renew(version, 1) == []
         turn.set()
-        assert [group.id for group in await ahead.take(1, 3)] == ["b"]
+        assert [group.id for group in await ahead.take(3, 1)] == ["b"]

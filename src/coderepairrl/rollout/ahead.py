@@ -48,42 +48,44 @@ class Window:
         """
         return max(0, wanted + self.per_step * min(self.staleness, later) - begun)
 
-    def late(self, begun: Iterable[Begun], wanted: int, version: int) -> list[Begun]:
-        """Which of `begun` no step can consume in time, where this one takes `wanted` at `version`: the youngest of
-        those that are in each other's way, and what is too old whatever else there is.
+    def late(self, begun: Iterable[Begun], version: int, wanted: int) -> list[Begun]:
+        """Which of `begun` no step can consume in time, where the one at `version` still takes `wanted` of them (0: the
+        next one is the first): the youngest of those that are in each other's way, and what is too old whatever else
+        there is.
 
         >>> window = Window(per_step=1, staleness=1)
-        >>> [each.group for each in window.late([Begun("a", 3), Begun("b", 4), Begun("c", 4), Begun("d", 5)], 1, 5)]
+        >>> begun = [Begun("a", 3), Begun("b", 4), Begun("c", 4), Begun("d", 5)]
+        >>> [each.group for each in window.late(begun, version=5, wanted=1)]
         ['a', 'c']
         """
         kept, late = 0, list[Begun]()
         for each in sorted(begun, key=lambda each: each.version):
-            if self._consumed_at(kept, wanted, version) - each.version > self.staleness:
+            if self._consumed_at(kept, version, wanted) - each.version > self.staleness:
                 late.append(each)
             else:
                 kept += 1
         return late
 
-    def choose(self, begun: Sequence[Begun], wanted: int, version: int) -> list[Begun] | None:
-        """The `wanted` groups that a step at `version` takes: the oldest that are finished. None where it has to wait,
-        since too few are, or one that it would leave behind might be consumed too late.
+    def choose(self, begun: Sequence[Begun], version: int, wanted: int) -> list[Begun] | None:
+        """The `wanted` groups that the step at `version` takes: the oldest that are finished. None where it has to
+        wait, since too few are, or one that it would leave behind might be consumed too late.
 
         >>> window = Window(per_step=1, staleness=1)
         >>> young = Begun("young", 5, ready=True)
-        >>> window.choose([Begun("old", 4), young], 1, version=4) == [young]
+        >>> window.choose([Begun("old", 4), young], version=4, wanted=1) == [young]
         True
-        >>> window.choose([Begun("old", 4), young], 1, version=5) is None
+        >>> window.choose([Begun("old", 4), young], version=5, wanted=1) is None
         True
         """
         ready = sorted((each for each in begun if each.ready), key=lambda each: each.version)
         chosen = ready[:wanted]
-        left = [each for each in begun if each not in chosen]
-        if len(chosen) < wanted or self.late(left, 0, version):
+        left_behind = [each for each in begun if each not in chosen]
+        if len(chosen) < wanted or self.late(left_behind, version, wanted=0):
             return None
         return chosen
 
-    def _consumed_at(self, place: int, wanted: int, version: int) -> int:
-        """The version that consumes the group with so many before it."""
+    def _consumed_at(self, place: int, version: int, wanted: int) -> int:
+        """The version that consumes the group with so many before it, where that at `version` takes `wanted`."""
         return version if place < wanted else version + 1 + (place - wanted) // self.per_step
 
 
@@ -125,6 +127,11 @@ class Ahead:
         return [held.slot for held in self._held.values()]
 
     @property
+    def waiting(self) -> list[Slot]:
+        """Of what is held, and not begun in this process."""
+        return [held.slot for held in self._held.values() if held.work is None]
+
+    @property
     def unfinished(self) -> int:
         """Attempts of groups that are not finished."""
         return sum(len(held.slot.seeds) for held in self._held.values() if held.work is None or not held.work.done())
@@ -133,13 +140,13 @@ class Ahead:
         """Hold a group, with the policy's version if an earlier process has begun it."""
         self._held[slot.group] = _Held(slot, version)
 
-    async def renew(self, wanted: int, version: int) -> list[str]:
+    async def renew(self, version: int, wanted: int) -> list[str]:
         """Give up what the next steps cannot consume in time (`Window.late`), to be begun anew.
 
         `version` is the one that is live from now on. Returns the names of these groups.
         """
         self._version = version
-        late = [each.group for each in self.window.late(self.begun, wanted, version)]
+        late = [each.group for each in self.window.late(self.begun, version, wanted)]
         await _cancel(held.work for group in late if (held := self._held[group]).work is not None)
         for group in late:
             self._held[group] = _Held(self._held[group].slot, None)
@@ -155,8 +162,8 @@ class Ahead:
         if held.version is None:
             held.version = self._version
 
-    async def take(self, wanted: int, version: int) -> list[Group]:
-        """The next `wanted` groups for a step at `version`, once there are so many that may be taken (`Window.choose`).
+    async def take(self, version: int, wanted: int) -> list[Group]:
+        """The next `wanted` groups for the step at `version`, once so many may be taken (`Window.choose`).
 
         Raises what making any group has raised.
         """
@@ -165,7 +172,7 @@ class Ahead:
             for work in under_way:
                 if work.done():
                     work.result()
-            chosen = self.window.choose(self.begun, wanted, version)
+            chosen = self.window.choose(self.begun, version, wanted)
             if chosen is not None:
                 break
             await asyncio.wait([work for work in under_way if not work.done()], return_when=asyncio.FIRST_COMPLETED)

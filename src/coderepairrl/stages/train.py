@@ -95,42 +95,43 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
 
     With `rollout.max_staleness` some of them were begun before the last update, and others are left to go on.
     """
-    groups = list[Group]()
+    groups, version = list[Group](), parts.policy.version
     while wanted := lacking(groups, parts.config):
-        await begin_groups(parts, history, references, ahead, wanted, groups)
-        groups += await ahead.take(wanted, parts.policy.version)
+        schedule(parts, history, ahead, wanted, groups)
+        if shed := await ahead.renew(version, wanted):
+            parts.log.append("shed", step=history.step, version=version, groups=shed)
+            history.forget(shed)
+            parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
+        begin(parts, history, references, ahead)
+        groups += await ahead.take(version, wanted)
         check_health(groups, parts.config.run.void_limit)
     return groups
 
 
-async def begin_groups(
-    parts: Parts, history: History, references: References, ahead: Ahead, wanted: int, taken: Sequence[Group]
-) -> None:
-    """Begin as many groups as there is room for in `ahead`, where the next step has `taken` some and wants others.
+def schedule(parts: Parts, history: History, ahead: Ahead, wanted: int, taken: Sequence[Group]) -> None:
+    """Have `ahead` hold as many groups as there is room for, where the next step has `taken` some and wants others.
 
-    Those that an interrupted process left behind come first, with the episodes that it finished, unless they are too
-    old by now.
+    Those that an interrupted process left behind come first.
     """
-    rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in ahead.slots}
     tasks = {task.id: task for task in parts.train_tasks}
-    room = ahead.window.room(wanted, len(ahead.slots), parts.config.run.steps - step)
-    chosen = due(
+    for slot in due(
         parts.curriculum,
-        rollout.group_size,
-        room,
+        parts.config.rollout.group_size,
+        ahead.window.room(wanted, len(ahead.slots), parts.config.run.steps - history.step - 1),
         history.consumed | held.keys(),
         history.outcomes,
         [task.id for task in held.values()],
         {name: tasks[begun.task] for name, begun in history.begun.items() if begun.task in tasks},
-    )
-    for slot in chosen:
+    ):
         ahead.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
-    if shed := await ahead.renew(wanted, version):
-        parts.log.append("shed", step=history.step, version=version, groups=shed)
-        history.forget(shed)
-        parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
-    left = [slot.group for slot in chosen if slot.group in history.begun]
+
+
+def begin(parts: Parts, history: History, references: References, ahead: Ahead) -> None:
+    """Begin what `ahead` holds and has not begun; what an interrupted process left behind with the episodes that it
+    finished."""
+    rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
+    left = [slot.group for slot in ahead.waiting if slot.group in history.begun]
     done = finished(parts.folder, left, history.given_up)
 
     def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:

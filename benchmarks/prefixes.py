@@ -34,12 +34,12 @@ from transformers import AttentionInterface
 
 from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.trainer import CHUNKED
+from coderepairrl.learn.trainer import PASSES_PER_TREE
 from coderepairrl.types import Sample
 from learner import VOCABULARY, build_model, build_rows, ratio
 
 CASES = ("128+128", "1000+250", "4000+500", "12000+2000")
-BUDGET = 8192
+MICRO_TOKENS = 8192
 GROUP = 8
 
 
@@ -68,7 +68,7 @@ def end_to_end(samples: list[Sample]) -> Iterator[MicroBatch]:
     """Consecutive rows as long as they fit, each a tree of its own."""
     part: list[Sample] = []
     for sample in [*samples, None]:
-        if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > BUDGET):
+        if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > MICRO_TOKENS):
             yield joined([pack([row]) for row in part])
             part = []
         part += [sample] if sample else []
@@ -97,8 +97,8 @@ def rows_contestant(policy: Policy, samples: list[Sample]) -> float:
 
 
 def tree_contestant(policy: Policy, samples: list[Sample]) -> float:
-    parts = cut([sample.ids for sample in samples], BUDGET, most=CHUNKED * BUDGET)
-    return sum(pull(policy, pack([samples[at] for at in part], BUDGET)) for part in parts)
+    parts = cut([sample.ids for sample in samples], MICRO_TOKENS, tree_tokens=PASSES_PER_TREE * MICRO_TOKENS)
+    return sum(pull(policy, pack([samples[at] for at in part], MICRO_TOKENS)) for part in parts)
 
 
 def pull(policy: Policy, batch: MicroBatch) -> float:

@@ -60,15 +60,15 @@ def test_packed_equals_padded(miniature, make_rows, temperature):
 
 def test_there_is_no_padding(make_rows):
     rows = make_rows(LENGTHS)
-    batches = micro_batches(rows, budget=48)
+    batches = micro_batches(rows, micro_tokens=48)
     assert sum(len(batch.ids_T) for batch in batches) == sum(LENGTHS)  # a padding factor of exactly 1
     assert all(len(batch.ids_T) <= 48 for batch in batches)
 
 
 def test_a_row_longer_than_the_budget_goes_alone():
     rows = [(n,) * n for n in (5, 50, 6, 4)]
-    assert sorted(cut(rows, budget=11)) in ([[0, 2], [1], [3]], [[0, 3], [1], [2]], [[0], [1], [2, 3]])
-    assert cut([], budget=10) == []
+    assert sorted(cut(rows, micro_tokens=11)) in ([[0, 2], [1], [3]], [[0, 3], [1], [2]], [[0], [1], [2, 3]])
+    assert cut([], micro_tokens=10) == []
 
 
 def test_a_neighbour_has_no_influence(miniature, make_rows):

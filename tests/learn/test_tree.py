@@ -333,7 +333,7 @@ def test_a_detached_prefix_is_caught_by_gradients_alone(miniature, expected, mon
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointing"])
 def test_chunk_by_chunk_a_tree_scores_and_pulls_the_same(again, chunk, miniature, expected):
     policy = Policy.load(miniature, LearnSettings(gradient_checkpointing=again))
-    logprobs, gradients = apart(found(policy, replace(pack(ROWS), chunk=chunk)), expected[miniature])
+    logprobs, gradients = apart(found(policy, replace(pack(ROWS), chunk_tokens=chunk)), expected[miniature])
     assert logprobs < 1e-5 and gradients < 1e-5
 
 

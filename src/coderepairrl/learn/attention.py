@@ -55,20 +55,20 @@ class Span(NamedTuple):
         return self.depth + self.stop - self.start
 
 
-def chunks(spans: Sequence[Span], tokens: int) -> list[tuple[Span, ...]]:
-    """The spans of a tree in consecutive parts of so many tokens, the last of which may have fewer.
+def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
+    """The spans of a tree in consecutive parts of `chunk_tokens` tokens, the last of which may have fewer.
 
     >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
     """
     parts: list[list[Span]] = [[]]
-    left = tokens
+    left = chunk_tokens
     for span in spans:
         start = span.start
         while start < span.stop:
             if not left:
                 parts.append([])
-                left = tokens
+                left = chunk_tokens
             stop = min(span.stop, start + left)
             own = ((span.start, start),) if start > span.start else ()
             parts[-1].append(Span(start, stop, (*span.before, *own)))

@@ -45,14 +45,14 @@ class MicroBatch:
     advantage_R: Tensor
     weight_R: Tensor
     count_R: Tensor
-    chunk: int = 0
-    """Tokens that are computed at once, forwards and then backwards, where the tree is larger than a micro-batch."""
+    chunk_tokens: int = 0
+    """Tokens that are computed at once where the tree is larger than a pass (`policy._TwoPasses`); 0: all of them."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
         if self.ids_T.device == device:
             return self
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("spans", "chunk")}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("spans", "chunk_tokens")}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
@@ -121,32 +121,32 @@ def distinct(rows: Sequence[Ids]) -> int:
     return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
 
 
-def cut(rows: Sequence[Ids], budget: int, ranks: int = 1, most: int = 0) -> list[list[int]]:
-    """`rows` in parts of at most `budget` distinct tokens, as lists of ascending indices; a longer row is alone.
+def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
+    """`rows` in parts of at most `micro_tokens` distinct tokens, as lists of ascending indices; a longer row is alone.
 
     A part repeats what its rows share with those of another. So rows are cut where they share least: into parts with
-    the fewest tokens together, and of these into the fewest parts. Parts of up to `most` tokens are made where these
-    are computed chunk by chunk, whose forward pass is made twice, and count as so much more. For several `ranks` that
-    work side by side, parts are made as small as their number of rounds allows.
+    the fewest tokens together, and of these into the fewest parts. Parts of up to `tree_tokens`, if that is more, are
+    computed chunk by chunk, their forward pass twice, and count as so much more. For several `ranks` that work side by
+    side, parts are made as small as their number of rounds allows.
 
-    >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], budget=4)
+    >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
-    order, most = _sorted(rows), max(budget, most)
-    parts = _cut(order, rows, budget, most)
+    order, largest = _sorted(rows), max(micro_tokens, tree_tokens)
+    parts = _cut(order, rows, micro_tokens, largest)
     if ranks > 1:
         number = -(-len(parts) // ranks) * ranks
-        low, high = 0, most  # of which `high` is known to do
+        low, high = 0, largest  # of which `high` is known to do
         while high - low > 1:
             middle = (low + high) // 2
-            smaller = _cut(order, rows, budget, middle)
+            smaller = _cut(order, rows, micro_tokens, middle)
             low, high, parts = (low, middle, smaller) if len(smaller) <= number else (middle, high, parts)
     return parts
 
 
-def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], budget: int, most: int) -> list[list[int]]:
+def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int) -> list[list[int]]:
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
-    """For so many rows of `order`: passes and parts of the best cut, and where its last part begins."""
+    """For so many rows of `order`: cost and parts of the best cut, and where its last part begins."""
     for stop in range(1, len(order) + 1):
         found: list[tuple[int, int, int]] = []
         fresh = 0  # of the part, without what its first row shares with the one before
@@ -154,10 +154,10 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], budget: int, mos
             at, shared = order[start]
             fresh += len(rows[at]) - shared
             tokens = fresh + shared
-            if tokens > most and found:
+            if tokens > largest and found:
                 break
-            passes = 4 if tokens > budget and found else 3  # a backward pass takes twice as long as a forward pass
-            found.append((best[start][0] + passes * tokens, best[start][1] + 1, start))
+            cost = 4 if tokens > micro_tokens and found else 3  # a backward pass takes as long as two forward passes
+            found.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
         best.append(min(found))
     parts = []
     stop = len(order)
@@ -168,9 +168,9 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], budget: int, mos
     return parts[::-1]
 
 
-def micro_batches(samples: Sequence[Sample], budget: int) -> list[MicroBatch]:
-    """`samples`, packed into at most `budget` tokens each. Raises ValueError for a malformed row."""
-    return share(samples, budget, 0, 1)[0]
+def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
+    """`samples`, packed into at most `micro_tokens` each. Raises ValueError for a malformed row."""
+    return share(samples, micro_tokens, 0, 1)[0]
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
@@ -192,7 +192,7 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 
 
 def share(
-    samples: Sequence[Sample], budget: int, rank: int, ranks: int, most: int = 0
+    samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
     """The micro-batches of process `rank`, as `cut` makes them, and an idle one if it needs one to end with.
 
@@ -202,15 +202,15 @@ def share(
     """
     for sample in samples:
         _check(sample)
-    parts = cut([sample.ids for sample in samples], budget, ranks, most)
-    mine = [pack([samples[at] for at in part], budget) for part in parts[rank::ranks]]
-    mine.sort(key=lambda batch: not batch.chunk)
-    behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk))
+    parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
+    mine = [pack([samples[at] for at in part], micro_tokens) for part in parts[rank::ranks]]
+    mine.sort(key=lambda batch: not batch.chunk_tokens)
+    behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
     return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
 
 
-def pack(samples: Sequence[Sample], budget: int = 0) -> MicroBatch:
-    """One micro-batch of all `samples`. Several that have more than `budget` tokens are computed in chunks of half."""
+def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
+    """One micro-batch of all `samples`. Several with more than `micro_tokens` are computed in chunks of half of it."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -237,7 +237,7 @@ def pack(samples: Sequence[Sample], budget: int = 0) -> MicroBatch:
         advantage_R=torch.tensor([sample.advantage for sample in samples], dtype=torch.float32),
         weight_R=torch.tensor([sample.weight for sample in samples], dtype=torch.float32),
         count_R=torch.bincount(row_N, minlength=len(samples)).float(),
-        chunk=budget // 2 if len(ids) > budget and len(samples) > 1 else 0,
+        chunk_tokens=micro_tokens // 2 if len(ids) > micro_tokens and len(samples) > 1 else 0,
     )
 
 

@@ -86,7 +86,7 @@ class Packed(nn.Module):
     ) -> Tensor | Scored:
         """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
-            if batch.chunk:
+            if batch.chunk_tokens:
                 if states or others is not None:
                     raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
@@ -100,11 +100,11 @@ class Packed(nn.Module):
             return self.scores(hidden_ND, batch.target_N, temperature, logits)
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Logprobs of tokens (N), chunk by chunk, of which the backward pass computes each again."""
-        chunk = max(1, logits // self.model.config.get_text_config().vocab_size)
-        if len(hidden_ND) <= chunk:
+        """Logprobs of tokens (N), of so many at once as `logits` allows; the backward pass computes them again."""
+        at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
+        if len(hidden_ND) <= at_once:
             return self._score(hidden_ND, target_N, temperature)
-        pairs = zip(torch.split(hidden_ND, chunk), torch.split(target_N, chunk), strict=True)
+        pairs = zip(torch.split(hidden_ND, at_once), torch.split(target_N, at_once), strict=True)
         return torch.cat(
             [
                 cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
@@ -121,14 +121,14 @@ class Packed(nn.Module):
         others: Mapping[str, Other],
         spread: bool,
     ) -> Scored:
-        """`Policy.compare` chunk by chunk, of which the backward pass computes each again."""
-        chunk = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
+        """`Policy.compare` of so many tokens at once as `logits` allows; the backward pass computes them again."""
+        at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
         parts: list[Scored] = []
-        for at in range(0, len(hidden_ND), chunk):
-            here = slice(at, at + chunk)
+        for at in range(0, len(hidden_ND), at_once):
+            here = slice(at, at + at_once)
             some = {name: other._replace(hidden_ND=other.hidden_ND[here]) for name, other in others.items()}
             inputs = hidden_ND[here], target_N[here], temperature, some, spread
-            alone = len(hidden_ND) <= chunk
+            alone = len(hidden_ND) <= at_once
             part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(Scored, part))
         apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
@@ -190,7 +190,7 @@ class _TwoPasses(torch.autograd.Function):
     ) -> Tensor:
         store = Store(len(batch.ids_T))
         logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
-        for spans in chunks(batch.spans, batch.chunk):
+        for spans in chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
             at, here = _within(batch, spans)
             logp_N[here] = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
@@ -201,7 +201,7 @@ class _TwoPasses(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient_N: Tensor) -> tuple[None, ...]:
         packed, batch, temperature, logits = ctx.inputs
-        for spans in reversed(chunks(batch.spans, batch.chunk)):
+        for spans in reversed(chunks(batch.spans, batch.chunk_tokens)):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
                 at, here = _within(batch, spans)
@@ -327,7 +327,7 @@ class Policy:
 
     @property
     def chunkable(self) -> bool:
-        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk`): on a CPU, without a sliding window."""
+        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk_tokens`): on a CPU, without a sliding window."""
         config = self.model.config.get_text_config()
         return self.device.type == "cpu" and getattr(config, "sliding_window", None) is None
 

@@ -35,8 +35,9 @@ from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
 
-CHUNKED = 4
-"""Micro-batches that a tree may be as large as: its keys and values are all in memory, with their gradients."""
+PASSES_PER_TREE = 4
+"""How many times the tokens of a pass a tree may have that is computed chunk by chunk: its keys and values are all in
+memory, with their gradients."""
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 2
@@ -252,7 +253,7 @@ class Trainer:
                 yield f"{key}.{name}", value
 
     @property
-    def _chunks(self) -> bool:
+    def _in_chunks(self) -> bool:
         """Whether trees larger than a micro-batch are computed chunk by chunk.
 
         With gradient checkpointing they would need no less memory than a larger micro-batch does. Processes that share
@@ -294,8 +295,9 @@ class Trainer:
         """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.parallel
         metrics.minibatch(samples)
-        most = CHUNKED * settings.micro_tokens if self._chunks else 0
-        batches, idle = share(samples, settings.micro_tokens, together.rank, together.ranks, most)
+        tokens_of_pass, rank, ranks = settings.micro_tokens, together.rank, together.ranks
+        tree_tokens = PASSES_PER_TREE * tokens_of_pass if self._in_chunks else 0
+        batches, idle = share(samples, tokens_of_pass, rank, ranks, tree_tokens=tree_tokens)
         batches = [batch.to(together.device) for batch in batches]
         for batch in batches:
             metrics.packed(batch)

@@ -75,24 +75,29 @@ class Attempts:
             version = self.policy.version
             await asyncio.sleep(seconds)
         self.busy += seconds
-        turn = Turn(
-            0,
-            None,
-            TokenSpan((1,), Origin.GIVEN),
-            TokenSpan((2,), Origin.POLICY, (-1.0,)),
-            versions=(VersionRange(version, 0, 1),),
-        )
-        return Episode(
-            ticket.episode,
-            ticket.task.id,
-            ticket.phase,
-            ticket.step,
-            ticket.group,
-            ticket.attempt,
-            Ending.DONE,
-            turns=(turn,),
-            scores=(Score("any", chance.random()),),
-        )
+        return episode(ticket, version, chance.random())
+
+
+def episode(ticket: Ticket, version: int, reward: float) -> Episode:
+    """One of a token, sampled by `version`."""
+    turn = Turn(
+        0,
+        None,
+        TokenSpan((1,), Origin.GIVEN),
+        TokenSpan((2,), Origin.POLICY, (-1.0,)),
+        versions=(VersionRange(version, 0, 1),),
+    )
+    return Episode(
+        ticket.episode,
+        ticket.task.id,
+        ticket.phase,
+        ticket.step,
+        ticket.group,
+        ticket.attempt,
+        Ending.DONE,
+        turns=(turn,),
+        scores=(Score("any", reward),),
+    )
 
 
 class Learner:
@@ -121,6 +126,7 @@ class Learner:
 class Waits:
     """What came of a run."""
 
+    seconds: float
     over: float
     """Its time over the bound, minus 1."""
     engine: float
@@ -161,7 +167,11 @@ async def _run(home: Path, staleness: int, ratio: float, steps: int, seed: int, 
     elapsed = asyncio.get_running_loop().time()
     engine = attempts.busy / SLOTS
     return Waits(
-        elapsed / max(engine, learner.busy) - 1, 1 - engine / elapsed, 1 - learner.busy / elapsed, fmean(learner.ages)
+        elapsed,
+        elapsed / max(engine, learner.busy) - 1,
+        1 - engine / elapsed,
+        1 - learner.busy / elapsed,
+        fmean(learner.ages),
     )
 
 

@@ -12,11 +12,14 @@ import pytest
 from coderepairrl import stages
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, estimate, learner_memory
+from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
-from coderepairrl.config import Config, load
-from coderepairrl.errors import ConfigError, ExitCode
+from coderepairrl.assembly.sizing.simulation import Row
+from coderepairrl.config import Config, load, to_toml
+from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
+from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import _what_may_not_fit
 
 BASE = """
@@ -172,7 +175,8 @@ def test_on_a_cpu_the_learner_is_told_and_nothing_is_refused(tmp_path: Path, mon
     assert plan["process 0 (learner)"].keys() == {
         *("weights_gb", "gradients_gb", "optimizer_gb", "activations_gb", "work_gb", "logits_gb", "needs_gb")
     }
-    assert plan["step"] == {"episodes": 64, "tokens_at_most": 64 * 1024}
+    assert plan["step"] == {"episodes": 64}
+    assert "run" not in plan
 
 
 def test_a_run_says_its_doubt_and_goes_on() -> None:
@@ -224,21 +228,84 @@ def test_a_cache_of_8_bits_takes_half(tmp_path: Path) -> None:
     assert halved["gpu 0 (engine)"] == plain["gpu 0 (engine)"]
 
 
+def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
+    return stages.needs(config(tmp_path, *overrides))
+
+
 def test_what_ends_an_episode_first_bounds_sampling_and_training(tmp_path: Path) -> None:
     """A row that no episode reaches in its time is not trained on either."""
-    by_tokens, by_time = (planned(config(tmp_path, f"rollout.seconds={seconds}")) for seconds in (3600, 20))
-    tokens = by_tokens.config.rollout.tokens
-    assert by_tokens.longest == tokens and by_tokens.step()["limit"] == f"rollout.tokens={tokens}"
-    assert by_time.longest < tokens / 2
-    step, shorter = by_tokens.step(), by_time.step()
-    assert shorter["limit"] == f"rollout.seconds=20: an episode gets to {by_time.longest} of {tokens} tokens"
-    assert shorter["tokens_at_most"] == shorter["episodes"] * by_time.longest
-    assert shorter["training_s"] < step["training_s"] * by_time.longest / tokens  # attention shrinks by its square
-    waves = shorter["sampling_s"] / 20
-    assert waves == pytest.approx(round(waves), abs=0.01) and waves > 0.5
-    run = by_time.run()
-    assert run["hours"] == pytest.approx(run["steps"] * shorter["seconds"] / 3600, abs=0.06)
-    assert run["gpu_hours"] == pytest.approx(2 * run["hours"], abs=0.2)
+    by_tokens, by_time = (needs(tmp_path, f"rollout.seconds={seconds}")["step"] for seconds in (3600, 20))
+    assert by_tokens["limit"] == "rollout.tokens=8192" and by_tokens["ends_by"] == "tokens 100%"
+    assert by_tokens["tokens"] == by_tokens["episodes"] * 8192
+    assert by_time["ends_by"] == "time 100%"
+    assert by_time["tokens"] < by_tokens["tokens"] / 2
+    reached = round(by_time["tokens"] / by_time["episodes"])
+    assert by_time["limit"] == f"rollout.seconds=20: an episode gets to {reached} of 8192 tokens"
+    assert by_time["seconds"] < by_tokens["seconds"] / 2
+
+
+def test_hours_are_those_of_all_steps_and_gpus(tmp_path: Path) -> None:
+    plan = needs(tmp_path, "run.steps=100")
+    assert plan["run"]["hours"] == pytest.approx(100 * plan["step"]["seconds"] / 3600, abs=0.06)
+    assert plan["run"]["gpu_hours"] == pytest.approx(2 * plan["run"]["hours"], abs=0.2)
+    rate = plan["step"]["episodes"] * 100 / plan["run"]["gpu_hours"]
+    assert plan["run"]["episodes_per_gpu_hour"] == pytest.approx(rate, rel=0.02)
+
+
+def test_overlap_never_costs_time_and_alternation_is_the_sum(tmp_path: Path) -> None:
+    def seconds(*overrides: str) -> float:
+        return float(needs(tmp_path, "rollout.seconds=3600", *overrides)["step"]["seconds"])
+
+    alone, ahead = seconds(), seconds("rollout.max_staleness=2", "train.old_logprobs=recomputed")
+    recomputed = seconds("train.old_logprobs=recomputed")
+    assert alone / 2 < ahead < recomputed
+    shared = ("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=80")
+    shared += ("engine.options.args=['--gpu-memory-utilization','0.4']",)
+    in_turn = seconds(*shared, "rollout.max_staleness=2", "train.old_logprobs=recomputed")
+    assert in_turn > ahead, "on one GPU the engine stops while the learner learns"
+
+
+def test_a_group_s_prompt_is_computed_once_in_a_pass() -> None:
+    rows = [Row(100, 150, 30), Row(100, 180, 30)]
+    assert sum(tokens for _, tokens, _ in computed([rows], 1000)) == 230
+    assert sum(tokens for _, tokens, _ in computed([rows], 1000, parts=2)) == 330
+    assert sum(tokens for _, tokens, _ in computed([rows], 140)) == 130 + 4 * 100  # 40 of its own in each
+    positions = sum(each for _, _, each in computed([rows], 1000))
+    assert positions == pytest.approx((150**2 + 180**2 - 100**2) / 2)
+
+
+def test_the_proposed_division_is_the_best_of_those_that_fit(tmp_path: Path) -> None:
+    """Of four GPUs, of which three serve, and a learner alone is too slow for them."""
+    server = ("engine.devices=[0,1,2]", "engine.options.args=['--data-parallel-size','3']")
+    overrides = (*server, "train.devices=[3]", "gpu.memory_gb=80", "rollout.concurrency=64")
+    split = needs(tmp_path, *overrides)["split"]
+    rates = {name: float(said.split()[0]) for name, said in split.items() if name != "proposed"}
+    assert rates.keys() == {f"{a}_engine_{4 - a}_learner" for a in (1, 2, 3)}
+    best = max(rates, key=lambda name: rates[name])
+    assert rates[best] > 1.1 * rates["3_engine_1_learner"], "else it is proposed to leave it"
+    assert split["proposed"] == f"{best[0]} for the engine, {best[-9]} to learn"
+    assert "split" not in needs(tmp_path)
+
+
+def test_an_average_number_of_calls_is_drawn(tmp_path: Path) -> None:
+    few = needs(tmp_path, "plan.calls=5", "plan.call_tokens=145", "rollout.seconds=3600")
+    assert few["step"]["ends_by"].startswith("done 100%")
+    assert few["step"]["limit"] == ""
+    mean = few["step"]["tokens"] / few["step"]["episodes"]
+    assert mean == pytest.approx(1000 - 73 + 5 * 145 + 73, rel=0.25)
+    assert few["assumed"]["attempts"] == "5 calls on average"
+    assert few["assumed"]["tokens"] == "1000 of prompt; a call samples 73, and 72 are given to it"
+
+
+@pytest.mark.parametrize("what", ["nothing", "a run without a step"])
+def test_a_run_that_says_nothing_is_refused(what: str, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "empty"
+    if what != "nothing":
+        RunFolder(run).create(to_toml(load("hello")), {})
+        run.joinpath("log.jsonl").touch()
+    with pytest.raises(UsageError) as refused:
+        needs(tmp_path, f"plan.run={run}")
+    assert str(run) in str(refused.value) and refused.value.fix
 
 
 def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
@@ -249,20 +316,22 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     square = 2 * 2 * (n / 2) * 4096 * 36  # a token's scores and values
     scored = 0.5 * 2 * 2560 * 151_936 * 2  # at half the speed, in TF32
     assert model.products * model.layers == linear
-    assert given.training_flops() == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))
-    terms = (
-        "train.old_logprobs=recomputed",
-        "train.minibatches=2",
-    )  # the second part is scored before the first update
+    rows = [[Row(0, n, n // 2)] * 2]  # which share nothing
+    assert given.training_flops(rows) == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))
+    terms = ("train.old_logprobs=recomputed", "train.minibatches=2")  # the second is scored before the first update
     looked = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
     forward = 2 * n * (2 * linear + square + scored)
-    assert looked.training_flops() == pytest.approx(given.training_flops() + forward / 2)
+    assert looked.training_flops(rows) == pytest.approx(given.training_flops(rows) + forward / 2)
 
 
 def test_refill_is_sampled_and_not_trained(tmp_path: Path) -> None:
-    plain = planned(config(tmp_path, "train.denominator=informative"))
-    tasks = plain.config.rollout.tasks_per_step
-    more = planned(config(tmp_path, "train.denominator=informative", f"curriculum.refill={tasks}"))
-    assert more.step()["episodes"] == 2 * plain.step()["episodes"]
-    assert more.step()["sampling_s"] == pytest.approx(2 * plain.step()["sampling_s"], rel=0.01)
-    assert more.step()["training_s"] == plain.step()["training_s"]
+    plain = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600")
+    more = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600", "curriculum.refill=4")
+
+    def learning(plan: Any) -> float:
+        share = float(plan["step"]["learner"].split("learning ")[1].split("%")[0]) / 100
+        return share * float(plan["step"]["seconds"])
+
+    assert more["step"]["episodes"] == 2 * plain["step"]["episodes"]
+    assert more["step"]["seconds"] > 1.3 * plain["step"]["seconds"]
+    assert learning(more) == pytest.approx(learning(plain), rel=0.1)

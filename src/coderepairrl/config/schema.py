@@ -544,6 +544,24 @@ class Gpu(Section):
     """The share of both that training and sampling are taken to reach: an assumption."""
 
 
+class Plan(Section):
+    """What the plan of `--dry-run` takes attempts to be (docs/guides/training.md). Nothing else depends on it."""
+
+    run: str = ""
+    """The folder of a run: its training attempts are drawn, turn by turn, in place of what the settings below say, and
+    where it had the same model and engine, these are taken to be as fast as they were in it."""
+    calls: float = Field(default=0.0, ge=0)
+    """Calls of an attempt to the model, on average; 0: it goes on until a limit ends it."""
+    prompt: int = Field(default=1000, ge=1)
+    """Tokens that an attempt begins with, and shares with its group."""
+    call_tokens: int = Field(default=0, ge=0)
+    """That a further call adds, half of them sampled; 0: so many that `rollout.calls` reach `rollout.tokens`."""
+    call_seconds: float = Field(default=0.2, ge=0)
+    """Between a reply and the next call, for the tools."""
+    attempt_seconds: float = Field(default=1.0, ge=0)
+    """To open a sandbox, take the diff and grade it."""
+
+
 class Eval(Section):
     """Evaluation on held-out tasks: before the first step, every so many, and after the last."""
 
@@ -673,6 +691,7 @@ class Config(Section):
     eval: Eval = Eval()
     keep: Keep = Keep()
     gpu: Gpu = Gpu()
+    plan: Plan = Plan()
     log: Annotated[tuple[Tracker, ...], BeforeValidator(_several)] = ()
     """Trackers that get the metrics of each step and evaluation beside the run folder, as `log = ["tensorboard"]` above
     all sections (docs/guides/trackers.md). What they lack can be sent later: `crrl export RUN --to wandb`."""

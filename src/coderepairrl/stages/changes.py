@@ -20,7 +20,7 @@ MAY_CHANGE = (
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
     # where and how fast the same is computed
-    *("engine", "gpu", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
+    *("engine", "gpu", "plan", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
     "train.gradient_checkpointing",
     # what an attempt may spend
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),

@@ -1,7 +1,8 @@
-"""What a run will need, by arithmetic: memory on each GPU, and about how long a step takes (``crrl train --dry-run``).
+"""What a run will need (``crrl train --dry-run``): memory on each GPU by arithmetic, and time by a simulated loop.
 
-Nothing here loads a model or torch. Memory is compared with what small models take (tests/assembly/test_memory.py);
-times are estimates that were never checked on a GPU.
+Nothing here loads a model or torch. Memory is compared with what small models take (tests/assembly/test_memory.py),
+the loop with the real one on a clock of its own (tests/assembly/test_simulation.py) and with short runs on a CPU
+(benchmarks/loop.py); the speeds that a GPU is taken to have are assumptions.
 """
 
 from coderepairrl.assembly.sizing.architecture import KNOWN, Architecture

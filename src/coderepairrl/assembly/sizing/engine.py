@@ -26,7 +26,7 @@ KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
 
 TENSOR_NAMES, SHARE_NAMES = ("--tensor-parallel-size", "-tp"), ("--gpu-memory-utilization",)
-_PIPELINE, _DATA = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
+_PIPELINE, DATA_NAMES = ("--pipeline-parallel-size", "-pp"), ("--data-parallel-size", "-dp")
 _BATCHED, _KV_DTYPE = ("--max-num-batched-tokens",), "--kv-cache-dtype"
 _UNITS = {unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, 1)}
 _QUANTISED = ("--quantization", "-q", "--quantization-config")
@@ -134,7 +134,7 @@ class EngineSettings:
             batched=count(args, _BATCHED, 2048 if small else BATCHED),
             tensor=count(args, TENSOR_NAMES, 1),
             pipeline=count(args, _PIPELINE, 1),
-            replicas=count(args, _DATA, 1),
+            replicas=count(args, DATA_NAMES, 1),
             size=size,
             kv_size=KV_BYTES.get(kv_types[-1], size) if kv_types else size,
             adapters=options.get("max_loras", MAX_LORAS) if rank else 0,

@@ -1,10 +1,9 @@
-"""What a run needs of each GPU, and about how long a step takes, by arithmetic alone."""
+"""What a run needs of each GPU, by arithmetic alone: bytes, and the operations of a step."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from bisect import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +13,16 @@ from coderepairrl import models
 from coderepairrl.assembly.sizing import engine as engine_side
 from coderepairrl.assembly.sizing import learner as learner_side
 from coderepairrl.assembly.sizing.architecture import KINDS, Architecture, known
+from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.assembly.sizing.simulation import Groups, Server
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Model
+from coderepairrl.config.schema import Gpu, Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 
 GB = 1e9
-SAMPLED = 0.5
-"""Share of an episode's tokens that the policy samples, the rest being prompt and tool results: an assumption."""
 _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 
@@ -118,84 +117,47 @@ class Estimate:
             server = self.server.settings
             plan["kv_tokens"] = tokens * server.replicas
             plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
-        return plan | {"step": self.step()} | ({"run": run} if (run := self.run()) else {})
-
-    def step(self) -> dict[str, Any]:
-        """Episodes, tokens and seconds of a step at most: of episodes that are all as long as they may get.
-
-        The seconds are an estimate that was never checked on a GPU, without time in tools and for new weights.
-        """
-        rollout, gpu, longest = self.config.rollout, self.config.gpu, self.longest
-        step: dict[str, Any] = {"episodes": self._episodes, "tokens_at_most": self._episodes * longest}
-        if self.memory is None:
-            return step
-        training = self.training_flops() / (self.config.train.processes * gpu.tflops * 1e12 * gpu.utilisation)
-        step["training_s"] = round(training, 1)
-        if self._slots is None:
-            return step
-        sampling = self._waves * self._wave(longest)
-        seconds = max(training, sampling) if rollout.max_staleness else training + sampling
-        step |= {"sampling_s": round(sampling, 1), "seconds": round(seconds, 1)}
-        by_time = f"rollout.seconds={rollout.seconds:g}: an episode gets to {longest} of {rollout.tokens} tokens"
-        return step | {"limit": by_time if longest < rollout.tokens else f"rollout.tokens={rollout.tokens}"}
-
-    def run(self) -> dict[str, Any]:
-        """Hours of all steps, without evaluations, and those of all GPUs; empty where a step's are not known."""
-        if (seconds := self.step().get("seconds")) is None:
-            return {}
-        hours = self.config.run.steps * seconds / 3600
-        gpus = len({*self.serving, *self.learning})
-        return {"steps": self.config.run.steps, "hours": round(hours, 1), "gpu_hours": round(hours * gpus, 1)}
+        return plan
 
     @property
-    def longest(self) -> int:
-        """Tokens that an episode can get to: `rollout.tokens`, or fewer where `rollout.seconds` end it before."""
-        tokens, seconds = self.config.rollout.tokens, self.config.rollout.seconds
-        if self.memory is None or self._slots is None or self._wave(tokens) <= seconds:
-            return tokens
-        return bisect(range(1, tokens), seconds, key=self._wave)
+    def gpus(self) -> int:
+        """How many take part."""
+        return len({*self.serving, *self.learning})
 
-    def training_flops(self) -> float:
-        """Of a step, what checkpointing computes again, the KL term's reference and old logprobs included; as products
-        in bfloat16, so that what is slower counts for more."""
-        rollout, model, settings, longest = self.config.rollout, self.model, self.settings, self.longest
-        tokens = rollout.tasks_per_step * rollout.group_size * longest
+    def served(self, gpu: Gpu) -> Server | None:
+        """The server by the seconds of its parts, of which each reaches `gpu.utilisation` of what a GPU can: a decoding
+        step reads the weights, and keys and values of what is cached, and every token is a product with the layers'
+        weights. None where there is no server of ours, or it is not known how much it holds."""
+        if self.server is None or (tokens := self.server.kv_tokens) is None:
+            return None
+        settings, memory = self.server.settings, self.server.memory
+        read = gpu.bandwidth_gb * GB * gpu.utilisation
+        products = 2 * self.model.layers * self.model.products
+        token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        return Server(
+            step=memory.weights / read,
+            sequence=token,
+            cached=memory.kv_token / read,
+            given=token,
+            replicas=settings.replicas,
+            slots=settings.slots,
+            cache=tokens,
+        )
+
+    def training_flops(self, groups: Groups) -> float:
+        """Of a step on rows of `groups`, each distinct token once in a pass, what checkpointing computes again, the KL
+        term's reference and old logprobs included; as products in bfloat16, so that what is slower counts for more."""
+        model, settings = self.model, self.settings
         looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
         extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
-        square = 2 * longest * model.queries * model.layers * (3 + extra)  # half of it, scores and values
         tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
-        scoring = SAMPLED * 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
-        return settings.updates_per_batch * tokens * (2 * model.layers * model.products * passes + square + scoring)
-
-    @property
-    def _episodes(self) -> int:
-        """Of a step at most, with all that it may sample again; no more are trained than without."""
-        return (self.config.rollout.tasks_per_step + self.config.curriculum.refill) * self.config.rollout.group_size
-
-    @property
-    def _slots(self) -> int | None:
-        """Episodes of `rollout.tokens` that the servers hold at once; None where there is no server of ours."""
-        if self.server is None or (tokens := self.server.kv_tokens) is None:
-            return None
-        server, rollout = self.server.settings, self.config.rollout
-        fitting = server.replicas * min(server.slots, tokens // rollout.tokens)
-        return min(rollout.tasks_per_step * rollout.group_size, rollout.concurrency, fitting)
-
-    @property
-    def _waves(self) -> int:
-        assert self._slots
-        return -(-self._episodes // self._slots)
-
-    def _wave(self, length: int) -> float:
-        """Seconds until episodes that run together have `length` tokens: for every sampled one, decoding reads the
-        weights and a cache that is half full on average, and what is given is computed."""
-        assert self.server and self._slots
-        gpu, server, slots = self.config.gpu, self.server, self._slots
-        cache = slots / server.settings.replicas * length / 2 * server.memory.kv_token
-        token = (server.memory.weights + cache) / (gpu.bandwidth_gb * GB * gpu.utilisation)
-        given = (1 - SAMPLED) * slots * length * 2 * self.model.layers * self.model.products
-        return SAMPLED * length * token + given / (server.settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        scoring = 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
+        attention = 4 * model.queries * model.layers * (3 + extra)  # scores and values of a token with one before it
+        linear, flops = 2 * model.layers * model.products * passes, 0.0
+        for row, tokens, positions in computed(groups, settings.micro_tokens, settings.minibatches):
+            flops += tokens * linear + positions * attention + row.sampled * scoring
+        return settings.updates_per_batch * flops
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:
         return [(name, size) for name, size in self._all_parts(gpu) if size]

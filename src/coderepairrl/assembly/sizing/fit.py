@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from coderepairrl import engines
 from coderepairrl.assembly.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import Estimate, estimate
+from coderepairrl.assembly.sizing.loop import SettingsOf
+from coderepairrl.assembly.sizing.loop import shown as loop_shown
 from coderepairrl.config import Config, override
 from coderepairrl.errors import ConfigError
-from coderepairrl.learn import LearnSettings
 
-SettingsOf = Callable[[Config], LearnSettings]
 _MOST = 3  # changes at once
 
 
@@ -49,7 +49,7 @@ def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
             found.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return found.shown()
+    return found.shown() | loop_shown(found, settings_of)
 
 
 def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:

@@ -1,0 +1,448 @@
+"""The loop as a simulation of discrete events: attempts ask an engine for replies, a learner takes their groups, new
+weights go live. A pure function of its inputs; nothing here knows a model, a GPU or a configuration.
+
+Which group may begin and which a step takes is not modelled but asked of the loop's own `rollout.Window`, so that
+alternation (staleness 0) and overlap are what they are in a run. A replica of the engine computes for all its sequences
+at once: each gets a token per decoding step, whose time grows with their number and with what is cached, and prompts
+are computed between steps. So a sequence that needs n tokens ends when a common count of steps has grown by n, wherever
+the time of a step changes in between: one heap for each replica. SimPy was considered: its resources hand out places
+for a time that is known, and this server, whose every arrival changes when all others end, would be written by hand
+beside them; what is left for a library is the heap of events below.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from coderepairrl.rollout import Window
+from coderepairrl.rollout.ahead import Begun
+from coderepairrl.types import Limits
+
+SAMPLING, TOOLS, WAITING, LEARNING, WEIGHTS = "sampling", "tools", "waiting", "learning", "weights"
+"""What a side does. The engine samples, has attempts under way that ask nothing (their tools run), or has none; the
+learner learns, or waits for groups; both hand over weights. Where they share a GPU, the engine stops meanwhile."""
+
+
+class Call(NamedTuple):
+    """One reply of the model: `given` tokens come in, `sampled` go out, and `pause` seconds pass until the next."""
+
+    given: int
+    sampled: int
+    pause: float = 0.0
+
+
+class Attempt(NamedTuple):
+    """An attempt that nothing cuts short: seconds until its first call, its calls, seconds from then to its reward."""
+
+    opening: float
+    calls: tuple[Call, ...]
+    closing: float = 0.0
+
+
+class Row(NamedTuple):
+    """What the learner gets of an attempt, in tokens: those its group shares, all, and those that were sampled."""
+
+    prompt: int
+    tokens: int
+    sampled: int
+
+
+class Server(NamedTuple):
+    """An engine by its seconds, each of `replicas` for itself. A decoding step takes ``step + running * sequence +
+    cached tokens * cached``, a token that is computed before it takes `given`."""
+
+    step: float
+    sequence: float = 0.0
+    cached: float = 0.0
+    given: float = 0.0
+    replicas: int = 1
+    slots: int = 1_000_000
+    """Sequences that a replica runs at once."""
+    cache: float = float("inf")
+    """Tokens that it holds."""
+
+    def at(self, speed: Server, factor: float = 1.0) -> Server:
+        """As large as this one, with `factor` times the seconds of `speed`."""
+        step, sequence, cached, given = (factor * each for each in speed[:4])
+        return self._replace(step=step, sequence=sequence, cached=cached, given=given)
+
+
+Groups = Sequence[Sequence[Row]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """What is simulated: `steps` of a run that has `later` more."""
+
+    per_step: int
+    """Groups that a step learns from."""
+    refill: int = 0
+    """Groups that it samples beside them."""
+    concurrency: int
+    staleness: int
+    limits: Limits
+    server: Server
+    learning: Callable[[Groups], float]
+    """Seconds of a step."""
+    sync: float = 0.0
+    """Seconds until new weights are live, in which nothing is sampled."""
+    shared: bool = False
+    """Whether engine and learner have their GPUs together."""
+    steps: int
+    later: int = 0
+
+
+@dataclass(slots=True)
+class Spent:
+    """What came of it."""
+
+    ends: list[float] = field(default_factory=list)
+    """When each step ended, in seconds from the beginning."""
+    engine: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of a replica (the mean of all) by activity: together those of the clock."""
+    learner: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    running: float = 0.0
+    """Sequence-seconds of all replicas."""
+    by: Counter[str] = field(default_factory=Counter)
+    """How consumed attempts ended: ``done``, ``calls``, ``tokens``, ``time``."""
+    rows: int = 0
+    """Of consumed attempts: how many, and their tokens."""
+    tokens: int = 0
+    sampled: int = 0
+    age: int = 0
+    """Versions between begin and consumption, summed over groups."""
+
+    @property
+    def wall(self) -> float:
+        """Seconds of the clock."""
+        return self.ends[-1]
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step, without the first, which has nothing to overlap with."""
+        return (self.wall - self.ends[0]) / (len(self.ends) - 1) if len(self.ends) > 1 else self.wall
+
+    @property
+    def at_once(self) -> float:
+        """Sequences that run, on all replicas, on average while one samples."""
+        return self.running / self.engine[SAMPLING] if self.engine[SAMPLING] else 0.0
+
+    def share(self, side: Mapping[str, float], name: str) -> float:
+        """The share of the clock that `side` spends so."""
+        return side.get(name, 0.0) / self.wall if self.wall else 0.0
+
+
+def simulate(loop: Loop, groups: Iterator[Sequence[Attempt]]) -> Spent:
+    """Run it: `groups` are drawn in the order in which they begin, so that loops that differ in speed get the same."""
+    return _Run(loop, groups).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    name: str
+    left: int
+    version: int | None = None
+    rows: list[Row] = field(default_factory=list)
+    by: Counter[str] = field(default_factory=Counter)
+    known: set[tuple[int, int]] = field(default_factory=set)
+    """Replica and version whose cache has the prompt."""
+
+
+@dataclass(slots=True, eq=False)
+class _Going:
+    attempt: Attempt
+    group: _Group
+    replica: _Replica | None = None
+    at: int = 0
+    """The next call."""
+    tokens: int = 0
+    sampled: int = 0
+    cached: int = -1
+    """The version that computed them."""
+    due: _Event | None = None
+    deadline: _Event | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Event:
+    call: Callable[[], None] | None
+
+
+class _Job(NamedTuple):
+    going: _Going
+    context: int
+    fresh: int
+    wanted: int
+
+
+class _Replica:
+    """Steps are counted in `beats`; `debt` are seconds of tokens to be computed before the next one."""
+
+    def __init__(self, number: int, server: Server) -> None:
+        self.number, self.server = number, server
+        self.running: dict[_Going, tuple[_Job, float]] = {}
+        self.waiting: deque[_Job] = deque()
+        self.attempts = 0
+        self.paused = False
+        self.due: _Event | None = None
+        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0, 0.0
+        self._ends: list[tuple[float, int, _Going]] = []
+        self._count = count()
+
+    @property
+    def beat(self) -> float:
+        """Seconds of a decoding step."""
+        server = self.server
+        return server.step + len(self.running) * server.sequence + self._cached * server.cached
+
+    def advance(self, seconds: float) -> None:
+        """The clock goes on."""
+        if self.running and not self.paused:
+            computing = min(self._debt, seconds)
+            self._debt -= computing
+            self._beats += (seconds - computing) / self.beat
+
+    def next(self) -> float | None:
+        """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""
+        while self._ends and self._ends[0][2] not in self.running:
+            heapq.heappop(self._ends)
+        if self.paused or not self._ends:
+            return None
+        return self._debt + max(0.0, self._ends[0][0] - self._beats) * self.beat
+
+    def ask(self, job: _Job) -> None:
+        """Begin a reply, or let it wait for a place."""
+        self.waiting.append(job)
+        self._admit()
+
+    def pop(self) -> _Job:
+        """The sequence that ends now."""
+        ended, _, going = heapq.heappop(self._ends)
+        self._beats = max(self._beats, ended)
+        job = self.running[going][0]
+        self._leave(going)
+        return job
+
+    def cut(self, going: _Going) -> int:
+        """Take it out; tokens that it has sampled."""
+        if going not in self.running:
+            self.waiting = deque(job for job in self.waiting if job.going is not going)
+            return 0
+        job, began = self.running[going]
+        self._leave(going)
+        return min(job.wanted, int(self._beats - began))
+
+    def forget(self) -> None:
+        """New weights: what runs is computed again."""
+        self._debt += sum(job.context for job, _ in self.running.values()) * self.server.given
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.server.slots:
+            job = self.waiting[0]
+            need = job.context + job.wanted
+            if self.running and self._held + need > self.server.cache:
+                break
+            self.waiting.popleft()
+            self.running[job.going] = (job, self._beats)
+            heapq.heappush(self._ends, (self._beats + job.wanted, next(self._count), job.going))
+            self._held += need
+            self._cached += job.context + job.wanted / 2
+            self._debt += job.fresh * self.server.given
+
+    def _leave(self, going: _Going) -> None:
+        job, _ = self.running.pop(going)
+        self._held -= job.context + job.wanted
+        self._cached -= job.context + job.wanted / 2
+        if not self.running:
+            self._debt, self._cached = 0.0, 0.0
+        self._admit()
+
+
+class _Run:
+    def __init__(self, loop: Loop, groups: Iterator[Sequence[Attempt]]) -> None:
+        self.loop, self.groups = loop, groups
+        self.spent = Spent()
+        self.now, self.version, self.learner = 0.0, 0, WAITING
+        self.window = Window(loop.per_step + loop.refill, loop.staleness)
+        self.replicas = [_Replica(number, loop.server) for number in range(loop.server.replicas)]
+        self.held: dict[str, _Group] = {}
+        self.queue: deque[_Going] = deque()
+        self.going = 0
+        self._events: list[tuple[float, int, _Event]] = []
+        self._count = count()
+
+    def run(self) -> Spent:
+        self._step()
+        while len(self.spent.ends) < self.loop.steps:
+            at, _, event = heapq.heappop(self._events)
+            if event.call is not None:
+                self._pass(at - self.now)
+                self.now = at
+                event.call()
+        return self.spent
+
+    def _pass(self, seconds: float) -> None:
+        """Let time go by."""
+        self.spent.learner[self.learner] += seconds
+        for replica in self.replicas:
+            if replica.paused:
+                state = self.learner if self.learner == WEIGHTS else WAITING
+            elif replica.running:
+                state = SAMPLING
+                self.spent.running += len(replica.running) * seconds / len(self.replicas)
+            else:
+                state = TOOLS if self.going else WAITING
+            self.spent.engine[state] += seconds / len(self.replicas)
+            replica.advance(seconds)
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> _Event:
+        event = _Event(call)
+        heapq.heappush(self._events, (self.now + seconds, next(self._count), event))
+        return event
+
+    def _watch(self, replica: _Replica) -> None:
+        """Look again when the next sequence of it ends."""
+        if replica.due is not None:
+            replica.due.call = None
+        seconds = replica.next()
+        replica.due = None if seconds is None else self._after(seconds, partial(self._ended, replica))
+
+    def _watch_all(self) -> None:
+        for replica in self.replicas:
+            self._watch(replica)
+
+    # -- the steps
+
+    def _step(self) -> None:
+        later = self.loop.later + self.loop.steps - len(self.spent.ends) - 1
+        for _ in range(self.window.room(self.window.per_step, len(self.held), later)):
+            attempts = next(self.groups)
+            group = _Group(str(next(self._count)), len(attempts))
+            self.held[group.name] = group
+            self.queue.extend(_Going(attempt, group) for attempt in attempts)
+        self._offer()
+        self._take()
+
+    def _take(self) -> None:
+        if self.learner != WAITING:
+            return
+        begun = [
+            Begun(g.name, self.version if g.version is None else g.version, not g.left) for g in self.held.values()
+        ]
+        chosen = self.window.choose(begun, self.window.per_step, self.version)
+        if chosen is None:
+            return
+        groups = [self.held.pop(each.group) for each in chosen]
+        for group in groups:
+            self.spent.by += group.by
+            self.spent.rows += len(group.rows)
+            self.spent.tokens += sum(row.tokens for row in group.rows)
+            self.spent.sampled += sum(row.sampled for row in group.rows)
+            self.spent.age += self.version - (group.version or 0)
+        self.learner = LEARNING
+        self._pause(self.loop.shared)
+        self._after(self.loop.learning([group.rows for group in groups[: self.loop.per_step]]), self._publish)
+
+    def _publish(self) -> None:
+        self.learner = WEIGHTS
+        self._pause(True)
+        self._after(self.loop.sync, self._live)
+
+    def _live(self) -> None:
+        self.learner = WAITING
+        self.version += 1
+        for replica in self.replicas:
+            replica.forget()
+        self._pause(False)
+        self.spent.ends.append(self.now)
+        if len(self.spent.ends) < self.loop.steps:
+            self._step()
+
+    def _pause(self, paused: bool) -> None:
+        for replica in self.replicas:
+            replica.paused = paused
+        self._watch_all()
+
+    # -- the attempts
+
+    def _offer(self) -> None:
+        while self.queue and self.going < self.loop.concurrency:
+            going = self.queue.popleft()
+            self.going += 1
+            if going.group.version is None:
+                going.group.version = self.version
+            going.replica = min(self.replicas, key=lambda replica: replica.attempts)
+            going.replica.attempts += 1
+            going.deadline = self._after(self.loop.limits.seconds, partial(self._late, going))
+            going.due = self._after(going.attempt.opening, partial(self._ask, going))
+
+    def _ask(self, going: _Going) -> None:
+        limits, calls, replica = self.loop.limits, going.attempt.calls, going.replica
+        assert replica is not None
+        if going.at == len(calls):
+            return self._close(going, "done")
+        if going.at == limits.calls:
+            return self._close(going, "calls")
+        call = calls[going.at]
+        context = going.tokens + call.given
+        if context >= limits.tokens:
+            return self._close(going, "tokens")
+        wanted = min(call.sampled, limits.turn_tokens, limits.tokens - context)
+        fresh = call.given if going.cached == self.version else context
+        place = (replica.number, self.version)
+        if place in going.group.known:  # another attempt of its group has had it computed
+            fresh = max(0, fresh - calls[0].given) if fresh == context else fresh
+        going.group.known.add(place)
+        going.due = None
+        replica.ask(_Job(going, context, fresh, wanted))
+        self._watch(replica)
+
+    def _ended(self, replica: _Replica) -> None:
+        job = replica.pop()
+        self._watch(replica)
+        going, call = job.going, job.going.attempt.calls[job.going.at]
+        self._read(going, job.context, job.wanted)
+        going.at += 1
+        if going.tokens >= self.loop.limits.tokens:
+            return self._close(going, "tokens")
+        going.due = self._after(call.pause, partial(self._ask, going))
+
+    def _read(self, going: _Going, context: int, sampled: int) -> None:
+        going.tokens = context + sampled
+        going.sampled += sampled
+        going.cached = self.version
+
+    def _late(self, going: _Going) -> None:
+        replica = going.replica
+        assert replica is not None
+        if going.due is not None:
+            going.due.call = None
+        else:
+            context = going.tokens + going.attempt.calls[going.at].given
+            self._read(going, context, replica.cut(going))
+            self._watch(replica)
+        self._close(going, "time")
+
+    def _close(self, going: _Going, by: str) -> None:
+        assert going.deadline is not None and going.replica is not None
+        going.deadline.call = None
+        going.replica.attempts -= 1
+        going.group.by[by] += 1
+        calls = going.attempt.calls
+        prompt = min(calls[0].given if calls else 0, going.tokens)
+        row = Row(prompt, going.tokens, going.sampled)
+        self._after(going.attempt.closing, partial(self._finish, going.group, row))
+
+    def _finish(self, group: _Group, row: Row) -> None:
+        group.rows.append(row)
+        group.left -= 1
+        self.going -= 1
+        self._offer()
+        if not group.left:
+            self._take()

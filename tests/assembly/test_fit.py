@@ -265,6 +265,15 @@ def test_overlap_never_costs_time_and_alternation_is_the_sum(tmp_path: Path) -> 
     assert in_turn > ahead, "on one GPU the engine stops while the learner learns"
 
 
+@pytest.mark.parametrize(
+    ("size", "share"), [("0.6B", 0.08), ("1.7B", 0.08), ("4B", 0.2), ("8B", 0.2), ("14B", 0.32), ("32B", 0.32)]
+)
+def test_a_gpu_reaches_what_was_measured_at_that_size(size: str, share: float, tmp_path: Path) -> None:
+    given = (f"model.path=Qwen/Qwen3-{size}", "gpu.memory_gb=200")
+    assert planned(config(tmp_path, *given)).utilisation == share
+    assert planned(config(tmp_path, *given, "gpu.utilisation=0.5")).utilisation == 0.5
+
+
 def test_a_group_s_prompt_is_computed_once_in_a_pass() -> None:
     rows = [Row(100, 150, 30), Row(100, 180, 30)]
     assert sum(tokens for _, tokens, _ in computed([rows], 1000)) == 230

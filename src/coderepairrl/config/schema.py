@@ -540,8 +540,9 @@ class Gpu(Section):
     """Peak of dense bf16 products in TFLOP/s; the default is an A100's."""
     bandwidth_gb: float = Field(default=2_000.0, gt=0)
     """Memory bandwidth in GB/s; the default is an A100's of 80 GB."""
-    utilisation: float = Field(default=0.4, gt=0, le=1)
-    """The share of both that training and sampling are taken to reach: an assumption."""
+    utilisation: float = Field(default=0.0, ge=0, le=1)
+    """The share of both that training and sampling are taken to reach; 0 is what the learner's products reached on an
+    H100 with a model of this size, or the next smaller one (docs/measurements/performance.md)."""
 
 
 class Plan(Section):

@@ -18,11 +18,13 @@ from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, Engi
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
 from coderepairrl.assembly.sizing.simulation import Groups, Server
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Gpu, Model
+from coderepairrl.config.schema import Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 
 GB = 1e9
+REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
+"""Share of an H100's peak that a step reached, by parameters from so many on: of 14B, of 4B, of 0.6B."""
 _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 
@@ -124,16 +126,22 @@ class Estimate:
         """How many take part."""
         return len({*self.serving, *self.learning})
 
-    def served(self, gpu: Gpu) -> Server | None:
-        """The server by the seconds of its parts, of which each reaches `gpu.utilisation` of what a GPU can: a decoding
-        step reads the weights, and keys and values of what is cached, and every token is a product with the layers'
+    @property
+    def utilisation(self) -> float:
+        """The share of a GPU's products and bandwidth that is reached."""
+        given = self.config.gpu.utilisation
+        return given or next(share for least, share in REACHED if self.model.parameters >= least)
+
+    def served(self) -> Server | None:
+        """The server by the seconds of its parts, of which each reaches `utilisation` of what a GPU can: a step of
+        decoding reads the weights, and keys and values of what is cached, and every token is a product with the layers'
         weights. None where there is no server of ours, or it is not known how much it holds."""
         if self.server is None or (tokens := self.server.kv_tokens) is None:
             return None
-        settings, memory = self.server.settings, self.server.memory
-        read = gpu.bandwidth_gb * GB * gpu.utilisation
+        gpu, settings, memory = self.config.gpu, self.server.settings, self.server.memory
+        read = gpu.bandwidth_gb * GB * self.utilisation
         products = 2 * self.model.layers * self.model.products
-        token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * gpu.utilisation)
+        token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * self.utilisation)
         return Server(
             step=memory.weights / read,
             sequence=token,

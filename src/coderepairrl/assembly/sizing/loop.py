@@ -56,7 +56,7 @@ class Planned:
         config = given.config
         pilot = attempts.read(config.plan.run) if config.plan.run else None
         timed = pilot is not None and (pilot.model, pilot.engine) == (config.model.path, config.engine.name)
-        server = given.served(config.gpu)
+        server = given.served()
         if pilot is not None and timed:
             server = (server or Server(0.0)).at(pilot.server)
         if server is None:
@@ -172,7 +172,7 @@ class Planned:
         if self.timed:
             return shown | {"speeds": f"those of {plan.run}, its {self.pilot.processes if self.pilot else 1} learners"}
         return shown | {
-            "gpu": f"{gpu.utilisation:g} of {gpu.tflops:g} TFLOP/s and of {gpu.bandwidth_gb:g} GB/s",
+            "gpu": f"{self.given.utilisation:g} of {gpu.tflops:g} TFLOP/s and of {gpu.bandwidth_gb:g} GB/s",
             "new_weights": f"{_sent(self.given) / GB:.2f} GB at {PUBLISHED / GB:g} GB/s",
             "prefixes": "what a group shares is computed once in a pass, by engine and learner",
         }
@@ -193,7 +193,7 @@ def _learning(given: Estimate, pilot: Pilot | None) -> Callable[[Groups], float]
     config, gpu = given.config, given.config.gpu
     processes = config.train.processes
     if pilot is None:
-        speed = processes * gpu.tflops * 1e12 * gpu.utilisation
+        speed = processes * gpu.tflops * 1e12 * given.utilisation
         return lambda groups: given.training_flops(groups) / speed
     train, token = config.train, pilot.token * pilot.processes / processes
     return lambda groups: token * sum(n for _, n, _ in computed(groups, train.micro_tokens, train.minibatches))

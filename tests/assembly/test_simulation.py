@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import asynchrony
+from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import (
     LEARNING,
     SAMPLING,
@@ -22,7 +23,6 @@ from coderepairrl.assembly.sizing.simulation import (
     Call,
     Groups,
     Loop,
-    Server,
     Spent,
     simulate,
 )

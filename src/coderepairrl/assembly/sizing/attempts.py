@@ -11,7 +11,8 @@ from pathlib import Path
 
 from coderepairrl.assembly.sizing.engine import DATA_NAMES
 from coderepairrl.assembly.sizing.engine import count as count_of
-from coderepairrl.assembly.sizing.simulation import Attempt, Call, Groups, Row, Server
+from coderepairrl.assembly.sizing.replica import Server
+from coderepairrl.assembly.sizing.simulation import Attempt, Call, Groups, Row
 from coderepairrl.config import Config, load
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import logged_episodes, open_run

@@ -16,7 +16,8 @@ from coderepairrl.assembly.sizing.architecture import KINDS, Architecture, known
 from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
-from coderepairrl.assembly.sizing.simulation import Groups, Server
+from coderepairrl.assembly.sizing.replica import Server
+from coderepairrl.assembly.sizing.simulation import Groups
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Model
 from coderepairrl.errors import ConfigError, UsageError

@@ -12,6 +12,7 @@ from coderepairrl.assembly.sizing import attempts
 from coderepairrl.assembly.sizing.attempts import Group, Pilot, computed
 from coderepairrl.assembly.sizing.engine import DATA_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import GB, Estimate, estimate
+from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import (
     LEARNING,
     SAMPLING,
@@ -20,7 +21,6 @@ from coderepairrl.assembly.sizing.simulation import (
     WEIGHTS,
     Groups,
     Loop,
-    Server,
     Spent,
     simulate,
 )

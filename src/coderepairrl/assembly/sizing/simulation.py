@@ -2,12 +2,9 @@
 weights go live. A pure function of its inputs; nothing here knows a model, a GPU or a configuration.
 
 Which group may begin and which a step takes is not modelled but asked of the loop's own `rollout.Window`, so that
-alternation (staleness 0) and overlap are what they are in a run. A replica of the engine computes for all its sequences
-at once: each gets a token per decoding step, whose time grows with their number and with what is cached, and prompts
-are computed between steps. So a sequence that needs n tokens ends when a common count of steps has grown by n, wherever
-the time of a step changes in between: one heap for each replica. SimPy was considered: its resources hand out places
-for a time that is known, and this server, whose every arrival changes when all others end, would be written by hand
-beside them; what is left for a library is the heap of events below.
+alternation (staleness 0) and overlap are what they are in a run. SimPy was considered: its resources hand out places
+for a time that is known, and this server (`replica`), whose every arrival changes when all others end, would be written
+by hand beside them; what is left for a library is the heap of events below.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from coderepairrl.assembly.sizing.replica import Job, Replica, Server
 from coderepairrl.rollout import Window
 from coderepairrl.rollout.ahead import Begun
 from coderepairrl.types import Limits
@@ -51,26 +49,6 @@ class Row(NamedTuple):
     prompt: int
     tokens: int
     sampled: int
-
-
-class Server(NamedTuple):
-    """An engine by its seconds, each of `replicas` for itself. A decoding step takes ``step + running * sequence +
-    cached tokens * cached``, a token that is computed before it takes `given`."""
-
-    step: float
-    sequence: float = 0.0
-    cached: float = 0.0
-    given: float = 0.0
-    replicas: int = 1
-    slots: int = 1_000_000
-    """Sequences that a replica runs at once."""
-    cache: float = float("inf")
-    """Tokens that it holds."""
-
-    def at(self, speed: Server, factor: float = 1.0) -> Server:
-        """As large as this one, with `factor` times the seconds of `speed`."""
-        step, sequence, cached, given = (factor * each for each in speed[:4])
-        return self._replace(step=step, sequence=sequence, cached=cached, given=given)
 
 
 Groups = Sequence[Sequence[Row]]
@@ -109,6 +87,8 @@ class Spent:
     learner: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     running: float = 0.0
     """Sequence-seconds of all replicas."""
+    sampling: float = 0.0
+    """Seconds in which any of them samples."""
     by: Counter[str] = field(default_factory=Counter)
     """How consumed attempts ended: ``done``, ``calls``, ``tokens``, ``time``."""
     rows: int = 0
@@ -131,7 +111,7 @@ class Spent:
     @property
     def at_once(self) -> float:
         """Sequences that run, on all replicas, on average while one samples."""
-        return self.running / self.engine[SAMPLING] if self.engine[SAMPLING] else 0.0
+        return self.running / self.sampling if self.sampling else 0.0
 
     def share(self, side: Mapping[str, float], name: str) -> float:
         """The share of the clock that `side` spends so."""
@@ -158,14 +138,17 @@ class _Group:
 class _Going:
     attempt: Attempt
     group: _Group
-    replica: _Replica | None = None
+    replica: Replica | None = None
     at: int = 0
     """The next call."""
     tokens: int = 0
     sampled: int = 0
     cached: int = -1
     """The version that computed them."""
+    job: Job | None = None
+    """The reply that it waits for, or the last one."""
     due: _Event | None = None
+    """The next thing that it does, None where it waits for a reply."""
     deadline: _Event | None = None
 
 
@@ -174,103 +157,14 @@ class _Event:
     call: Callable[[], None] | None
 
 
-class _Job(NamedTuple):
-    going: _Going
-    context: int
-    fresh: int
-    wanted: int
-
-
-class _Replica:
-    """Steps are counted in `beats`; `debt` are seconds of tokens to be computed before the next one."""
-
-    def __init__(self, number: int, server: Server) -> None:
-        self.number, self.server = number, server
-        self.running: dict[_Going, tuple[_Job, float]] = {}
-        self.waiting: deque[_Job] = deque()
-        self.attempts = 0
-        self.paused = False
-        self.due: _Event | None = None
-        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0, 0.0
-        self._ends: list[tuple[float, int, _Going]] = []
-        self._count = count()
-
-    @property
-    def beat(self) -> float:
-        """Seconds of a decoding step."""
-        server = self.server
-        return server.step + len(self.running) * server.sequence + self._cached * server.cached
-
-    def advance(self, seconds: float) -> None:
-        """The clock goes on."""
-        if self.running and not self.paused:
-            computing = min(self._debt, seconds)
-            self._debt -= computing
-            self._beats += (seconds - computing) / self.beat
-
-    def next(self) -> float | None:
-        """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""
-        while self._ends and self._ends[0][2] not in self.running:
-            heapq.heappop(self._ends)
-        if self.paused or not self._ends:
-            return None
-        return self._debt + max(0.0, self._ends[0][0] - self._beats) * self.beat
-
-    def ask(self, job: _Job) -> None:
-        """Begin a reply, or let it wait for a place."""
-        self.waiting.append(job)
-        self._admit()
-
-    def pop(self) -> _Job:
-        """The sequence that ends now."""
-        ended, _, going = heapq.heappop(self._ends)
-        self._beats = max(self._beats, ended)
-        job = self.running[going][0]
-        self._leave(going)
-        return job
-
-    def cut(self, going: _Going) -> int:
-        """Take it out; tokens that it has sampled."""
-        if going not in self.running:
-            self.waiting = deque(job for job in self.waiting if job.going is not going)
-            return 0
-        job, began = self.running[going]
-        self._leave(going)
-        return min(job.wanted, int(self._beats - began))
-
-    def forget(self) -> None:
-        """New weights: what runs is computed again."""
-        self._debt += sum(job.context for job, _ in self.running.values()) * self.server.given
-
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.server.slots:
-            job = self.waiting[0]
-            need = job.context + job.wanted
-            if self.running and self._held + need > self.server.cache:
-                break
-            self.waiting.popleft()
-            self.running[job.going] = (job, self._beats)
-            heapq.heappush(self._ends, (self._beats + job.wanted, next(self._count), job.going))
-            self._held += need
-            self._cached += job.context + job.wanted / 2
-            self._debt += job.fresh * self.server.given
-
-    def _leave(self, going: _Going) -> None:
-        job, _ = self.running.pop(going)
-        self._held -= job.context + job.wanted
-        self._cached -= job.context + job.wanted / 2
-        if not self.running:
-            self._debt, self._cached = 0.0, 0.0
-        self._admit()
-
-
 class _Run:
     def __init__(self, loop: Loop, groups: Iterator[Sequence[Attempt]]) -> None:
         self.loop, self.groups = loop, groups
         self.spent = Spent()
         self.now, self.version, self.learner = 0.0, 0, WAITING
         self.window = Window(loop.per_step + loop.refill, loop.staleness)
-        self.replicas = [_Replica(number, loop.server) for number in range(loop.server.replicas)]
+        self.replicas = [Replica(number, loop.server) for number in range(loop.server.replicas)]
+        self.due: dict[int, _Event] = {}
         self.held: dict[str, _Group] = {}
         self.queue: deque[_Going] = deque()
         self.going = 0
@@ -290,12 +184,13 @@ class _Run:
     def _pass(self, seconds: float) -> None:
         """Let time go by."""
         self.spent.learner[self.learner] += seconds
+        self.spent.sampling += seconds * any(each.running and not each.paused for each in self.replicas)
         for replica in self.replicas:
             if replica.paused:
                 state = self.learner if self.learner == WEIGHTS else WAITING
             elif replica.running:
                 state = SAMPLING
-                self.spent.running += len(replica.running) * seconds / len(self.replicas)
+                self.spent.running += len(replica.running) * seconds
             else:
                 state = TOOLS if self.going else WAITING
             self.spent.engine[state] += seconds / len(self.replicas)
@@ -306,16 +201,12 @@ class _Run:
         heapq.heappush(self._events, (self.now + seconds, next(self._count), event))
         return event
 
-    def _watch(self, replica: _Replica) -> None:
+    def _watch(self, replica: Replica) -> None:
         """Look again when the next sequence of it ends."""
-        if replica.due is not None:
-            replica.due.call = None
-        seconds = replica.next()
-        replica.due = None if seconds is None else self._after(seconds, partial(self._ended, replica))
-
-    def _watch_all(self) -> None:
-        for replica in self.replicas:
-            self._watch(replica)
+        if replica.number in self.due:
+            self.due.pop(replica.number).call = None
+        if (seconds := replica.next()) is not None:
+            self.due[replica.number] = self._after(seconds, partial(self._ended, replica))
 
     # -- the steps
 
@@ -367,7 +258,7 @@ class _Run:
     def _pause(self, paused: bool) -> None:
         for replica in self.replicas:
             replica.paused = paused
-        self._watch_all()
+            self._watch(replica)
 
     # -- the attempts
 
@@ -399,34 +290,35 @@ class _Run:
         if place in going.group.known:  # another attempt of its group has had it computed
             fresh = max(0, fresh - calls[0].given) if fresh == context else fresh
         going.group.known.add(place)
-        going.due = None
-        replica.ask(_Job(going, context, fresh, wanted))
+        going.due, going.job = None, Job(context, fresh, wanted, partial(self._reply, going))
+        replica.ask(going.job)
         self._watch(replica)
 
-    def _ended(self, replica: _Replica) -> None:
+    def _ended(self, replica: Replica) -> None:
         job = replica.pop()
         self._watch(replica)
-        going, call = job.going, job.going.attempt.calls[job.going.at]
-        self._read(going, job.context, job.wanted)
+        job.done()
+
+    def _reply(self, going: _Going) -> None:
+        assert going.job is not None
+        self._read(going, going.job, going.job.wanted)
+        pause = going.attempt.calls[going.at].pause
         going.at += 1
         if going.tokens >= self.loop.limits.tokens:
             return self._close(going, "tokens")
-        going.due = self._after(call.pause, partial(self._ask, going))
+        going.due = self._after(pause, partial(self._ask, going))
 
-    def _read(self, going: _Going, context: int, sampled: int) -> None:
-        going.tokens = context + sampled
+    def _read(self, going: _Going, job: Job, sampled: int) -> None:
+        going.tokens = job.context + sampled
         going.sampled += sampled
         going.cached = self.version
 
     def _late(self, going: _Going) -> None:
-        replica = going.replica
-        assert replica is not None
         if going.due is not None:
             going.due.call = None
-        else:
-            context = going.tokens + going.attempt.calls[going.at].given
-            self._read(going, context, replica.cut(going))
-            self._watch(replica)
+        elif going.replica is not None and going.job is not None:
+            self._read(going, going.job, going.replica.cut(going.job))
+            self._watch(going.replica)
         self._close(going, "time")
 
     def _close(self, going: _Going, by: str) -> None:

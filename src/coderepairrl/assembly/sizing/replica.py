@@ -1,0 +1,129 @@
+"""A server that computes for all of its sequences at once, as it is simulated: who runs, and when the next one ends.
+
+Each sequence gets a token per decoding step, whose time grows with their number and with what is cached, and prompts
+are computed between steps. So a sequence that needs n tokens ends when a common count of steps has grown by n, wherever
+the time of a step changes in between: one heap for each replica.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+
+class Server(NamedTuple):
+    """An engine by its seconds, each of `replicas` for itself. A decoding step takes ``step + running * sequence +
+    cached tokens * cached``, a token that is computed before it takes `given`."""
+
+    step: float
+    sequence: float = 0.0
+    cached: float = 0.0
+    given: float = 0.0
+    replicas: int = 1
+    slots: int = 1_000_000
+    """Sequences that a replica runs at once."""
+    cache: float = float("inf")
+    """Tokens that it holds."""
+
+    def at(self, speed: Server, factor: float = 1.0) -> Server:
+        """As large as this one, with `factor` times the seconds of `speed`."""
+        step, sequence, cached, given = (factor * each for each in speed[:4])
+        return self._replace(step=step, sequence=sequence, cached=cached, given=given)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A reply: `wanted` tokens after `context`, of which `fresh` are not in the cache. `done` is called at its end."""
+
+    context: int
+    fresh: int
+    wanted: int
+    done: Callable[[], None]
+    began: float = 0.0
+    """The count of steps at which it began."""
+
+
+class Replica:
+    """Steps are counted in `beats`; `debt` are seconds of tokens to be computed before the next one."""
+
+    def __init__(self, number: int, server: Server) -> None:
+        self.number, self.server = number, server
+        self.running: set[Job] = set()
+        self.waiting: deque[Job] = deque()
+        self.attempts = 0
+        """That ask it."""
+        self.paused = False
+        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0, 0.0
+        self._ends: list[tuple[float, int, Job]] = []
+        self._count = count()
+
+    @property
+    def beat(self) -> float:
+        """Seconds of a decoding step."""
+        server = self.server
+        return server.step + len(self.running) * server.sequence + self._cached * server.cached
+
+    def advance(self, seconds: float) -> None:
+        """The clock goes on."""
+        if self.running and not self.paused:
+            computing = min(self._debt, seconds)
+            self._debt -= computing
+            self._beats += (seconds - computing) / self.beat
+
+    def next(self) -> float | None:
+        """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""
+        while self._ends and self._ends[0][2] not in self.running:
+            heapq.heappop(self._ends)
+        if self.paused or not self._ends:
+            return None
+        return self._debt + max(0.0, self._ends[0][0] - self._beats) * self.beat
+
+    def ask(self, job: Job) -> None:
+        """Begin a reply, or let it wait for a place."""
+        self.waiting.append(job)
+        self._admit()
+
+    def pop(self) -> Job:
+        """The sequence that ends now."""
+        ended, _, job = heapq.heappop(self._ends)
+        self._beats = max(self._beats, ended)
+        self._leave(job)
+        return job
+
+    def cut(self, job: Job) -> int:
+        """Take it out; tokens that it has sampled."""
+        if job not in self.running:
+            self.waiting.remove(job)
+            return 0
+        self._leave(job)
+        return min(job.wanted, int(self._beats - job.began))
+
+    def forget(self) -> None:
+        """New weights: what runs is computed again."""
+        self._debt += sum(job.context for job in self.running) * self.server.given
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.server.slots:
+            job = self.waiting[0]
+            need = job.context + job.wanted
+            if self.running and self._held + need > self.server.cache:
+                break
+            self.waiting.popleft()
+            self.running.add(job)
+            job.began = self._beats
+            heapq.heappush(self._ends, (self._beats + job.wanted, next(self._count), job))
+            self._held += need
+            self._cached += job.context + job.wanted / 2
+            self._debt += job.fresh * self.server.given
+
+    def _leave(self, job: Job) -> None:
+        self.running.remove(job)
+        self._held -= job.context + job.wanted
+        self._cached -= job.context + job.wanted / 2
+        if not self.running:
+            self._debt, self._cached = 0.0, 0.0
+        self._admit()

@@ -31,7 +31,7 @@ RUNS = {
     "as shipped": (),
     "8 at once": ("rollout.concurrency=8",),
     "groups of 4": ("rollout.group_size=4",),
-    "max_staleness=1": ("rollout.max_staleness=1", "train.old_logprobs=recomputed"),
+    "staleness 1": ("rollout.max_staleness=1", "train.old_logprobs=recomputed"),
 }
 """Overrides by what is said of them; the first is the pilot."""
 OF_ALL = ("eval.before=false", "eval.after=false", "tasks.verify=false")

@@ -21,7 +21,7 @@ from coderepairrl.config import load, shipped
 PRESETS = sorted(
     name for name in shipped() if not name.startswith("sft-") and not load(name).model.path.startswith("builtin:")
 )
-GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2)}
+GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2), "qwen3-14b": (1, 2)}
 """That serve, and that learn; the others share one."""
 ROW = {
     "repo": "o/toy",
@@ -127,6 +127,15 @@ def test_the_documented_plan_is_the_plan(
         needs = stages.needs(load(name))
         most = max(gpu["needs_gb"] for key, gpu in needs.items() if key.startswith("gpu "))
         assert f"{most:.1f}" in next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
+
+
+def test_14b_makes_300_episodes_in_a_gpu_hour() -> None:
+    """By the plan, at what an H100 was seen to reach and at half of that, with attempts that go on until a limit."""
+    thesis, ahead, slow = (
+        stages.needs(load(name, overrides))["run"]["episodes_per_gpu_hour"]
+        for name, overrides in (("thesis", []), ("qwen3-14b", []), ("qwen3-14b", ["gpu.utilisation=0.16"]))
+    )
+    assert thesis < 300 < min(ahead, slow)
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in GPUS])

@@ -212,7 +212,7 @@ class _Run:
 
     def _step(self) -> None:
         later = self.loop.later + self.loop.steps - len(self.spent.ends) - 1
-        for _ in range(self.window.room(self.window.per_step, len(self.held), later)):
+        for _ in range(self.window.room(wanted=self.window.per_step, begun=len(self.held), later=later)):
             attempts = next(self.groups)
             group = _Group(str(next(self._count)), len(attempts))
             self.held[group.name] = group
@@ -226,7 +226,7 @@ class _Run:
         begun = [
             Begun(g.name, self.version if g.version is None else g.version, not g.left) for g in self.held.values()
         ]
-        chosen = self.window.choose(begun, self.window.per_step, self.version)
+        chosen = self.window.choose(begun, version=self.version, wanted=self.window.per_step)
         if chosen is None:
             return
         groups = [self.held.pop(each.group) for each in chosen]

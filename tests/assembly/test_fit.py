@@ -306,12 +306,13 @@ def test_an_average_number_of_calls_is_drawn(tmp_path: Path) -> None:
     assert few["assumed"]["tokens"] == "1000 of prompt; a call samples 73, and 72 are given to it"
 
 
-@pytest.mark.parametrize("what", ["nothing", "a run without a step"])
+@pytest.mark.parametrize("what", ["nothing", "a run without a step", "a fine-tuning"])
 def test_a_run_that_says_nothing_is_refused(what: str, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "empty"
     if what != "nothing":
         RunFolder(run).create(to_toml(load("hello")), {})
-        run.joinpath("log.jsonl").touch()
+        step = {"type": "step", "step": 1, "metrics": {"learn_seconds": 1.0}}
+        run.joinpath("log.jsonl").write_text(json.dumps(step) + "\n" if what == "a fine-tuning" else "")
     with pytest.raises(UsageError) as refused:
         needs(tmp_path, f"plan.run={run}")
     assert str(run) in str(refused.value) and refused.value.fix

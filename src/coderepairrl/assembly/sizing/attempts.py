@@ -90,11 +90,11 @@ def computed(groups: Groups, budget: int, parts: int = 1) -> Iterator[tuple[Row,
 def read(path: str) -> Pilot:
     """Of the run in the folder `path`. Raises `UsageError` where it has no finished step."""
     run = open_run(Path(path))
-    records = list(run.records())
-    steps = [record for record in records if record["type"] == "step"]
-    consumed = {name for step in steps for name in step["episodes"]}
-    episodes = [each for each in logged_episodes(records, consumed.__contains__) if each.ending is not Ending.VOID]
-    if not steps or not any(each.turns for each in episodes):
+    steps = [record for record in run.records() if record["type"] == "step"]
+    consumed = {name for step in steps for name in step.get("episodes", ())}  # which those of `crrl sft` have not
+    logged = logged_episodes(run.records(), consumed.__contains__)
+    episodes = [each for each in logged if each.ending is not Ending.VOID]
+    if not any(each.sampled for each in episodes):
         raise UsageError(f"{path} has no finished step to plan by", fix="crrl train CONFIG run.steps=3, and its folder")
     config = load(run.config)
     replicas = count_of(config.engine.options.get("args", ()), DATA_NAMES, 1) if config.engine.name == "vllm" else 1
@@ -103,14 +103,15 @@ def read(path: str) -> Pilot:
         byname.setdefault(each.group, []).append(each)
     rows = [[_row(each) for each in group] for group in byname.values()]
     tokens = sum(count for _, count, _ in computed(rows, config.train.micro_tokens, config.train.minibatches))
-    learned = sum(step["metrics"]["learn_seconds"] - step["metrics"]["learn/sync_seconds"] for step in steps)
+    sent = sum(step["metrics"].get("learn/sync_seconds", 0.0) for step in steps)
+    learned = sum(step["metrics"]["learn_seconds"] for step in steps) - sent
     return Pilot(
         model=config.model.path,
         engine=config.engine.name,
         groups=tuple(tuple(_attempt(each) for each in group) for group in byname.values()),
         server=_server(episodes, replicas),
         token=learned / max(1, tokens),
-        sync=sum(step["metrics"]["learn/sync_seconds"] for step in steps) / len(steps),
+        sync=sent / len(steps),
         processes=config.train.processes,
     )
 

@@ -72,7 +72,8 @@ class Replica:
         if self.running and not self.paused:
             computing = min(self._debt, seconds)
             self._debt -= computing
-            self._beats += (seconds - computing) / self.beat
+            if seconds > computing:
+                self._beats += (seconds - computing) / self.beat
 
     def next(self) -> float | None:
         """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
-from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.mutants.grammars import mutations_in
 from coderepairrl.tokens import Codec, rows
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
@@ -86,7 +86,7 @@ def demonstrate(exercise: Exercise, habits: Habits, rng: Random) -> list[Message
     if rng.random() < habits.look_around:
         call("shell", cmd="ls")
     if rng.random() < habits.wrong_file:
-        call("shell", cmd=f"cat {rng.choice([f'test_{exercise.path}', exercise.path.removesuffix('.py')])}")
+        call("shell", cmd=f"cat {rng.choice([next(iter(exercise.tests)), exercise.path.rpartition('.')[0]])}")
     if not (exercise.quoted and rng.random() < habits.skip_reading):
         call("shell", cmd=f"cat {exercise.path}")
     broken, fixed = exercise.broken_line, exercise.fixed_line
@@ -135,7 +135,7 @@ def another_edit(exercise: Exercise, rng: Random) -> tuple[str, str]:
     """Another line, which occurs once, and a change of it."""
     source = exercise.files[exercise.path]
     broken = exercise.broken_line
-    lines = [line.strip() for line in source.splitlines() if line.startswith("    ")]
+    lines = [line.strip() for line in source.splitlines() if line[:1].isspace()]
     lines = [line for line in lines if line != broken and source.count(line) == 1 and _edits(exercise, line)]
     line = rng.choice(lines or [broken])
     return line, rng.choice(_edits(exercise, line) or [line + " "])
@@ -145,7 +145,8 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
     """What one-line mutations make of `line` where it stands."""
     source = exercise.files[exercise.path]
     number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
-    changed = [m.apply(source).splitlines()[number - 1].strip() for m in mutations(source) if m.line == number]
+    made = [m for m in mutations_in(source, exercise.mutant.function.language) if m.line == number]
+    changed = [m.apply(source).splitlines()[number - 1].strip() for m in made]
     return [text for text in dict.fromkeys(changed) if text != line]
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.runs.storage import write_sums
-from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
-from coderepairrl.tokens import digest, load
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
+from coderepairrl.tokens import Codec, digest, load
 from workshop.tiny import prompt, tokenizer
-from workshop.tiny.demonstrations import Habits, demonstrate, habits, row
+from workshop.tiny.demonstrations import Habits, Message, demonstrate, habits, row
 from workshop.tiny.disguise import disguise
 
 ARCHITECTURE: dict[str, Any] = {
@@ -103,23 +103,27 @@ def examples(name: str, model: Path, seed: int = 0) -> Iterator[Example]:
         if task is None:
             continue
         shown = disguise(task, rng) if rng.random() < lesson.disguised else task
-        messages = demonstrate(shown, lesson.habits, rng)
-        ids, trained = row(codec, messages)
-        yield Example(
-            id=f"{name}/{made}",
-            episode=f"{name}/{made}",
-            task_id=f"mutants/{task.mutant.key}-{'q' if quoted else 'u'}",
-            language="python",
-            source="workshop",
-            agent="nano",
-            policy="scripted-expert",
-            messages=tuple(messages),
-            tools=tuple(prompt.TOOLS),
-            ids=tuple(ids),
-            trained=tuple(trained),
-            tokenizer=tokens,
-        )
+        yield as_example(f"{name}/{made}", task, demonstrate(shown, lesson.habits, rng), codec, tokens)
         made += 1
+
+
+def as_example(name: str, task: Exercise, messages: Sequence[Message], codec: Codec, tokens: str) -> Example:
+    """A demonstration of `task` in the tokens of `codec`, whose digest is `tokens`."""
+    ids, trained = row(codec, messages)
+    return Example(
+        id=name,
+        episode=name,
+        task_id=f"mutants/{task.mutant.key}-{'q' if task.quoted else 'u'}",
+        language=task.mutant.function.language,
+        source="workshop",
+        agent="nano",
+        policy="scripted-expert",
+        messages=tuple(messages),
+        tools=tuple(prompt.TOOLS),
+        ids=tuple(ids),
+        trained=tuple(trained),
+        tokenizer=tokens,
+    )
 
 
 def write(folder: Path, lessons: Sequence[str]) -> None:

@@ -111,6 +111,19 @@ def mutations_in(source: str, language: str) -> list[Mutation]:
     return sorted(found, key=lambda m: (m.line, m.start, m.end, m.kind, m.text))
 
 
+def declared(source: str, language: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the functions in `source`, and of their parameters and variables; not of Python.
+
+    Raises `PrerequisiteError` as `parser` does.
+
+    >>> declared("int f(int a) {\\n    int b = a;\\n    return b;\\n}\\n", "c")
+    (('f',), ('a', 'b'))
+    """
+    found = list(_functions(parser(language).parse(source.encode()).root_node))
+    variables = dict.fromkeys(name for node, _ in found for name in _variables(node)[0])
+    return tuple(dict.fromkeys(name.rpartition(".")[2] for _, name in found)), tuple(variables)
+
+
 def _functions(node: Node, outer: str = "") -> Iterator[tuple[Node, str]]:
     """Outermost functions and methods that are no tests, with their dotted names."""
     for child in node.children:

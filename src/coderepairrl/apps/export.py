@@ -20,7 +20,7 @@ from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.learned import write_learned
 
-_OF_THE_LEARNER = ("learner.", "optimizer.")
+_OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 """What files of a checkpoint are called that only training needs."""
 
 

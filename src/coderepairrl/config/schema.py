@@ -407,6 +407,18 @@ class Learning(Section):
     the algorithm's own: `reward` for `rloo`, `loss` for the others."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of a bonus for the entropy over the vocabulary, the mean over the trained tokens (exploration)."""
+    value_head: bool = False
+    """With `ppo`: predict the return of each context by a linear head on the policy's last hidden state, as the
+    baseline of each token (docs/reference/algorithms.md)."""
+    gamma: float | None = Field(default=None, gt=0, le=1)
+    """With `value_head`: what a reward is worth a token earlier; unset is 1."""
+    gae_lambda: float | None = Field(default=None, ge=0, le=1)
+    """With `value_head`: how far an advantage looks at rewards before it takes values for them (arXiv 1506.02438);
+    unset is 1: to the end."""
+    value_weight: float | None = Field(default=None, gt=0)
+    """Weight of the value loss; unset is 0.1."""
+    value_clip: float | None = Field(default=None, gt=0)
+    """How far a value may move in a batch before the loss no longer pulls it; unset is 0.2."""
     teacher: str = ""
     """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
     weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
@@ -726,6 +738,11 @@ class Config(Section):
             raise ValueError(
                 "curriculum.refill leaves groups out of the batch that train.denominator='episodes' averages over: set"
                 " train.denominator='informative'"
+            )
+        if train.value_head and train.denominator == "informative":
+            raise ValueError(
+                "train.denominator='informative' leaves out groups of equal rewards, and a value head learns from every"
+                " episode: leave it out"
             )
         if train.overlong_buffer >= self.rollout.tokens:
             raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than rollout.tokens")

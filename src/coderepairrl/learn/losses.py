@@ -41,6 +41,9 @@ the advantages, and there is no such term. The bonus is ``entropy`` times the me
 ``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is ``KL(ref || policy)``
 over the whole vocabulary.
 
+With a value head each token has an advantage of its own, and the loss `values.value_loss` times its weight, averaged
+like the tokens of that loss.
+
 With a teacher of weight w, the loss is ``1 - w`` times that of the algorithm and w times the divergence from the
 teacher over the whole vocabulary, averaged alike: for tokens that the policy sampled ``KL(policy || teacher)``, which
 makes it sure of what the teacher would do in the places that it gets to itself (on-policy distillation, arXiv
@@ -62,6 +65,7 @@ from torch import Tensor
 from coderepairrl.config.schema import Algorithm, KLEstimator
 from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio, Recipe
 from coderepairrl.learn.corrections import row_means
+from coderepairrl.learn.values import Targets, value_loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,9 @@ class Trained:
     """Divergence from the teacher, if there is one."""
     entropy_N: Tensor | None = None
     """Entropy of the policy over the vocabulary, where there is a bonus for it."""
+    value_N: Tensor | None = None
+    """Of the value head, where there is one; then there are `targets`."""
+    targets: Targets | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +110,9 @@ class Scale:
     kl: KLEstimator = "k3"
     entropy: float = 0.0
     """Weight of the bonus."""
+    value: float = 0.0
+    """Weight of the value loss."""
+    value_clip: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,8 @@ class Loss:
 
     `ratio` and the masks `low` and `high` (where the objective's bound acts) are per token (N), or per row (R) where
     the ratio is, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher,
-    `entropy_N` the entropy over the vocabulary, where there is a bonus for it.
+    `entropy_N` the entropy over the vocabulary, where there is a bonus for it. `value_N` is the value loss per token,
+    and `value_cut_N` where its clip acts, with a value head.
     """
 
     value: Tensor
@@ -121,6 +132,8 @@ class Loss:
     kl_N: Tensor | None
     teacher_N: Tensor | None
     entropy_N: Tensor | None
+    value_N: Tensor | None = None
+    value_cut_N: Tensor | None = None
 
 
 LossFunction = Callable[[Trained, Scale], Loss]
@@ -138,7 +151,10 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     """The loss of a recipe."""
     ratio = RATIOS[recipe.ratio](trained)
     whole = recipe.ratio in ("row", "product")
-    advantage = trained.advantage_R if whole else trained.advantage_R[trained.row_N]
+    if trained.targets is not None:
+        advantage = trained.targets.advantage_N
+    else:
+        advantage = trained.advantage_R if whole else trained.advantage_R[trained.row_N]
     gain, low, high = OBJECTIVES[recipe.objective](ratio, advantage, trained, scale)
     gain_N = gain.index_select(0, trained.row_N) if whole else gain  # its backward pass adds in one order
     if trained.correction_N is not None:
@@ -279,5 +295,11 @@ def _loss(
         value = value + scale.beta * (share_N * kl_N).sum()
     if entropy_N is not None:
         value = value - scale.entropy * entropy_N.sum() / scale.tokens
-    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N, entropy_N))
+    of_values: tuple[Tensor | None, Tensor | None] = None, None
+    if trained.value_N is not None and trained.targets is not None:
+        loss_N, cut_N = value_loss(
+            trained.value_N, trained.targets.before_N, trained.targets.return_N, scale.value_clip
+        )
+        value, of_values = value + scale.value * (share_N * loss_N).sum(), (loss_N, cut_N)
+    detached = (None if each is None else each.detach() for each in (*ratios, kl_N, teacher_N, entropy_N, *of_values))
     return Loss(value, *detached)

@@ -55,6 +55,9 @@ class Totals(NamedTuple):
     lowest: float = math.inf
     highest: float = -math.inf
     behind: int = 0
+    value: float = 0.0
+    value_cut: float = 0.0
+    values: int = 0
 
     def __add__(self, other: Totals) -> Totals:  # type: ignore[override]
         how = {"oldest": min, "mismatch_max": max, "ratio_max": max, "lowest": min, "highest": max}
@@ -91,6 +94,9 @@ class Metrics:
     - ``distinct_tokens``, ``computed_tokens``, ``repetition``: tokens of rows of which common beginnings count once,
       within each minibatch since its weights are others; those that a pass over the batch computes, micro-batches of
       idle processes included; and their ratio, which is 1 where each is computed once.
+    - ``value_loss``, ``value_cut``, ``explained_variance``: with a value head, the mean value loss per trained token,
+      without its weight; the share of tokens whose value the clip stops; and the share of the variance of returns that
+      the values before the batch account for (`values.explained`).
     - ``skipped``, ``skipped_reason``: how many updates were not made, for a gradient was not finite, and why;
       absent where all were made. What then is not finite, or of no update, is absent as well.
     - ``denominator``: episodes that the loss is averaged over, those without a row included; absent for `sft`.
@@ -110,6 +116,8 @@ class Metrics:
         self._norms: list[float] = []
         self._rate = 0.0
         self._skipped: dict[str, Any] = {}
+        self.explained: float | None = None
+        """``explained_variance``, of all processes."""
 
     def minibatch(self, samples: Sequence[Sample]) -> None:
         """The rows of one minibatch, those of other processes included."""
@@ -181,6 +189,9 @@ class Metrics:
                 teachers=0 if loss.teacher_N is None else loss.teacher_N.numel(),
                 spread=0.0 if loss.entropy_N is None else loss.entropy_N.sum().item(),
                 spreads=0 if loss.entropy_N is None else loss.entropy_N.numel(),
+                value=0.0 if loss.value_N is None else loss.value_N.sum().item(),
+                value_cut=0.0 if loss.value_cut_N is None else loss.value_cut_N.sum().item(),
+                values=0 if loss.value_N is None else loss.value_N.numel(),
             )
         )
 
@@ -232,6 +243,10 @@ class Metrics:
             result["teacher_kl"] = total.teacher / total.teachers
         if total.spreads:
             result["entropy_exact"] = total.spread / total.spreads
+        if total.values:
+            result |= {"value_loss": total.value / total.values, "value_cut": total.value_cut / total.values}
+        if self.explained is not None:
+            result["explained_variance"] = self.explained
         if total.kls:
             result["kl"] = total.kl / total.kls
         if total.current:

@@ -47,12 +47,15 @@ class MicroBatch:
     count_R: Tensor
     chunk_tokens: int = 0
     """Tokens that are computed at once where the tree is larger than a pass (`policy._TwoPasses`); 0: all of them."""
+    dealt: tuple[int, ...] = ()
+    """The numbers of its rows among the samples that `share` dealt."""
 
     def to(self, device: torch.device) -> MicroBatch:
         """The same on `device`."""
         if self.ids_T.device == device:
             return self
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("spans", "chunk_tokens")}
+        apart = ("spans", "chunk_tokens", "dealt")
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in apart}
         return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
@@ -203,7 +206,7 @@ def share(
     for sample in samples:
         _check(sample)
     parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
-    mine = [pack([samples[at] for at in part], micro_tokens) for part in parts[rank::ranks]]
+    mine = [replace(pack([samples[at] for at in part], micro_tokens), dealt=tuple(part)) for part in parts[rank::ranks]]
     mine.sort(key=lambda batch: not batch.chunk_tokens)
     behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
     return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None

@@ -31,7 +31,9 @@ from coderepairrl.learn.attention import TREE, Span, Store, chunks, flash_option
 from coderepairrl.learn.head import upcast
 from coderepairrl.learn.losses import entropy, kl
 from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
-from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
+from coderepairrl.learn.settings import LOGITS, OF_VALUES, Form, LearnSettings
+from coderepairrl.learn.values import FILE as VALUE_HEAD
+from coderepairrl.learn.values import ValueHead
 from coderepairrl.runs.storage import write_sums
 
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
@@ -62,15 +64,18 @@ class Scored(NamedTuple):
     """Divergences (N) from other models, by their names."""
     entropy_N: Tensor
     """Over the vocabulary; of no token where that was not asked."""
+    value_N: Tensor
+    """Of the value head; of no token where there is none."""
 
 
 class Packed(nn.Module):
     """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
 
-    def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True, values: bool = False) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
         self.bf16 = bf16
+        self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         if bf16 and fp32_head:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
@@ -83,11 +88,13 @@ class Packed(nn.Module):
         *,
         spread: bool = False,
         states: bool = False,
+        values: bool = False,
     ) -> Tensor | Scored:
-        """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`."""
+        """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`, with `values` alone
+        `Policy.valued`."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
-                if states or others is not None:
+                if states or values or others is not None:
                     raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
                 weights = next((p for p in self.model.parameters() if p.requires_grad), None)
                 return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
@@ -96,8 +103,13 @@ class Packed(nn.Module):
             if states:
                 return hidden_ND
             if others is not None:
-                return self._compared(hidden_ND, batch.target_N, temperature, logits, others, spread)
-            return self.scores(hidden_ND, batch.target_N, temperature, logits)
+                scored = self._compared(hidden_ND, batch.target_N, temperature, logits, others, spread)
+            else:
+                logp_N = self.scores(hidden_ND, batch.target_N, temperature, logits)
+                if not values:
+                    return logp_N
+                scored = Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+            return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
         """Logprobs of tokens (N), of so many at once as `logits` allows; the backward pass computes them again."""
@@ -132,8 +144,8 @@ class Packed(nn.Module):
             part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(Scored, part))
         apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
-        logp_N, right_N, _, entropy_N = zip(*parts, strict=True)
-        return Scored(torch.cat(logp_N), torch.cat(right_N), apart, torch.cat(entropy_N))
+        logp_N, right_N, _, entropy_N, _ = zip(*parts, strict=True)
+        return Scored(torch.cat(logp_N), torch.cat(right_N), apart, torch.cat(entropy_N), hidden_ND.new_zeros(0))
 
     def _compare(
         self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], spread: bool
@@ -145,8 +157,9 @@ class Packed(nn.Module):
             with torch.no_grad(), adapters.off(self.model):
                 other_NV = (other.head or self.head)(other.hidden_ND) / temperature
             apart[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
-        entropy_N = entropy(logits_NV) if spread else right_N.new_zeros(0)
-        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N)
+        nothing = right_N.new_zeros(0)
+        entropy_N = entropy(logits_NV) if spread else nothing
+        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
         """The last hidden states (TD); of a chunk with these `spans` alone, whose ancestors are in `store`."""
@@ -233,7 +246,8 @@ class Policy:
         self.device = device
         self.model: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
         model.train(False)  # no dropout
-        self._packed = Packed(model, bf16=settings.precision == "bf16", fp32_head=settings.head == "fp32")
+        bf16, fp32_head = settings.precision == "bf16", settings.head == "fp32"
+        self._packed = Packed(model, bf16=bf16, fp32_head=fp32_head, values=settings.value_head).to(device)
         self._probe()
         if settings.attention != "rows":
             self.model.set_attn_implementation(settings.attention)
@@ -255,7 +269,8 @@ class Policy:
         Raises `UsageError` when there is none or it cannot be trained packed.
         """
         if frozen:
-            settings = settings.but(lora=None, beta=0.0, kl=None, kl_in=None, gradient_checkpointing=False)
+            without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
+            settings = settings.but(**without, beta=0.0, value_head=False, gradient_checkpointing=False)
         if (folder / adapters.CONFIG).is_file():
             raise UsageError(
                 f"{folder} holds adapters, not a model",
@@ -283,15 +298,26 @@ class Policy:
         return cls(model, folder, settings, device)
 
     @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters by the model's own names; tied weights once."""
+    def weights(self) -> dict[str, nn.Parameter]:
+        """Trainable parameters of the model by its own names; tied weights once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
+    def values(self) -> dict[str, nn.Parameter]:
+        """Those of the value head, which no engine is given; none without one."""
+        head = self._packed.value_head
+        return {} if head is None else {f"{VALUE_HEAD}.{name}": p for name, p in head.named_parameters()}
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All trainable parameters."""
+        return self.weights | self.values
+
+    @property
     def tables(self) -> list[nn.Parameter]:
-        """The matrices with a row per token: embeddings and head, which may be the same."""
+        """The matrices with a row per token: embeddings and head, which may be the same; and that of the value head."""
         modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-        return [p for module in modules for p in module.parameters()]
+        return [*(p for module in modules for p in module.parameters()), *self.values.values()]
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
@@ -299,6 +325,10 @@ class Policy:
         At most about `logits` logits are in memory at a time; the backward pass then computes them again.
         """
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
+
+    def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
+        """`logprobs` of the trained tokens, and the values of the contexts that they were sampled in."""
+        return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
 
     def compare(
         self,
@@ -309,8 +339,8 @@ class Policy:
         *,
         spread: bool = False,
     ) -> Scored:
-        """`logprobs` of the trained tokens, whether each is the likeliest, divergences from `others`, and with `spread`
-        the entropy.
+        """`logprobs` of the trained tokens, whether each is the likeliest, divergences from `others`, with `spread` the
+        entropy, and values where there is a head.
 
         Both sides of a divergence are at `temperature`. Memory as in `logprobs`.
         """
@@ -336,8 +366,8 @@ class Policy:
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors by their names in files. Where processes share the model, all must iterate."""
-        for name, parameter in self.parameters.items():
+        """Trainable tensors of the model by their names in files. Where processes share it, all must iterate."""
+        for name, parameter in self.weights.items():
             yield self.file_name(name), self.whole(parameter)
 
     def file_name(self, name: str) -> str:
@@ -350,13 +380,22 @@ class Policy:
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write config, tokenizer and trainable tensors, exactly, as a model's folder or an adapter's.
+        """Write config, tokenizer and trainable tensors, exactly, as a model's folder or an adapter's; the value head
+        beside them, in a file of its own.
 
         Where `here` is false nothing is written, but the process takes part in gathering (`shards.write`).
         """
         shards.write(folder, self.stem, self.state(), here=here)
+        if self.values:
+            shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
         if here:
             self._write_layout(folder, self.stem)
+
+    @property
+    def stored(self) -> dict[str, dict[str, nn.Parameter]]:
+        """What `save` writes: parameters by their names in files, by the stem of these."""
+        named = {self.file_name(name): p for name, p in self.weights.items()}
+        return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
         """Write weights for an engine to `folder`, in bfloat16 if that is the precision; `here` as in `save`.

@@ -20,8 +20,11 @@ LOGITS = 1 << 26
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
 OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
-              "mismatch_cap", "mismatch_mask", "kl", "kl_in", "entropy")  # fmt: skip
+              "mismatch_cap", "mismatch_mask", "kl", "kl_in", "entropy", "value_head")  # fmt: skip
 """Settings that mean something only for tokens that the policy sampled itself."""
+OF_VALUES = {"gamma": 1.0, "gae_lambda": 1.0, "value_weight": 0.1, "value_clip": 0.2}
+"""Settings that mean something only with a value head, and their defaults with one: undiscounted and without bootstrap
+(arXiv 2503.24290), the weight and the clip of TRL's PPO."""
 MUON_LR = 0.02
 """Default `LearnSettings.muon_lr`."""
 CAP = 2.0
@@ -71,6 +74,11 @@ class LearnSettings(Learning):
         """`kl` with its default filled in."""
         return self.kl or ("k1" if self.kl_place == "reward" else "k3")
 
+    def of_values(self, name: str) -> float:
+        """One of `OF_VALUES` with its default filled in."""
+        given: float | None = getattr(self, name)
+        return OF_VALUES[name] if given is None else given
+
     @property
     def updates(self) -> int:
         """Optimiser updates per batch, at most: a minibatch without rows has none."""
@@ -106,6 +114,7 @@ class LearnSettings(Learning):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self._check_algorithm()
+        self._check_values()
         self._check_correction()
         self._check_imitation()
         self._check_optimizer()
@@ -154,10 +163,37 @@ class LearnSettings(Learning):
                 "kl=k1 with kl_in=loss: over what the policy samples, the gradient of that term is 0 on average",
                 fix="kl=k2, whose gradient is that of the divergence, kl=k3, or kl_in=reward",
             )
-        if self.kl_place == "reward" and self.baseline in ("zscore", "batch"):
+        if self.kl_place == "reward" and self.baseline in ("zscore", "batch") and not self.value_head:
             raise ConfigError(
                 f"kl_in=reward with advantage={self.baseline}, which would divide the KL term by the spread of rewards",
                 fix="advantage=mean, leave_one_out or none, or kl_in=loss",
+            )
+
+    def _check_values(self) -> None:
+        """Refuse a value head that nothing learns from, and its settings without one."""
+        given = next((name for name in OF_VALUES if getattr(self, name) is not None), None)
+        if not self.value_head:
+            if given is not None:
+                raise ConfigError(
+                    f"{given}={getattr(self, given):g} without a value head",
+                    fix=f"algorithm=ppo with value_head=true, or leave {given} out",
+                )
+            return
+        if self.algorithm not in ("ppo", "sft"):
+            raise ConfigError(
+                f"value_head=true with algorithm={self.algorithm}, whose advantages are of whole episodes",
+                fix="algorithm=ppo, or leave value_head out",
+            )
+        if self.baseline not in ("batch", "none"):
+            raise ConfigError(
+                f"advantage={self.baseline} with value_head=true: the value of its context is the baseline of a token",
+                fix="leave advantage out (advantages with mean 0 and deviation 1 over the batch), or advantage=none",
+            )
+
+        if self.strategy.startswith("zero"):
+            raise ConfigError(
+                f"value_head=true with strategy={self.strategy}: a value head was never tried under ZeRO",
+                fix="strategy=fsdp2, which divides as much as zero3, or ddp",
             )
 
     def _check_correction(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,11 +16,11 @@ from typing import Any
 
 import safetensors
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import shards
+from coderepairrl.learn import shards, values
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.corrections import Weights, weights
 from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, estimate
@@ -48,6 +48,8 @@ _SCHEMA = 2
 class _Part:
     """A process's share of a minibatch, with logprobs computed before the batch's first update."""
 
+    samples: Sequence[Sample]
+    """The whole minibatch."""
     batches: list[MicroBatch]
     idle: MicroBatch | None
     """Run with weight zero if another process has one more micro-batch."""
@@ -55,6 +57,8 @@ class _Part:
     references: list[Tensor | None]
     before: list[Tensor] = field(default_factory=list)
     """Logprobs under the weights before the batch; with recorded old logprobs only of the first part."""
+    targets: list[values.Targets] = field(default_factory=list)
+    """With a value head."""
 
 
 class Trainer:
@@ -104,13 +108,15 @@ class Trainer:
         if without_rows < 0:
             raise ValueError(f"{tokens_of(samples)} tokens are in rows, and the loss is to be averaged over {tokens}")
         metrics = Metrics(samples, episodes, self.version)
-        if self.settings.beta and self.settings.kl_place == "reward":
+        if self.settings.beta and self.settings.kl_place == "reward" and not self.settings.value_head:
             samples = self._penalised(samples, metrics)
         parts = []
         for rows, count in minibatches(samples, episodes, self.settings.minibatches):
             flat = count - len({row.episode_id for row in rows})
             parts.append(self._part(rows, count, tokens_of(rows) + flat * without_rows, metrics))
-        if self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
+        if self.settings.value_head:
+            self._value(parts, metrics)
+        elif self.settings.old_logprobs == "recomputed":  # those of the first part come from its own first pass
             for part in parts[1:]:
                 self._score(part, metrics)
         updates = parts * self.settings.updates_per_batch
@@ -222,8 +228,6 @@ class Trainer:
             problem = damage(folder)
         if problem := next(filter(None, self.parallel.gather(problem)), ""):  # also a barrier: `recover` comes first
             raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
-        parameters = self.policy.parameters
-        shapes = {self.policy.file_name(name): self.parallel.shape(parameter) for name, parameter in parameters.items()}
         try:
             counters = json.loads((folder / _COUNTERS).read_text())
             version, updates, schema = counters["version"], counters["updates"], counters["schema"]
@@ -231,20 +235,27 @@ class Trainer:
                 raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
             if schema == _SCHEMA and not (folder / SUMS).exists():
                 raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
-            with shards.Stored(folder, self.policy.stem) as stored, shards.Stored(folder, _OPTIMIZER) as moments:
-                stored.check(shapes)
-                self._take(stored, moments)
+            with ExitStack() as files:
+                moments = files.enter_context(shards.Stored(folder, _OPTIMIZER))
+                found = [
+                    (p, files.enter_context(shards.Stored(folder, stem))) for stem, p in self.policy.stored.items()
+                ]
+                for parameters, stored in found:
+                    stored.check({name: self.parallel.shape(p) for name, p in parameters.items()})
+                self._take(found, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
         self.version, self.updates = version, updates
 
-    def _take(self, stored: shards.Stored, moments: shards.Stored) -> None:
+    def _take(self, found: Sequence[tuple[Mapping[str, nn.Parameter], shards.Stored]], moments: shards.Stored) -> None:
         keys: dict[str, list[str]] = {}
         for entry in moments:
             key, _, name = entry.partition(".")
             keys.setdefault(name, []).append(key)
+        for parameters, stored in found:
+            for name, parameter in parameters.items():
+                self.parallel.put(parameter, stored[name])
         for name, parameter in self.policy.parameters.items():
-            self.parallel.put(parameter, stored[self.policy.file_name(name)])
             self.parallel.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
@@ -262,6 +273,7 @@ class Trainer:
         settings = self.settings
         alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
+        logprobs = logprobs and not settings.value_head
         return alike and logprobs and self.policy.chunkable
 
     @property
@@ -304,7 +316,7 @@ class Trainer:
         if idle:
             metrics.packed(idle, idle=True)
         references: list[Tensor | None] = [None] * (len(batches) + 1)
-        if settings.kl_place == "loss":
+        if settings.kl_place == "loss" or settings.value_head:
             references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
@@ -318,8 +330,39 @@ class Trainer:
             delta=math.inf if settings.delta is None else settings.delta,
             kl=settings.estimator,
             entropy=settings.entropy,
+            value=settings.of_values("value_weight"),
+            value_clip=settings.of_values("value_clip"),
         )
-        return _Part(batches, idle, scale, references)
+        return _Part(samples, batches, idle, scale, references)
+
+    @torch.no_grad()
+    def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
+        """What the tokens of each minibatch learn from, by the values before the batch; and its logprobs by then.
+
+        An episode's rows may be in other processes, so that they exchange values.
+        """
+        settings = self.settings
+        penalised = settings.beta > 0 and settings.kl_place == "reward"
+        known: list[tuple[Sequence[Sample], dict[int, values.Row]]] = []
+        for part in parts:
+            own: dict[int, values.Row] = {}
+            for batch, reference_N in zip(part.batches, part.references, strict=False):
+                scored = self.policy.valued(batch, settings.temperature)
+                part.before.append(scored.logp_N)
+                metrics.before(batch, scored.logp_N)
+                penalty_N = torch.zeros_like(scored.value_N)
+                if penalised and reference_N is not None:
+                    kl_N = estimate(settings.estimator, batch.recorded_N, reference_N)
+                    metrics.divergence(kl_N)
+                    penalty_N = settings.beta * kl_N
+                own |= values.rows_of(batch, scored.value_N, penalty_N)
+            if part.idle is not None:
+                self.policy.valued(part.idle, settings.temperature)
+            known.append((part.samples, {n: row for each in self.parallel.gather(own) for n, row in each.items()}))
+        discounts = map(settings.of_values, ("gamma", "gae_lambda"))
+        found, metrics.explained = values.estimates(known, *discounts, whiten=settings.baseline == "batch")
+        for part, of_rows in zip(parts, found, strict=True):
+            part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
     def _penalised(self, samples: Sequence[Sample], metrics: Metrics) -> list[Sample]:
@@ -361,7 +404,7 @@ class Trainer:
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
                 scored = self._scored(batch)
-                if first:
+                if first and not settings.value_head:
                     part.before.append(scored.logp_N.detach())
                     metrics.before(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
@@ -374,12 +417,15 @@ class Trainer:
                     settings.cap,
                     settings.mismatch_mask,
                 )
-                loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction)
+                reference_N = part.references[at] if settings.kl_place == "loss" else None
+                targets = part.targets[at] if part.targets else None
+                loss = self._loss(batch, scored, part.scale, old_N, reference_N, correction, targets)
                 together.backward(loss.value)
             metrics.add(loss, correction, scored.right_N)
         if part.idle is not None:
             with together.accumulating(last=True):
-                together.backward(0.0 * self._scored(part.idle).logp_N.sum())
+                scored = self._scored(part.idle)
+                together.backward(0.0 * (scored.logp_N.sum() + scored.value_N.sum()))
 
     def _loss(
         self,
@@ -389,6 +435,7 @@ class Trainer:
         old_N: Tensor | None = None,
         reference_N: Tensor | None = None,
         correction: Weights | None = None,
+        targets: values.Targets | None = None,
     ) -> Loss:
         trained = Trained(
             scored.logp_N,
@@ -402,6 +449,8 @@ class Trainer:
             scored.apart.get("initial"),
             scored.apart.get("teacher"),
             scored.entropy_N if self.settings.entropy else None,
+            None if targets is None else scored.value_N,
+            targets,
         )
         return LOSSES[self.settings.algorithm](trained, scale)
 
@@ -413,8 +462,10 @@ class Trainer:
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
         if not imitates and self.teacher is None and not settings.entropy:
+            if settings.value_head:
+                return self.policy.valued(batch, temperature)
             logp_N = self.policy.logprobs(batch, temperature)
-            return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing)
+            return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
         others: dict[str, Other] = {}
         if self.teacher is not None:
             others["teacher"] = self.teacher.as_other(batch, reverse=not imitates)

@@ -27,6 +27,7 @@ MAY_CHANGE = (
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
     *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
+    *("train.gamma", "train.gae_lambda", "train.value_weight", "train.value_clip"),
     *("train.old_logprobs", "train.mismatch_correction", "train.mismatch_cap", "train.mismatch_mask"),
     # what is asked before it goes on
     *("tasks.verify", "tasks.learned"),

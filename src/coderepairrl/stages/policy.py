@@ -29,10 +29,10 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     summed: Literal["tokens", "episodes"] = "episodes" if recipe.aggregation in ("episode", "row") else "tokens"
     return batch(
         episodes,
-        terms.advantage or recipe.baseline,
+        "none" if terms.value_head else terms.advantage or recipe.baseline,  # a value head is given the rewards
         max_tokens=config.rollout.tokens,
         denominator=terms.denominator,
-        kl=terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher),
+        kl=terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher) or terms.value_head,
         weights={name: kind.weight for name, kind in config.kinds.items()},
         balance=summed if terms.balance_kinds else "",
         shaping=Shaping(

@@ -77,8 +77,10 @@ def learner_memory(
     zero = settings.strategy.startswith("zero")
     ranks = settings.processes if settings.strategy != "ddp" else 1
     tokens = max(settings.micro_tokens, longest)
-    count = model.adapters(lora.rank, lora.targets) if lora else model.parameters
-    held = model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
+    count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
+    if settings.value_head:  # trained in full, beside adapters as well
+        count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
+    held = values + model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
     held += teacher.parameters * (2 if half else 4) if teacher else 0
     own = 4 * count // ranks if zero else 0
     buckets = settings.processes > 1 and settings.strategy == "ddp"
@@ -88,6 +90,8 @@ def learner_memory(
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     logits = _logits(model, settings, trained or tokens)
     activations, work = _activations(model, settings, tokens, count, gpu=gpu)
+    if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
+        activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
@@ -112,10 +116,12 @@ def _moments(model: Architecture, settings: LearnSettings, count: int) -> int:
 
 
 def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
-    """Of a chunk of logits: the log-softmax, its gradient and the logits' own, and what the head's products need."""
-    most = max(1, LOGITS // model.vocabulary)
+    """Of a chunk of logits: the log-softmax, its gradient and the logits' own, and what the head's products need. With
+    a bonus for entropy as much again, in chunks that are half as long (`learn.policy`)."""
+    sides = 2 if settings.entropy else 1
+    most = max(1, LOGITS // (model.vocabulary * sides))
     chunk = min(trained, most)
-    once = 4 * chunk * model.vocabulary
+    once = 4 * chunk * model.vocabulary * sides
     if settings.precision == "bf16" and settings.head == "fp32":  # the head's weights in float32, or their gradient:
         # with several chunks this one's, the sum of those before, and both together
         copies = 4 if settings.lora else 8 if trained <= most else 12

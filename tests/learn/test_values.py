@@ -1,0 +1,250 @@
+"""PPO's value head: estimates and losses against their definitions in float64, and what becomes of the head."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import safetensors.torch
+import torch
+from gradient import gradient_of_step
+from hypothesis import given
+from hypothesis import strategies as st
+from test_reference import MIXED, make_groups, paths
+
+from coderepairrl.assembly.learner import settings
+from coderepairrl.config import load
+from coderepairrl.config.schema import Lora
+from coderepairrl.errors import ConfigError
+from coderepairrl.learn import LearnSettings, batch
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.learn.values import explained, gae, value_loss
+from coderepairrl.stages.policy import make_batch
+from coderepairrl.types import Ending, Sample
+
+LENGTHS = [30, 12, 45, 8, 21, 33]
+PPO = LearnSettings(algorithm="ppo", value_head=True, lr=1e-2, micro_tokens=90)
+
+
+def rough(trainer, seed=0):
+    """A value head that says something, so that its gradient reaches the model."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in trainer.policy.values.values():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return trainer
+
+
+def with_fork(rows):
+    """The first two rows are branches of one episode."""
+    first = replace(rows[0], weight=0.7)
+    return [first, replace(rows[1], episode_id="e0", advantage=first.advantage, weight=0.3), *rows[2:]]
+
+
+@given(
+    st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=12), st.floats(0.1, 1), st.floats(0, 1)
+)
+def test_an_advantage_is_the_weighted_sum_of_all_later_surprises(steps, gamma, lam):
+    """The definition of arXiv 1506.02438, and what follows where lambda is 1: the return less the value."""
+    rewards, values = map(list, zip(*steps, strict=True))
+    surprise = [r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
+    for t, advantage in enumerate(gae(rewards, values, gamma, lam)):
+        expected = math.fsum((gamma * lam) ** n * each for n, each in enumerate(surprise[t:]))
+        assert advantage == pytest.approx(expected, abs=1e-9)
+    for t, advantage in enumerate(gae(rewards, values, gamma, 1.0)):
+        discounted = math.fsum(gamma**n * each for n, each in enumerate(rewards[t:]))
+        assert advantage == pytest.approx(discounted - values[t], abs=1e-9)
+
+
+def test_the_value_loss_is_the_worse_of_two_and_its_gradient_that_of_finite_differences():
+    generator = torch.Generator().manual_seed(0)
+    value, before, target = torch.randn(3, 200, generator=generator, dtype=torch.float64)
+    value.requires_grad_()
+    loss, cut = value_loss(value, before, target, 0.5)
+    for v, old, aim, own, stopped in zip(
+        value.tolist(), before.tolist(), target.tolist(), loss.tolist(), cut, strict=True
+    ):
+        near = min(max(v, old - 0.5), old + 0.5)
+        assert own == pytest.approx(max((v - aim) ** 2, (near - aim) ** 2) / 2)
+        assert bool(stopped) == ((near - aim) ** 2 > (v - aim) ** 2)
+    (gradient,) = torch.autograd.grad(loss.sum(), value)
+    with torch.no_grad():
+        up, down = (value_loss(value + step, before, target, 0.5)[0] for step in (1e-6, -1e-6))
+    assert torch.allclose(gradient, (up - down) / 2e-6, atol=1e-6)
+    assert 0 < cut.sum() < 200 and not gradient[cut].any()
+
+
+def loss64(model, head, episodes, terms):
+    """Of all trained tokens of a batch: PPO's clip with advantages from the values, and the value loss."""
+    (weight, bias), found = head, []
+    for episode in episodes:
+        columns, seen = [], set()
+        for chain in paths(episode.turns):
+            ids = torch.tensor([[token for turn in chain for token in (*turn.given.ids, *turn.output.ids)]])
+            out = model(input_ids=ids, output_hidden_states=True)
+            logp = out.logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+            value, at = (out.hidden_states[-1][0] @ weight.T)[:, 0] + bias, 0
+            for turn in chain:
+                at += len(turn.given)
+                for number, old in enumerate(turn.output.logprobs if turn.index not in seen else ()):
+                    columns.append((logp[at + number - 1], old, value[at + number - 1]))
+                seen.add(turn.index)
+                at += len(turn.output)
+        reward = sum(score.value * score.weight for score in episode.scores)
+        gamma, lam = terms.of_values("gamma"), terms.of_values("gae_lambda")
+        values = [value.item() for _, _, value in columns] + [0.0]
+        for t, (logp, old, value) in enumerate(columns):
+            advantage = 0.0
+            for n in range(len(columns) - t):
+                paid = reward if t + n == len(columns) - 1 else 0.0
+                advantage += (gamma * lam) ** n * (paid + gamma * values[t + n + 1] - values[t + n])
+            found.append((logp, old, value, advantage))
+    mean = sum(each[3] for each in found) / len(found)
+    spread = math.sqrt(sum((each[3] - mean) ** 2 for each in found) / len(found)) + 1e-4
+    total = 0.0
+    for logp, old, value, advantage in found:
+        own = (advantage - mean) / spread if terms.baseline == "batch" else advantage
+        ratio = (logp - old).exp()
+        gain = torch.min(ratio * own, ratio.clamp(0.8, 1.2) * own)
+        error = (value - (advantage + value.item())) ** 2 / 2
+        total = total + (terms.of_values("value_weight") * error - gain) / len(found)
+    return total
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gamma": 0.99, "gae_lambda": 0.9, "value_weight": 0.5}, {"advantage": "none", "gae_lambda": 0.0}],
+    ids=["to the end", "bootstrapped", "one step, as they are"],
+)
+def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeypatch):
+    """Episodes of several rows, a void one, and groups of equal rewards, which teach values as all others do."""
+    from transformers import AutoModelForCausalLM
+
+    terms = PPO.but(**options)
+    trainer = rough(Trainer(miniature, terms))
+    head = [p.detach().double().requires_grad_() for p in trainer.policy.values.values()]
+    episodes = [episode for group in make_groups(MIXED) for episode in group]
+    made = batch(episodes, "none", max_tokens=1000, kl=True)
+    assert {row.episode_id for row in made.samples} == {e.id for e in episodes if e.ending is not Ending.VOID}
+    metrics, ours = gradient_of_step(trainer, made.samples, monkeypatch, made.episodes, made.tokens)
+    model = AutoModelForCausalLM.from_pretrained(miniature, dtype=torch.float64, attn_implementation="eager")
+    loss = loss64(model, head, [e for e in episodes if e.ending is not Ending.VOID], terms)
+    loss.backward()
+    theirs = {name: p.grad for name, p in model.named_parameters()}
+    theirs |= {name: p.grad for name, p in zip(trainer.policy.values, head, strict=True)}
+    assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-5) and metrics["micro_batches"] > 2
+    assert ours.keys() == theirs.keys() and theirs["value_head.weight"].abs().max() > 1e-3
+    for name, gradient in theirs.items():
+        assert torch.allclose(ours[name].double(), gradient, rtol=1e-4, atol=2e-6), name
+
+
+def test_kl_in_the_reward_is_taken_from_each_token(miniature, make_rows, monkeypatch):
+    """As in TRL's PPO of old: with one step, from a value of 0, a token's advantage is what it is paid."""
+    terms = PPO.but(beta=0.1, kl_in="reward", advantage="none", gae_lambda=0.0)
+    trainer, (row,) = Trainer(miniature, terms), make_rows([20])
+    seen = []
+    monkeypatch.setattr("coderepairrl.learn.values.targets", lambda batch, found: seen.append(found) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        trainer.step([row])
+    reference = trainer.logprobs([row.ids], 1.0)[0]
+    less = [0.1 * (row.logprobs[at] - reference[at - 1]) for at, on in enumerate(row.trained) if on]
+    paid = [-each for each in less[:-1]] + [row.advantage - less[-1]]
+    assert seen[0][0].advantages == pytest.approx(paid, abs=1e-6)
+
+
+def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(miniature, make_rows, monkeypatch):
+    rows = with_fork(make_rows(LENGTHS))
+    terms = PPO.but(gae_lambda=0.9, gamma=0.95, entropy=0.01)
+    (one, big), (many, small) = (
+        gradient_of_step(rough(Trainer(miniature, terms.but(micro_tokens=n))), rows, monkeypatch) for n in (4096, 40)
+    )
+    assert (one["micro_batches"], many["micro_batches"] > 3) == (1, True)
+    assert one["explained_variance"] == pytest.approx(many["explained_variance"], abs=1e-5)
+    assert one["value_loss"] == pytest.approx(many["value_loss"], rel=1e-5)
+    assert max((small[name] - value).abs().max().item() for name, value in big.items()) < 2e-6
+    parts = rough(Trainer(miniature, terms.but(minibatches=3, updates_per_batch=2))).step(rows)
+    assert parts["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"lora": Lora(rank=4, alpha=8)}, {"optimizer": "muon"}], ids=str)
+def test_a_checkpoint_has_the_head_and_what_is_published_has_not(options, miniature, make_rows, tmp_path):
+    straight = Trainer(miniature, PPO.but(**options))
+    for seed in range(2):
+        straight.step(with_fork(make_rows(LENGTHS, seed)))
+    straight.save(tmp_path / "c")
+    expected = [straight.step(make_rows(LENGTHS, seed)) for seed in (2, 3)]
+    resumed = Trainer(miniature, PPO.but(**options))
+    resumed.restore(tmp_path / "c")
+    assert any(p.any() for p in resumed.policy.values.values())
+    assert [resumed.step(make_rows(LENGTHS, seed)) for seed in (2, 3)] == expected
+    plain = Trainer(miniature, LearnSettings(**{"algorithm": "ppo"} | options))
+    forms = ("model", "adapter") if options.get("lora") else ("model",)
+    for form in forms:
+        ours, theirs = (each.publish(tmp_path / str(at), form)[0] for at, each in enumerate((resumed, plain)))
+        assert {f.name for f in ours.iterdir()} == {f.name for f in theirs.iterdir()}
+        (file,) = (f.name for f in ours.iterdir() if f.suffix == ".safetensors")
+        tensors = safetensors.torch.load_file(ours / file), safetensors.torch.load_file(theirs / file)
+        assert tensors[0].keys() == tensors[1].keys()
+    index = json.loads((tmp_path / "c" / f"{straight.policy.stem}.safetensors.index.json").read_text())
+    assert not any("value" in name and "head" in name for name in index["weight_map"])
+
+
+def test_values_learn_what_a_context_is_worth_and_the_policy_what_pays(miniature):
+    """Two prompts, one of which pays 1 more whatever is said: the head tells them apart, so that only what is said
+    decides of what is learned."""
+    terms = LearnSettings(algorithm="ppo", value_head=True, lr=2e-3, max_grad_norm=1.0, value_weight=1.0)
+    trainer = Trainer(miniature, terms)
+    generator = torch.Generator().manual_seed(0)
+    prompts, paying = ((65, 66, 67), (70, 71, 72)), range(64, 80)
+
+    def probabilities():
+        rows = [(*prompt, token) for prompt in prompts for token in range(265)]
+        return torch.tensor([logprobs[-1] for logprobs in trainer.logprobs(rows, 1.0)]).exp().reshape(2, 265)
+
+    before, seen = probabilities()[:, 64:80].sum(1), []
+    for _ in range(50):
+        samples, p = [], probabilities()
+        for number, prompt in enumerate(prompts):
+            for token in torch.multinomial(p[number], 32, replacement=True, generator=generator).tolist():
+                logprobs = (0.0, 0.0, 0.0, math.log(p[number, token]))
+                trained, versions = (False, False, False, True), (-1, -1, -1, trainer.version)
+                paid = number + float(token in paying)
+                name = f"{number}-{len(samples)}"
+                samples.append(Sample(name, (*prompt, token), trained, logprobs, versions, paid))
+        seen.append(trainer.step(samples)["explained_variance"])
+    assert seen[0] == pytest.approx(0, abs=1e-6) and sum(seen[-10:]) / 10 > 0.5
+    assert before.max() < 0.1 and probabilities()[:, 64:80].sum(1).min() > 0.8
+
+
+def test_what_explains_nothing_and_what_cannot_be_explained():
+    assert explained([0.0, 1.0, 2.0], [5.0, 5.0, 5.0]) == pytest.approx(0)
+    assert explained([0.0, 1.0], [1.0, 0.0]) == pytest.approx(-3) and explained([1.0], [1.0]) is None
+
+
+def test_a_run_trains_every_episode_on_its_reward():
+    config = load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.gamma=0.99"])
+    episodes = [episode for group in make_groups(MIXED) for episode in group]
+    rewards = {e.id: sum(s.value for s in e.scores) for e in episodes if e.ending is not Ending.VOID}
+    assert {row.episode_id: row.advantage for row in make_batch(episodes, config).samples} == rewards
+    assert settings(config).value_head and settings(config).of_values("gamma") == 0.99
+    with pytest.raises(ConfigError, match="a value head learns from every episode"):
+        load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.denominator=informative"])
+
+
+@pytest.mark.parametrize(
+    ("options", "says", "fix"),
+    [
+        ({"algorithm": "grpo", "value_head": True}, "whose advantages are of whole episodes", "algorithm=ppo"),
+        ({"algorithm": "ppo", "gamma": 0.9}, "gamma=0.9 without a value head", "leave gamma out"),
+        ({"algorithm": "ppo", "value_clip": 0.1}, "value_clip=0.1 without a value head", "value_head=true"),
+        ({"algorithm": "ppo", "value_head": True, "advantage": "mean"}, "advantage=mean", "leave advantage out"),
+        ({"algorithm": "ppo", "value_head": True, "processes": 2, "strategy": "zero2"}, "under ZeRO", "fsdp2"),
+        ({"algorithm": "sft", "value_head": True}, "algorithm=sft", "leave value_head out"),
+    ],
+)
+def test_what_a_head_has_no_use_for_is_refused(options, says, fix):
+    with pytest.raises(ConfigError, match=says) as caught:
+        LearnSettings(**options)
+    assert fix in caught.value.fix

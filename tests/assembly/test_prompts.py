@@ -110,3 +110,12 @@ def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, iso
     written(miniature, "a b " * 50_000)
     with pytest.raises(ConfigError, match="task q/0"):  # nothing would be left
         resolve(planned("tasks.too_long=drop"))
+
+
+def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: Path, isolating: None) -> None:
+    written(miniature, "short")
+    asked = ("train.overlong_buffer=100", "engine=tiny", "engine.options.context=512")
+    _, problem = stages.dry_run(planned(*asked))
+    assert isinstance(problem, ConfigError) and "ends at 4,096 tokens, and attempts at 512" in str(problem)
+    assert problem.fix == "rollout.tokens=512"
+    assert stages.dry_run(planned(*asked, problem.fix))[1] is None

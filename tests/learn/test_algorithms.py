@@ -52,6 +52,7 @@ def test_the_page_has_the_parts_of_every_algorithm():
         ("grpo", {"beta": 0.1, "kl": "k1"}, "the gradient of that term is 0 on average", "kl=k2"),
         ("grpo", {"beta": 0.1, "kl_in": "reward"}, "kl_in=reward with advantage=zscore", "leave_one_out"),
         ("rloo", {"beta": 0.1, "advantage": "batch"}, "kl_in=reward with advantage=batch", "kl_in=loss"),
+        ("reinforce", {"old_logprobs": "recomputed"}, "which has no ratio to them", "mismatch_correction=token"),
         ("grpo", {"max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo and dppo"),
     ],
 )
@@ -60,6 +61,13 @@ def test_what_does_nothing_is_refused_with_the_fix(algorithm, options, says, fix
     with pytest.raises(ConfigError, match=says) as caught:
         LearnSettings(algorithm=algorithm, **constant | options)
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("algorithm", RECIPES)
+def test_every_algorithm_takes_old_logprobs_with_a_correction(algorithm):
+    """For `reinforce` they are what its samples are weighted by."""
+    of(algorithm, old_logprobs="recomputed", mismatch_correction="token")
+    of(algorithm, old_logprobs="recomputed", mismatch_mask=2.0)
 
 
 @pytest.mark.parametrize("algorithm", RECIPES)
@@ -122,7 +130,7 @@ def test_what_a_limit_ended_is_compared_and_not_trained():
     made = batch(group, "mean", max_tokens=100, shaping=Shaping(mask_truncated=True))
     assert [(row.episode_id, row.advantage, row.group) for row in made.samples] == [("a", 0.5, "g"), ("b", -0.5, "g")]
     assert made.account.dropped == {"truncated": 30} and made.account.balanced
-    assert (made.episodes, made.tokens) == (3, 16)
+    assert (made.episodes, made.tokens) == (3, 16), "a mean over episodes counts it, one over tokens does not"
 
 
 def test_rewards_fall_before_the_limit_and_further_scores_break_ties():
@@ -140,6 +148,7 @@ def test_rewards_fall_before_the_limit_and_further_scores_break_ties():
     [
         (["train.tie_break={file_match=0.1}"], "train.tie_break: file_match is not measured: add it to reward"),
         (["train.overlong_buffer=100000"], "is no less than rollout.tokens"),
+        (["train.overlong_buffer=500", "kinds.short.tokens=400"], "is no less than kinds.short.tokens"),
     ],
 )
 def test_shaping_that_cannot_act_is_refused(overrides, says):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 import pytest
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
-from coderepairrl.stages.policy import make_batch
-from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
+from coderepairrl.rollout import Group, episodes_of
+from coderepairrl.stages.policy import informative, make_batch
+from coderepairrl.stages.train import lacking
+from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
 
@@ -56,3 +61,31 @@ def test_flat_groups_are_trained_where_there_is_a_kl_term() -> None:
     assert len(make_batch(episodes(), config).samples) == 7
     informative = make_batch(episodes(), load("hello", ["train.beta=0.1", "train.denominator=informative"]))
     assert (len(informative.samples), informative.episodes) == (4, 4)
+
+
+REFILL = ("train.denominator=informative", "curriculum.refill=4", "rollout.tasks_per_step=4")
+
+
+def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shaped() -> None:
+    """Two of the four are informative by their rewards alone."""
+    groups = [Group(name, cast(Task, None), tuple(e for e in episodes() if e.group == name)) for name in REWARDS]
+
+    def wanted(groups: list[Group], *overrides: str) -> tuple[int, int]:
+        config = load("hello", [*REFILL, *overrides])
+        own = informative(episodes_of(groups), config)
+        assert own == len({row.group for row in make_batch(episodes_of(groups), config).samples})
+        return own, lacking(groups, config)
+
+    assert wanted(groups) == (2, 2)
+    tied = [replace(g, episodes=tuple(replace(e, scores=(*e.scores, Score("file_match", e.attempt, weight=0.0)))
+                                      for e in g.episodes)) for g in groups]  # fmt: skip
+    assert wanted(tied, "train.tie_break={file_match=0.1}", "reward={patch_edits=1,file_match=0}") == (3, 1)
+    cut = [replace(g, episodes=tuple(replace(e, ending=Ending.LIMIT) for e in g.episodes)) for g in groups]
+    assert wanted(cut, "train.mask_truncated=true") == (0, 4)
+    long = [replace(g, episodes=tuple(replace(e, turns=(_long(e.turns[0]),) if e.attempt else e.turns)
+                                      for e in g.episodes)) for g in groups]  # fmt: skip
+    assert wanted(long, "rollout.tokens=64", "rollout.turn_tokens=64", "train.overlong_buffer=10") == (3, 1)
+
+
+def _long(turn: Turn) -> Turn:
+    return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))

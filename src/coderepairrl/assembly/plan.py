@@ -19,7 +19,7 @@ from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of,
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
-from coderepairrl.assembly.prompts import LongestPrompt, check_prompts, without_too_long
+from coderepairrl.assembly.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
@@ -261,6 +261,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     check_workspaces(everything, place, problems)
     asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
     prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
+    problems.attempt(lambda: None if resumed else check_overlong(config, policy.value, kinds.value))
     lacking = _lacking(config, engine, learner)
     if problems.found:
         for each in lacking:

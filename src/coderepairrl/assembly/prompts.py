@@ -43,6 +43,21 @@ def check_prompts(
     return max(found, key=lambda each: each.tokens / each.most, default=None)
 
 
+def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]) -> None:
+    """Raise `ConfigError` where attempts end at a context that is shorter than what `train.overlong_buffer` measures
+    them by: they would be punished too late, or never."""
+    if not config.train.overlong_buffer:
+        return
+    for kind, terms in kinds.items():
+        most, limit = _limit(config, model, kind, terms)
+        if most < terms.limits.tokens:
+            raise ConfigError(
+                f"train.overlong_buffer={config.train.overlong_buffer} ends at {terms.limits.tokens:,} tokens, and"
+                f" attempts at {most:,} ({limit})",
+                fix=f"rollout.tokens={most}",
+            )
+
+
 def without_too_long(
     config: Config, model: LocalModel, kinds: Mapping[str, Terms], sources: Sequence[Share]
 ) -> tuple[Share, ...]:

@@ -744,8 +744,11 @@ class Config(Section):
                 "train.denominator='informative' leaves out groups of equal rewards, and a value head learns from every"
                 " episode: leave it out"
             )
-        if train.overlong_buffer >= self.rollout.tokens:
-            raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than rollout.tokens")
+        limits = {"rollout.tokens": self.rollout.tokens}
+        limits |= {f"kinds.{name}.tokens": kind.tokens for name, kind in self.kinds.items() if kind.tokens}
+        shortest = min(limits, key=lambda name: limits[name])
+        if train.overlong_buffer >= limits[shortest]:
+            raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than {shortest}")
         measured = {*self.reward}.union(*(kind.reward for kind in self.kinds.values()))
         if unknown := sorted({*train.tie_break} - measured):
             raise ValueError(f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0")

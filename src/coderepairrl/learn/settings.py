@@ -205,6 +205,12 @@ class LearnSettings(Learning):
                 " to correct",
                 fix=f"old_logprobs=recomputed, or leave {asked.partition('=')[0]} out",
             )
+        if self.recipe and self.recipe.objective == "score" and self.old_logprobs == "recomputed" and not asked:
+            raise ConfigError(
+                f"old_logprobs=recomputed with algorithm={self.algorithm}, which has no ratio to them, and without a"
+                " correction",
+                fix="leave old_logprobs out, or mismatch_correction=token",
+            )
         if self.mismatch_cap is not None and self.mismatch_correction == "off":
             raise ConfigError(
                 f"mismatch_cap={self.mismatch_cap:g} caps nothing with mismatch_correction=off",

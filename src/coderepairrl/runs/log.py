@@ -28,6 +28,8 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.sampled = 0
+        """Tokens of the turns that were written since it was opened."""
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -64,6 +66,7 @@ class Log:
     def turn(self, episode: str, turn: Turn) -> None:
         """Write one committed turn of an episode: what a gateway calls with each."""
         self.append("turn", episode=episode, turn=turn)
+        self.sampled += turn.sampled
 
     def sync(self) -> None:
         """Flush to the disk (fsync)."""

@@ -26,7 +26,16 @@ MAY_CHANGE = (
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
-    *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
+    *(
+        "train.max_grad_norm",
+        "train.beta",
+        "train.kl",
+        "train.kl_in",
+        "train.entropy",
+        "train.eps_low",
+        "train.eps_high",
+        "train.delta",
+    ),
     *("train.gamma", "train.gae_lambda", "train.value_weight", "train.value_clip"),
     *("train.old_logprobs", "train.mismatch_correction", "train.mismatch_cap", "train.mismatch_mask"),
     # what is asked before it goes on

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
 from coderepairrl.errors import LearnerFault, RunError, UsageError
-from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, batch
+from coderepairrl.learn import RECIPES, Batch, Form, Learner, LearnSettings, Shaping, advantages, batch
 from coderepairrl.protocols import Engine
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.storage import damage
@@ -25,26 +25,36 @@ from coderepairrl.types import Episode
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
     """What the learner is given for a step: the same function live and in a replay."""
     terms = config.train
-    recipe = RECIPES[terms.algorithm]
-    summed: Literal["tokens", "episodes"] = "episodes" if recipe.aggregation in ("episode", "row") else "tokens"
+    summed: Literal["tokens", "episodes"] = "tokens"
+    if RECIPES[terms.algorithm].aggregation in ("episode", "row"):
+        summed = "episodes"
     return batch(
         episodes,
-        "none" if terms.value_head else terms.advantage or recipe.baseline,  # a value head is given the rewards
         max_tokens=config.rollout.tokens,
-        denominator=terms.denominator,
-        kl=terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher) or terms.value_head,
         weights={name: kind.weight for name, kind in config.kinds.items()},
         balance=summed if terms.balance_kinds else "",
-        shaping=Shaping(
-            terms.overlong_buffer,
-            {
-                "": config.rollout.tokens,
-                **{n: kind.tokens or config.rollout.tokens for n, kind in config.kinds.items()},
-            },
-            terms.tie_break,
-            terms.mask_truncated,
-        ),
+        **_compared(config),
     )
+
+
+def informative(episodes: Sequence[Episode], config: Config) -> int:
+    """How many groups of `episodes` would be trained: by what their rewards become before and after they are compared,
+    which may tell equal ones apart, make different ones equal, or leave attempts out."""
+    groups, _ = advantages(episodes, **_compared(config))
+    return sum(any(value is not None for value in group.values) for group in groups.values())
+
+
+def _compared(config: Config) -> dict[str, Any]:
+    """How rewards become advantages."""
+    terms, tokens = config.train, config.rollout.tokens
+    limits = {"": tokens, **{name: kind.tokens or tokens for name, kind in config.kinds.items()}}
+    return {
+        # a value head is given the rewards
+        "kind": "none" if terms.value_head else terms.advantage or RECIPES[terms.algorithm].baseline,
+        "denominator": terms.denominator,
+        "kl": terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher) or terms.value_head,
+        "shaping": Shaping(terms.overlong_buffer, limits, terms.tie_break, terms.mask_truncated),
+    }
 
 
 StartLearner = Callable[[LearnSettings], Awaitable[Learner]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
-from coderepairrl.learn import Batch, advantages
+from coderepairrl.learn import Batch
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import (
@@ -30,7 +30,7 @@ from coderepairrl.rollout import (
 from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.history import Begun, History, consumed, finished
 from coderepairrl.stages.parts import Bench, Parts
-from coderepairrl.stages.policy import make_batch, replayed
+from coderepairrl.stages.policy import informative, make_batch, replayed
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import conclude
 from coderepairrl.stats import Interval, summarise
@@ -50,7 +50,7 @@ async def train(parts: Parts, history: History) -> None:
         for step in range(history.step + 1, run.steps + 1):
             await evaluate_if_due(parts, history, step - 1)
 
-            began = time.monotonic()
+            began, sampled = time.monotonic(), parts.log.sampled
             groups = await attempt_tasks(parts, history, references, ahead)
             batch = make_batch(episodes_of(groups), parts.config)
             rolled_out = time.monotonic()
@@ -61,7 +61,7 @@ async def train(parts: Parts, history: History) -> None:
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
             record = {"step": step, "version": policy.version, "checksum": checksum}
-            record |= summarise_step(groups, batch, learned, seconds, references, ahead)
+            record |= summarise_step(groups, batch, learned, seconds, references, ahead, parts.log.sampled - sampled)
             alarms = gates.check([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
             references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
@@ -91,7 +91,7 @@ async def restore(parts: Parts, history: History) -> References:
 
 async def attempt_tasks(parts: Parts, history: History, references: References, ahead: Ahead) -> list[Group]:
     """The groups of the next step: those that are due, and as long as `curriculum.refill` allows further ones in place
-    of groups whose attempts all earned the same.
+    of groups that teach nothing (`informative`).
 
     With `rollout.max_staleness` some of them were begun before the last update, and others are left to go on.
     """
@@ -156,8 +156,7 @@ def lacking(groups: Sequence[Group], config: Config) -> int:
     wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return wanted - len(groups)
-    informative = sum(not group.flat for group in advantages(episodes_of(groups))[0].values())
-    return min(wanted - informative, wanted + refill - len(groups))
+    return min(wanted - informative(episodes_of(groups), config), wanted + refill - len(groups))
 
 
 def summarise_step(
@@ -167,12 +166,14 @@ def summarise_step(
     seconds: Mapping[str, float],
     references: References,
     ahead: Ahead,
+    sampled: int,
 ) -> dict[str, Any]:
     """What the record of a step keeps of its episodes, its batch and the update.
 
-    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were. Where engine
-    and learner take turns, ``tokens_per_second`` is of the time that the engine had, ``rollout_seconds``; otherwise of
-    the whole step, in which the learner waited for groups for so long.
+    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were.
+    ``tokens_per_second`` is of the tokens that were `sampled` during the step, whichever one consumes them, and of the
+    time that the engine had: ``rollout_seconds`` where engine and learner take turns, otherwise the whole step, in
+    which the learner waited for groups for so long.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
     metrics = {
@@ -180,7 +181,7 @@ def summarise_step(
         **references.metrics(groups),
         **{name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": round(
-            batch.account.sampled / (sum(seconds.values()) if ahead.window.staleness else seconds["rollout_seconds"]), 1
+            sampled / (sum(seconds.values()) if ahead.window.staleness else seconds["rollout_seconds"]), 1
         ),
         **({"ahead": len(ahead.slots)} if ahead.window.staleness else {}),
     }
@@ -189,6 +190,7 @@ def summarise_step(
         "account": asdict(batch.account),
         "kinds": {kind: asdict(account) for kind, account in batch.kinds.items()},
         "episodes": [episode.id for episode in episodes_of(groups)],
+        "advantages": {sample.episode_id: round(sample.advantage, 6) for sample in batch.samples},
         "outcomes": outcomes(episodes_of(groups)),
         "tested": overoptimisation.tested(groups),
         "skipped": learned.get("skipped_reason", ""),

@@ -251,6 +251,38 @@ def listed(site: Site, folder: str = "run") -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in rows}
 
 
+@pytest.mark.parametrize(
+    ("terms", "shown"),
+    [
+        ({"algorithm": "ppo"}, 0.25),
+        ({"tie_break": {"patch_lines": 0.1}}, 0.25),
+        ({"overlong_buffer": 9, "mask_truncated": True}, 0.25),
+        ({"algorithm": "ppo", "value_head": True}, None),
+    ],
+)
+def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
+    terms: dict[str, Any], shown: float | None, tmp_path: Path, miniature: Path
+) -> None:
+    """Of a value head, each token has another one."""
+    folder = RunFolder(tmp_path / "run")
+    about = {"run": {"name": "run"}, "model": {"path": str(miniature)}, "reward": "patch_lines", "train": terms}
+    folder.create(to_toml(Config.model_validate(about)), {"name": "run", "seed": 0})
+    log = folder.writer()
+    for id in ("a-00", "a-01", "a-02"):
+        ending = Ending.LIMIT if id == "a-02" else Ending.DONE
+        _log(log, dataclasses.replace(make(id), group="a", ending=ending, scores=(Score("patch_lines", 1.0),)))
+    site = Site([folder.path])
+    assert {row["advantage"] for row in listed(site).values()} == {None}
+    log.append("step", step=1, episodes=["a-00", "a-01", "a-02"], advantages={"a-00": 0.25})
+    log.close()
+    site = Site([folder.path])
+    assert [row["advantage"] for row in listed(site).values()] == [shown, None, None]
+    states = [embedded(site.page(f"run/episode/{id}.html"))["0"] for id in ("a-00", "a-01", "a-02")]
+    assert [each["state"] for each in states] == ["trained", "dropped", "dropped"]
+    masked = "truncated" if "mask_truncated" in terms else "flat_group"
+    assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
+
+
 def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
     rows = listed(Site([run.path]))
     assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]

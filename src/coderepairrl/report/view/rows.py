@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,9 @@ Advantages = Callable[[list[float | None]], tuple[float | None, ...]]
 class Rows:
     """The rows of the log that `follower` reads, in the order in which the episodes began."""
 
-    def __init__(self, follower: Follower, advantages: Advantages) -> None:
+    def __init__(self, follower: Follower, advantages: Advantages, *, alike: bool = True) -> None:
+        """What an attempt will be given is told by `advantages`, until a step says what it was. They are of its tokens,
+        which are given others each, where these are not `alike`."""
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
         """Ids by group."""
@@ -98,12 +100,15 @@ class Rows:
         """Ids by task."""
         self.consumed: dict[str, int] = {}
         """By id, the step that trained on it."""
+        self.trained: dict[str, bool] = {}
+        """Of what a step consumed, by id, whether it has rows; without the steps of a log that does not say so."""
         self.state = 0
         """Grows with every change."""
         self.last = ""
         """Type of the last ``start``, ``stop`` or ``end`` record."""
         self._follower = follower
         self._advantages = advantages
+        self._alike = alike
 
     def update(self) -> None:
         """Take in what the log has that it had not before."""
@@ -127,6 +132,8 @@ class Rows:
                 touched[self._judge(record["verdict"])] = None
             case "step":
                 self.consumed |= dict.fromkeys(record.get("episodes", ()), record["step"])
+                if "advantages" in record:
+                    self._learn(record["episodes"], record["advantages"])
             case "start" | "stop" | "end":
                 self.last = record["type"]
                 for row in self.by_id.values():
@@ -178,7 +185,15 @@ class Rows:
         row.changed = self.state
         return row.group
 
+    def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
+        """Take the advantages that a step gave to its `episodes`."""
+        for row in (self.by_id[name] for name in episodes if name in self.by_id):
+            self.trained[row.id] = row.id in advantages
+            row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
+
     def _compare(self, group: str) -> None:
+        if any(name in self.trained for name in self.groups[group]):  # known, and not only expected
+            return
         rows = [row for name in self.groups[group] if (row := self.by_id[name]).phase == "train"]
         rows = [row for row in rows if row.ending not in (OPEN, UNFINISHED)]
         for row, advantage in zip(rows, self._advantages([row.reward for row in rows]), strict=True):

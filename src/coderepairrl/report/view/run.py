@@ -47,7 +47,8 @@ class Run:
         self.name = path.resolve().name
         self._follower = Follower(self.folder.log)
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
-        self.rows = Rows(self._follower, _advantages(self._settings.train if self._settings else Train()))
+        terms = self._settings.train if self._settings else Train()
+        self.rows = Rows(self._follower, _advantages(terms), alike=not terms.value_head)
 
     @cached_property
     def _settings(self) -> Config | None:
@@ -171,8 +172,9 @@ class Run:
             return dict.fromkeys(indices, "dropped:void")
         if row.id not in self.rows.consumed or self._settings is None:
             return dict.fromkeys(indices, "sampled:no step has consumed it")
-        if row.advantage is None:
-            return dict.fromkeys(indices, "dropped:flat_group")
+        if not self.rows.trained.get(row.id, row.advantage is not None):
+            masked = self._settings.train.mask_truncated and episode.ending is Ending.LIMIT
+            return dict.fromkeys(indices, "dropped:truncated" if masked else "dropped:flat_group")
         became = fates(episode, max_tokens=self._settings.rollout.tokens)
         return {
             index: f"{fate}:{reason}" if reason else fate for index, (fate, reason) in zip(indices, became, strict=True)
@@ -234,10 +236,10 @@ def _noticed(around: Around, shown: Shown) -> Around:
 
 
 def _advantages(terms: Train) -> Advantages:
-    """Advantages as the learner has them."""
+    """Advantages as the learner will have them, as far as the rewards of a group alone tell."""
     recipe = RECIPES.get(terms.algorithm)
     kind = recipe and (terms.advantage or recipe.baseline)
-    further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated  # rewards alone do not tell
+    further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
     if kind is None or kind == "batch" or further:  # sft compares no attempts, and `batch` not those of a group
         return lambda rewards: (None,) * len(rewards)
     kl = (terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher)) and terms.denominator == "episodes"

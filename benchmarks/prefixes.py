@@ -1,13 +1,13 @@
 """Shared prefixes in the learner: CPU seconds and memory of a group's prefix tree against its rows, in one run.
 
-    python benchmarks/prefixes.py [--rounds 3] [--cases 1000+250 ...]
+    python benchmarks/prefixes.py [--rounds 3] [--cases 1000+250 ...] [--micro-tokens 8192]
 
 Forward and backward of the logprobs of a group's trained tokens: eight attempts of so many tokens of their own behind a
 common prompt of so many, and rows that share nothing; a randomly initialised Qwen3 of 1.0 M parameters, one torch
-thread, fp32, at most 8,192 tokens a pass.
+thread, fp32, at most `--micro-tokens` tokens a pass.
 
 - ``rows``: packed end to end, attention row by row through torch's SDPA: as it was before prefixes were shared.
-- ``tree``: ours; the tree of 12,000 + 2,000, larger than a pass, in chunks of 4,096 tokens.
+- ``tree``: ours; a tree larger than a pass, as that of 12,000 + 2,000, in chunks of half a pass.
 
 Each run is a process of its own, forked from one that has computed nothing. Seconds are CPU seconds of the second of
 two equal runs: medians over rounds in which the contestants take turns. Ratios are medians of those within a round,
@@ -39,7 +39,6 @@ from coderepairrl.types import Sample
 from learner import VOCABULARY, build_model, build_rows, ratio
 
 CASES = ("128+128", "1000+250", "4000+500", "12000+2000")
-MICRO_TOKENS = 8192
 GROUP = 8
 
 
@@ -64,11 +63,11 @@ def by_row(
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
 
 
-def end_to_end(samples: list[Sample]) -> Iterator[MicroBatch]:
+def end_to_end(samples: list[Sample], micro_tokens: int) -> Iterator[MicroBatch]:
     """Consecutive rows as long as they fit, each a tree of its own."""
     part: list[Sample] = []
     for sample in [*samples, None]:
-        if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > MICRO_TOKENS):
+        if part and (sample is None or sum(len(row.ids) for row in (*part, sample)) > micro_tokens):
             yield joined([pack([row]) for row in part])
             part = []
         part += [sample] if sample else []
@@ -91,14 +90,14 @@ def joined(parts: list[MicroBatch]) -> MicroBatch:
     )
 
 
-def rows_contestant(policy: Policy, samples: list[Sample]) -> float:
+def rows_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
     AttentionInterface.register("coderepairrl_tree", by_row)
-    return sum(pull(policy, batch) for batch in end_to_end(samples))
+    return sum(pull(policy, batch) for batch in end_to_end(samples, micro_tokens))
 
 
-def tree_contestant(policy: Policy, samples: list[Sample]) -> float:
-    parts = cut([sample.ids for sample in samples], MICRO_TOKENS, tree_tokens=PASSES_PER_TREE * MICRO_TOKENS)
-    return sum(pull(policy, pack([samples[at] for at in part], MICRO_TOKENS)) for part in parts)
+def tree_contestant(policy: Policy, samples: list[Sample], micro_tokens: int) -> float:
+    parts = cut([sample.ids for sample in samples], micro_tokens, tree_tokens=PASSES_PER_TREE * micro_tokens)
+    return sum(pull(policy, pack([samples[at] for at in part], micro_tokens)) for part in parts)
 
 
 def pull(policy: Policy, batch: MicroBatch) -> float:
@@ -133,6 +132,7 @@ def measured(run: Callable[[], float], parameters: list[torch.nn.Parameter]) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--micro-tokens", type=int, default=8192, help="of a pass")
     parser.add_argument("--cases", nargs="*", default=[*CASES, "mixed"])
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -149,7 +149,10 @@ def main() -> None:
             found = []
             for _ in range(options.rounds):
                 for name, run in contestants.items():
-                    one, most, *rest = measured(lambda run=run: run(policy, samples), parameters)  # noqa: B023
+                    one, most, *rest = measured(
+                        lambda run=run: run(policy, samples, options.micro_tokens),  # noqa: B023
+                        parameters,
+                    )
                     seconds[name].append(one)
                     growth[name].append(most)
                     found.append(rest)

@@ -17,8 +17,7 @@ from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3C
 from transformers import modeling_flash_attention_utils as transformers_flash
 
 from coderepairrl.config.schema import Lora
-from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, attention, policy
+from coderepairrl.learn import LearnSettings, attention, policy, probe, recurrence
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.parallel import Alone
@@ -69,7 +68,8 @@ def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_r
     assert attention._spreads(tensor) and not attention._spreads(torch.zeros(1))
     assert not attention._spreads(SimpleNamespace(dtype=torch.bfloat16, device=tensor.device))
     batch = pack(branching(make_rows([30, 12, 45])))
-    values = [Policy.load(miniature).logprobs(batch, 1.0)]
+    policy = Policy.load(miniature)
+    values = [policy.logprobs(batch, 1.0)]
     monkeypatch.setattr(attention, "_Merged", SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1])))
     for spread in (False, True):
         monkeypatch.setattr(attention, "_spreads", lambda query, spread=spread: spread)
@@ -80,7 +80,7 @@ def test_heads_get_keys_of_their_own_in_float32_on_a_gpu_alone(miniature, make_r
             return scaled_dot_product_attention(*arguments, enable_gqa=enable_gqa, **options)
 
         monkeypatch.setattr(attention, "scaled_dot_product_attention", kernel)
-        values.append(Policy.load(miniature).logprobs(batch, 1.0))
+        values.append(policy.logprobs(batch, 1.0))
         assert set(seen) == {not spread}
     assert all((value - values[0]).abs().max().item() < 1e-5 for value in values[1:])
 
@@ -149,15 +149,17 @@ def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):
         return attention.tree_attention(module, *arguments, **options)
 
     monkeypatch.setattr(policy, "TREE", "counted")
+    monkeypatch.setattr(probe, "TREE", "counted")
     AttentionInterface.register("counted", counted)
     Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=9, head_dim=16)).save_pretrained(tmp_path)
     assert Policy.load(tmp_path).model.config.num_hidden_layers == 9
     assert ran == {0, 1, 2, 3}
 
 
-def test_a_kind_of_layer_that_comes_late_is_probed(tmp_path):
+def test_a_kind_of_layer_that_comes_late_is_probed(tmp_path, monkeypatch):
+    """Where nothing resets its convolution, rows are given one by one."""
+    monkeypatch.setattr(recurrence, "install", lambda model: False)
     kinds = ["full_attention"] * 6 + ["conv", "full_attention"]
     config = Lfm2Config(**SIZES, num_hidden_layers=8, layer_types=kinds, pad_token_id=0, initializer_range=0.2)
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="packed rows"):
-        Policy.load(tmp_path)
+    assert Policy.load(tmp_path).found.way == "rows"

@@ -147,17 +147,8 @@ def test_random_weights_follow_the_seed(miniature, tmp_path):
     assert Policy.load(tmp_path / "a").model.config.model_type == "qwen3"
 
 
-def test_refuses_a_folder_without_a_model_and_architectures_that_leak(tmp_path):
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
+def test_refuses_a_folder_without_a_model(tmp_path):
     with pytest.raises(UsageError, match=r"config\.json is missing"):
         Policy.load(tmp_path)
     with pytest.raises(UsageError, match="cannot read the model configuration"):
         init_random(tmp_path, tmp_path / "out", 0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"intermediate_size": 64, "num_key_value_heads": 1, "max_position_embeddings": 128}
-    # with its usual 0.02 so little leaks that one drawing in thirty stays below the tolerance
-    convolution = Lfm2Config(**sizes, layer_types=["conv", "full_attention"], pad_token_id=0, initializer_range=0.2)
-    Lfm2ForCausalLM(convolution).save_pretrained(tmp_path / "conv")
-    with pytest.raises(UsageError, match="packed rows"):
-        Policy.load(tmp_path / "conv")

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from forest import ROWS, alone, apart, found
 from gradient import gradient_of_step
 from peak import Peak
 from torch.nn.attention.bias import causal_upper_left
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import Qwen3Config
 
 from coderepairrl.config.schema import Lora
+from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.attention import Span
 from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack, tree
@@ -24,44 +26,19 @@ from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
 WINDOW = 11
-GATHERED = SimpleNamespace(apply=lambda *inputs: attention._gathered(*inputs[:-1]))
-"""In place of `_Merged`: attention as on a GPU, which has no chunks."""
 
 
-def forest() -> list[Sample]:
-    """Two groups: branches on three levels, of one token, at the first, equal rows, and one that begins another."""
-    draw = torch.Generator().manual_seed(5)
-
-    def text(n: int) -> tuple[int, ...]:
-        return tuple(torch.randint(0, 256, (n,), generator=draw).tolist())
-
-    a, turn, more, b = text(14), text(6), text(5), text(9)
-    ids = [
-        a + turn + more + text(7),
-        a + turn + more + (1,),
-        b + text(3),
-        a + turn + (2,),
-        a + turn + (3,),
-        a + text(12),
-        b,
-        a + turn + text(8),
-        b + text(10),
-        a + turn + more,
-        a + turn + (2,),
-        text(4),
-    ]
-    shared = [len(a), len(b)]
-    rows = []
-    for number, row in enumerate(ids):
-        on = [bool(i) and (i in shared or bool(torch.rand((), generator=draw) < 0.6)) for i in range(len(row))]
-        on[-1] = True
-        logprobs = tuple((-5.6 + 0.2 * torch.randn((), generator=draw)).item() if i else 0.0 for i in on)
-        versions = tuple(0 if i else -1 for i in on)
-        rows.append(Sample(f"e{number // 2}", row, tuple(on), logprobs, versions, 1.0 - 0.3 * number, 0.5))
-    return rows
+def gathered(*inputs):
+    """In place of `_Merged`: attention as on a GPU, which has no chunks."""
+    *known, layer = inputs
+    if layer is not None:
+        raise UsageError("no chunks")
+    return attention._gathered(*known)
 
 
-ROWS = forest()
+GATHERED = SimpleNamespace(apply=gathered)
+
+
 BEGINNINGS = {row.ids[: n + 1] for row in ROWS for n in range(len(row.ids))}
 
 
@@ -82,39 +59,6 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).save_pretrained(folder)
     init_random(folder, folder / "model", 0)
     return folder / "model"
-
-
-def pull(logp_N: torch.Tensor) -> torch.Tensor:
-    """Of every token another, so that no two branches stand for each other."""
-    return (logp_N * torch.linspace(0.5, 1.5, len(logp_N), dtype=logp_N.dtype)).sum()
-
-
-def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    logp_N = policy.logprobs(batch, 1.0)
-    pull(logp_N).backward()
-    gradients = {name: p.grad.double() for name, p in policy.parameters.items() if p.grad is not None}
-    policy.model.zero_grad()
-    return logp_N.detach().double(), gradients
-
-
-def alone(folder: Path) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Row by row in float64, by transformers' own attention."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
-    parts = []
-    for row in ROWS:
-        ids = torch.tensor(row.ids)
-        logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        parts.append(logp[torch.tensor(row.trained[1:])])
-    logp_N = torch.cat(parts)
-    pull(logp_N).backward()
-    return logp_N.detach(), {name: p.grad for name, p in model.named_parameters()}
-
-
-def apart(ours: tuple[torch.Tensor, dict[str, torch.Tensor]], theirs: tuple[torch.Tensor, dict[str, torch.Tensor]]):
-    """The largest differences of logprobs, and of gradients as a fraction of their tensor's largest."""
-    assert ours[1].keys() == theirs[1].keys()
-    gradients = ((ours[1][name] - value).abs().max() / value.abs().max() for name, value in theirs[1].items())
-    return (ours[0] - theirs[0]).abs().max().item(), max(gradients).item()
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +215,7 @@ def sibling(span: Span) -> tuple[tuple[int, int], ...]:
 
 
 def ignored_window(batch: MicroBatch, patch: pytest.MonkeyPatch) -> MicroBatch:
-    patch.setattr(attention, "_windowed", lambda *inputs: attention._gathered(*inputs[:-1]))
+    patch.setattr(attention, "_windowed", lambda *inputs: attention._gathered(*inputs[:5]))
     return batch
 
 

@@ -83,6 +83,41 @@ QWEN3_CODER = chatml(
     r"{{- '<tool_response>\n' + m.content + '\n</tool_response>\n' }}"
     r"{%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}",
 )
+_ARGUMENTS = (
+    r"{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}"
+    r"{{- value | tojson if value is mapping or (value is sequence and value is not string) else value | string }}"
+    r"{{- '\n</parameter>\n' }}{%- endfor %}{{- '</function>\n</tool_call>' }}"
+)
+QWEN35 = (
+    r"{%- if messages[0].role == 'system' %}{%- set first = messages[0].content | trim %}{%- set rest = messages[1:] %}"
+    r"{%- else %}{%- set first = '' %}{%- set rest = messages %}{%- endif %}"
+    r"{%- if tools %}{{- '<|im_start|>system\n# Tools\n\nYou have access to the following functions:\n\n<tools>' }}"
+    r"{%- for tool in tools %}{{- '\n' + tool | tojson }}{%- endfor %}"
+    r"{{- '\n</tools>\n\nIf you choose to call a function ONLY reply in the following format with NO suffix:\n\n"
+    r"<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>\n"
+    r"<parameter=example_parameter_2>\nThis is the value for the second parameter\nthat can span\nmultiple lines\n"
+    r"</parameter>\n</function>\n</tool_call>\n\n<IMPORTANT>\nReminder:\n- Function calls MUST follow the specified "
+    r"format: an inner <function=...></function> block must be nested within <tool_call></tool_call> XML tags\n"
+    r"- Required parameters MUST be specified\n- You may provide optional reasoning for your function call in natural "
+    r"language BEFORE the function call, but NOT after\n- If there is no function call available, answer the question "
+    r"like normal with your current knowledge and do not tell the user about function calls\n</IMPORTANT>' }}"
+    r"{%- if first %}{{- '\n\n' + first }}{%- endif %}{{- '<|im_end|>\n' }}"
+    r"{%- elif first %}{{- '<|im_start|>system\n' + first + '<|im_end|>\n' }}{%- endif %}"
+    r"{%- set last = namespace(query=-1) %}{%- for m in rest %}{%- if m.role == 'user' %}"
+    r"{%- set last.query = loop.index0 %}{%- endif %}{%- endfor %}"
+    r"{%- for m in rest %}{%- if m.role == 'user' or m.role == 'system' %}"
+    r"{{- '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}"
+    r"{%- elif m.role == 'tool' %}" + RESULT + r"{%- else %}{{- '<|im_start|>assistant\n' }}"
+    r"{%- if loop.index0 > last.query %}{{- '<think>\n' + (m.reasoning_content or '') | trim + '\n</think>\n\n' }}"
+    r"{%- endif %}{{- m.content | trim }}{%- for call in m.tool_calls or [] %}"
+    r"{%- if loop.first and m.content | trim %}{{- '\n\n' }}{%- elif not loop.first %}{{- '\n' }}{%- endif %}"
+    r"{{- '<tool_call>\n<function=' + call.function.name + '>\n' }}"
+    + _ARGUMENTS
+    + r"{%- endfor %}{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}"
+    r"{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}"
+    r"{{- '<think>\n\n</think>\n\n' if enable_thinking is defined and enable_thinking is false else '<think>\n' }}"
+    r"{%- endif %}"
+)
 HEADER = r"'<|start_header_id|>%s<|end_header_id|>\n\n'"
 LLAMA3 = (
     r"{{- bos_token }}{%- if messages[0].role == 'system' %}{%- set first = messages[0].content | trim %}"
@@ -123,6 +158,7 @@ MISTRAL = (
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 THOUGHTS = ("<tool_response>", "</tool_response>", "<think>", "</think>")
+VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 LLAMA_TOKENS = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
@@ -145,6 +181,8 @@ class Family:
     renderer: str = "template"
     format: str = "hermes"
     thinks: bool = False
+    opens: bool = False
+    """Whether prompts open the thoughts that are switched on."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
     engines: tuple[str, ...] = ("vllm",)
@@ -202,6 +240,20 @@ FAMILIES = {
         renderer="qwen3",
         thinks=True,
         config=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16)),
+    ),
+    "Qwen3.5, 3.6": Family(
+        "qwen3_5_text",
+        (*CHATML_TOKENS, *THOUGHTS, *VISION),
+        QWEN35,
+        ("<|im_end|>", "<|endoftext|>"),
+        renderer="qwen3.5",
+        format="qwen3_coder",
+        thinks=True,
+        opens=True,
+        config=(
+            *(("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 8)),
+            *(("linear_value_head_dim", 8), ("layer_types", ["linear_attention", "full_attention"])),
+        ),
     ),
     "Qwen3-Coder": Family(
         "qwen3_moe",

@@ -158,10 +158,17 @@ def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str,
         return
     off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
     assert off.decode(off.render(QUESTION, TOOLS)).endswith("<think>\n\n</think>\n\n")
-    assert on.decode(on.render(QUESTION, TOOLS)).endswith("<|im_start|>assistant\n")
+    opened = FAMILIES[name].opens
+    assert on.decode(on.render(QUESTION, TOOLS)).endswith("<|im_start|>assistant\n" + "<think>\n" * opened)
     assert all("user message" in fork for fork in on.verify())
     added = on.tokenizer.added
-    ids = [added["<think>"], *on.encode("\nhm\n"), added["</think>"], *on.encode("\n\nI look."), on.stop_ids[0]]
+    ids = [
+        *[added["<think>"]] * (not opened),
+        *on.encode("\nhm\n"),
+        added["</think>"],
+        *on.encode("\n\nI look."),
+        on.stop_ids[0],
+    ]
     reply = on.parse(ids, on.render(QUESTION, TOOLS), TOOLS)
     assert (reply.reasoning, reply.content) == ("hm", "I look.")
 

@@ -14,7 +14,7 @@ from coderepairrl import models
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import merge
+from coderepairrl.learn import language_model, merge
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
@@ -28,7 +28,8 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
-    or of the model below adapters of others. Full weights are copied as they are. What fails leaves an empty folder.
+    or of the model below adapters of others. Full weights are copied as they are; of a multimodal model
+    (`models.multimodal`), those of its language model. What fails leaves an empty folder.
     Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
     writing fails.
     """
@@ -92,6 +93,9 @@ def metrics(run: Path, tracker: str) -> int:
 
 
 async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:
+    if found.adapter is None and models.multimodal(found.folder):
+        with scratch("export") as logs:
+            return await language_model(found.folder, target, log_dir=logs)
     if found.adapter is None:
         return _copy(found.folder, target)
     if precision is None:

@@ -109,8 +109,8 @@ class Model(Section):
     init: Literal["weights", "random"] = "weights"
     """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
     renderer: str = "auto"
-    """How messages become tokens: `qwen3` (of the `renderers` package), `template` (the model's own chat template), or
-    by the model's architecture."""
+    """How messages become tokens: `qwen3` or `qwen3.5` (of the `renderers` package), `template` (the model's own chat
+    template), or by the model's architecture."""
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""
 
@@ -344,7 +344,8 @@ class Lora(Section):
     targets: tuple[str, ...] = Field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
     )
-    """The linear layers that get one, by name."""
+    """The linear layers that get one, by name. Left as it is, it is those of them that the model has, and the
+    projections of its linear attention."""
 
     @property
     def scaling(self) -> float:

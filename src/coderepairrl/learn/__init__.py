@@ -5,7 +5,7 @@ The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in 
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
-from coderepairrl.learn.client import Learner, init_random, merge
+from coderepairrl.learn.client import Learner, init_random, language_model, merge
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
@@ -21,6 +21,7 @@ __all__ = [
     "batch",
     "group_advantages",
     "init_random",
+    "language_model",
     "merge",
     "require_packages",
     "stitch",

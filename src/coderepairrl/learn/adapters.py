@@ -18,19 +18,32 @@ FILE = "adapter_model"
 CONFIG = "adapter_config.json"
 _PREFIX = "base_model.model."  # what peft's own wrapper puts before a name
 _ADAPTER = ".default."
+_LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
+"""Gated DeltaNet's: those that decide on decay and strength of a token's update are a number per head, and stay."""
+
+
+def resolved(model: nn.Module, settings: Lora) -> Lora:
+    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none.
+
+    The default names those that the model has: not experts, which are no linear layers but one tensor for all.
+    """
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    targets = settings.targets
+    if targets == Lora().targets:
+        targets = tuple(name for name in (*targets, *_LINEAR_ATTENTION) if name in linear)
+    if missing := [target for target in targets or settings.targets if target not in linear]:
+        raise UsageError(
+            f"train.lora.targets: the model has no linear layer {missing[0]!r}",
+            fix=f"it has {', '.join(sorted(linear))}",
+        )
+    return settings.model_copy(update={"targets": targets})
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """Add float32 adapters to `model`, initially without effect, and freeze everything else.
 
-    The same model and seed give the same adapters. Raises `UsageError` when a target names no linear layer.
+    The same model and seed give the same adapters. `settings` are `resolved`.
     """
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    if missing := [target for target in settings.targets if target not in linear]:
-        raise UsageError(
-            f"train.lora.targets: the model has no linear layer {missing[0]!r}",
-            fix=f"it has {', '.join(sorted(linear))}",
-        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(_config(settings), model)

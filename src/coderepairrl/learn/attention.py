@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import causal_lower_right
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 from transformers.integrations.flash_attention import flash_attention_forward
@@ -118,32 +118,61 @@ def tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    softcap: float | None = None,
     spans: Sequence[Span] | None = None,
     store: Store | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans` the sequence is one row.
+    """``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out; values may have another width. Without `spans` it is one row.
 
-    A sliding window counts tokens along the path. With a `store` the tokens are a chunk of a tree, and `spans` are
-    places in the whole. Raises `UsageError` for a mask or dropout, and for chunks elsewhere than on a CPU or with a
-    sliding window.
+    A sliding window counts tokens along the path. `s_aux` are attention sinks: a logit per head that takes its share
+    of the weights and has no value. With a `store` the tokens are a chunk of a tree, and `spans` are places in the
+    whole. Raises `UsageError` for a mask, dropout or a soft cap of logits, and for chunks elsewhere than on a CPU, with
+    a sliding window or with sinks.
     """
-    if attention_mask is not None or dropout:
-        raise UsageError("packed training knows causal attention only: no mask, no dropout")
+    if attention_mask is not None or dropout or softcap is not None:
+        raise UsageError("packed training knows causal attention only: no mask, no dropout, no soft cap")
     spans = spans or (Span(0, query.shape[2], ()),)
-    if sliding_window is not None and max(span.length for span in spans) > sliding_window:
-        if store is not None:
-            raise UsageError("a tree with a sliding window is not computed in chunks")
-        return _windowed(query, key, value, spans, scaling, sliding_window), None
+    windowed = sliding_window is not None and max(span.length for span in spans) > sliding_window
+    if store is not None and (windowed or s_aux is not None or query.device.type != "cpu"):
+        raise UsageError("a tree is computed in chunks on a CPU alone, without sliding window and sinks")
+    scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
     device = query.device.type
     if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
-    if device == "cpu":
+    sinks = 0
+    if s_aux is not None:
+        query, key, value, spans = _with_sink(query, key, value, spans, s_aux / scaling)
+        sinks = 1
+    widest = max(query.shape[3], value.shape[3])
+    query, key, value = (pad(tensor, (0, widest - tensor.shape[3])) for tensor in (query, key, value))
+    if windowed:
+        assert sliding_window is not None
+        out = _windowed(query, key, value, spans, scaling, sliding_window, sinks)
+    elif device == "cpu":
         layer = None if store is None else store.put(cast(Any, module).layer_idx, key, value, spans[0].start)
-        return cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer)), None
-    if store is not None:
-        raise UsageError("a tree is computed in chunks on a CPU alone")
-    return _gathered(query, key, value, spans, scaling), None
+        out = cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer))
+    else:
+        out = _gathered(query, key, value, spans, scaling)
+    return out[..., :width], None
+
+
+def _with_sink(
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
+    """A sink as one more key without a value, at the root of every path.
+
+    In a dimension of its own, it is a 1, where other keys have 0 and every query its head's logit. Kernels want
+    multiples of 8.
+    """
+    tokens, heads = key.shape[2], query.shape[1]
+    extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
+    query = torch.cat([query, extra.expand(-1, -1, query.shape[2], -1)], 3)
+    key, value = pad(key, (0, 8, 0, 1)), pad(value, (0, 0, 0, 1))
+    at = key.new_zeros(key.shape[2:])
+    at[tokens, -8] = 1
+    return query, key + at, value, [span._replace(before=((tokens, tokens + 1), *span.before)) for span in spans]
 
 
 def flash_attention(
@@ -156,6 +185,8 @@ def flash_attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """transformers' FlashAttention, of keys that are first gathered along the paths (`flash_options`)."""
+    if options.get("s_aux") is not None:
+        raise UsageError("flash_attention_2 knows no attention sinks", fix="train.attention=rows")
     if path_K is not None:
         key, value = key[:, :, path_K], value[:, :, path_K]
     return flash_attention_forward(module, query, key, value, *arguments, **options)
@@ -253,7 +284,7 @@ class _Merged(torch.autograd.Function):
                 sums = (of_query, here), (layer.of_key, run), (layer.of_value, run)
                 for (whole, where), part in zip(sums, parts, strict=True):
                     whole[:, :, where] += part
-        own = slice(first, first + query.shape[2])  # of a chunk, whose descendants have been here
+        own = slice(first, first + key.shape[2])  # of a chunk, whose descendants have been here
         of_key, of_value = layer.of_key[:, :, own], layer.of_value[:, :, own]
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
 
@@ -281,9 +312,9 @@ def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | 
 
 
 def _windowed(
-    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int
+    query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
-    """Each token attends to itself and the ``window - 1`` before it on its path.
+    """Each token attends to itself and the ``window - 1`` before it on its path, and to the `sinks` at its root.
 
     In blocks of as many queries, so that masks do not grow with the square of a path.
     """
@@ -291,10 +322,10 @@ def _windowed(
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])
         for at in range(span.depth, span.length, window):
-            first, end = max(0, at - window + 1), min(at + window, span.length)
+            first, end = max(sinks, at - window + 1), min(at + window, span.length)
             mask = torch.ones(end - at, end - first, dtype=torch.bool, device=query.device)
-            mask = mask.tril(at - first).triu(at - first - window + 1)
-            k, v = (tensor[:, :, path_K[first:end]] for tensor in (key, value))
+            mask = pad(mask.tril(at - first).triu(at - first - window + 1), (sinks, 0), value=True)
+            k, v = (tensor[:, :, torch.cat([path_K[:sinks], path_K[first:end]])] for tensor in (key, value))
             q = query[:, :, path_K[at] : path_K[end - 1] + 1]
             parts.append(
                 scaled_dot_product_attention(

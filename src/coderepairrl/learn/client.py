@@ -43,6 +43,8 @@ class Learner:
         self._turn = asyncio.Lock()
         self.version = 0
         """Version of the learner's weights: the number of batches so far."""
+        self.notices: list[str] = []
+        """What a person should know of how it computes the model."""
 
     @classmethod
     async def start(
@@ -65,7 +67,8 @@ class Learner:
         learner = cls([], publish_dir, patience)
         try:
             learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
-            await learner._call("start", model=str(model.resolve()), settings=settings.model_dump(), gpu=gpu)
+            start = {"model": str(model.resolve()), "settings": settings.model_dump(), "gpu": gpu}
+            learner.notices = await learner._call("start", **start)
         except BaseException:
             await learner.close()
             raise
@@ -204,6 +207,14 @@ async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *
     """
     folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
     await _once("merge", log_dir, **folders, precision=precision)
+
+
+async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
+    """Write the language model of the multimodal one in `source` to `target`, in a child process.
+
+    Raises `UsageError` where there is none, and `LearnerFault`, `RunError` as `Learner` does.
+    """
+    await _once("language_model", log_dir, source=str(source.resolve()), target=str(target.resolve()))
 
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> None:

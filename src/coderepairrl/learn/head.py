@@ -1,4 +1,4 @@
-"""The output head in float32 under a model that computes in bfloat16.
+"""The output head: what an architecture does to its logits, in float32 also under a model that computes in bfloat16.
 
 A logit of 20 rounded to bfloat16 is off by up to 0.06, and so is the logprob, however exact the softmax: this is the
 largest of all rounding differences between two implementations of a model (MiniMax-M1, arXiv 2506.13585;
@@ -14,6 +14,24 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+_SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""Factors on logits by their names in a config, with the power that they are taken to."""
+
+
+def finished(logits: Tensor, config: PretrainedConfig) -> Tensor:
+    """Logits as an architecture with this `config` has them: scaled (Granite, Cohere, Falcon-H1) or capped (Gemma).
+
+    >>> finished(torch.tensor([4.0, -1.0]), PretrainedConfig(logits_scaling=8.0))
+    tensor([ 0.5000, -0.1250])
+    """
+    for name, power in _SCALES.items():
+        if (factor := getattr(config, name, None)) not in (None, 1.0):
+            logits = logits * factor**power
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = cap * torch.tanh(logits / cap)
+    return logits
 
 
 def upcast(head: nn.Module) -> None:

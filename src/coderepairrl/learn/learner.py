@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.policy import init_random, merge
+from coderepairrl.learn.policy import init_random, language_model, merge
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import Frame, Parent
@@ -30,13 +30,14 @@ from coderepairrl.types import Sample
 
 
 class Service:
-    """The operations, by name. `start` comes first; `init_random` and `merge` need no trainer."""
+    """The operations, by name. `start` comes first; `init_random`, `language_model` and `merge` need no trainer."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
         self.operations: dict[str, Callable[..., Any]] = {
             "start": self._start,
             "init_random": self._init_random,
+            "language_model": lambda source, target: language_model(Path(source), Path(target)),
             "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
             "step": lambda samples, **of: self._started.step([_sample(data) for data in samples], **of),
             "measure": lambda samples: self._started.measure([_sample(data) for data in samples]),
@@ -66,7 +67,7 @@ class Service:
             raise ValueError("the learner was given no model yet")
         return self._trainer
 
-    def _start(self, model: str, settings: dict[str, Any], gpu: bool) -> None:
+    def _start(self, model: str, settings: dict[str, Any], gpu: bool) -> list[str]:
         if gpu and not torch.cuda.is_available():
             built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
             raise PrerequisiteError(
@@ -75,6 +76,9 @@ class Service:
                 " train.devices out to learn on the CPU",
             )
         self._trainer = Trainer(Path(model), LearnSettings(**settings))
+        for notice in self._trainer.notices:
+            print(notice, file=sys.stderr, flush=True)
+        return self._trainer.notices
 
     def _init_random(self, source: str, target: str, seed: int) -> None:
         init_random(Path(source), Path(target), seed)

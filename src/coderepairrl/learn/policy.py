@@ -1,8 +1,8 @@
 """The policy: a Hugging Face causal language model that scores packed rows.
 
 Attention runs path by path over a packed prefix tree (`attention`), which on a CPU is exact and several times faster
-than a mask over the whole. Every model is probed when it is loaded: one whose rows influence each other, or whose
-logits are not a linear head on the last hidden state, is refused.
+than a mask over the whole. Every model is probed when it is loaded: one whose rows influence each other is given one
+row at a time, and one whose logits are not a linear head on the last hidden state is refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,17 +21,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl.config.schema import Lora, Precision
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, shards
-from coderepairrl.learn.attention import TREE, Span, Store, chunks, flash_options
-from coderepairrl.learn.head import upcast
+from coderepairrl.learn import adapters, recurrence, shards
+from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options
+from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
-from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
+from coderepairrl.learn.pack import MicroBatch
+from coderepairrl.learn.probe import body, examine
 from coderepairrl.learn.settings import LOGITS, OF_VALUES, Form, LearnSettings
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 from coderepairrl.learn.values import ValueHead
@@ -39,8 +42,6 @@ from coderepairrl.runs.storage import write_sums
 _MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
 DEFAULTS = LearnSettings()
 CPU = torch.device("cpu")
-_PROBE_LAYERS = 4
-_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
 
 
 class Other(NamedTuple):
@@ -76,6 +77,8 @@ class Packed(nn.Module):
         self.model: PreTrainedModel = model
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
+        self.alone = False
+        """Whether it computes one row at a time."""
         if bf16 and fp32_head:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
@@ -164,7 +167,7 @@ class Packed(nn.Module):
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
         """The last hidden states (TD); of a chunk with these `spans` alone, whose ancestors are in `store`."""
         here = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
-        out = self.model.base_model(
+        out = body(self.model)(
             input_ids=batch.ids_T[None, here],
             position_ids=batch.positions_T[None, here],
             use_cache=False,
@@ -174,14 +177,18 @@ class Packed(nn.Module):
 
     def _paths(self, batch: MicroBatch) -> dict[str, Any]:
         """The tree as the attention needs it."""
-        if self.model.config._attn_implementation == TREE:
-            return {"spans": batch.spans}
-        return flash_options(batch.spans, batch.ids_T.device)
+        if self.model.config._attn_implementation == FLASH:
+            return {**flash_options(batch.spans, batch.ids_T.device), "spans": batch.spans}
+        if len(batch.spans) == 1:
+            return {}  # a row, as transformers knows it
+        if self.alone:
+            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
+        return {"spans": batch.spans}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
         """Logits of hidden states, in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-        return cast(Tensor, head(hidden_ND)).float()
+        return finished(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
 
     def _score(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
         logits_NV = self.head(hidden_ND)
@@ -241,6 +248,8 @@ class Policy:
         device: torch.device = CPU,
     ) -> None:
         """`folder` holds the config and the tokenizer that `save` copies."""
+        if settings.lora is not None:
+            settings = settings.but(lora=adapters.resolved(model, settings.lora))
         self.settings = settings
         self.folder = folder
         self.device = device
@@ -248,9 +257,10 @@ class Policy:
         model.train(False)  # no dropout
         bf16, fp32_head = settings.precision == "bf16", settings.head == "fp32"
         self._packed = Packed(model, bf16=bf16, fp32_head=fp32_head, values=settings.value_head).to(device)
-        self._probe()
-        if settings.attention != "rows":
-            self.model.set_attn_implementation(settings.attention)
+        recurrence.install(model)
+        self.found = examine(model, self._packed.hidden, self._packed.head)
+        self._packed.alone = self.found.way == "rows"
+        self.model.set_attn_implementation(self.found.attention if settings.attention == "rows" else settings.attention)
         if settings.lora is not None:
             adapters.attach(model, settings.lora, settings.seed)
         if settings.gradient_checkpointing:
@@ -314,6 +324,12 @@ class Policy:
         return self.weights | self.values
 
     @property
+    def constants(self) -> dict[str, Tensor]:
+        """What a whole model's files have beside parameters, by name: buffers, such as biases of a router."""
+        kept = self.model.state_dict().keys()
+        return {name: buffer for name, buffer in self.model.named_buffers() if name in kept}
+
+    @property
     def tables(self) -> list[nn.Parameter]:
         """The matrices with a row per token: embeddings and head, which may be the same; and that of the value head."""
         modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
@@ -357,18 +373,24 @@ class Policy:
 
     @property
     def chunkable(self) -> bool:
-        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk_tokens`): on a CPU, without a sliding window."""
+        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk_tokens`): on a CPU, by attention alone."""
         config = self.model.config.get_text_config()
-        return self.device.type == "cpu" and getattr(config, "sliding_window", None) is None
+        alike = self.found.chunked and getattr(config, "sliding_window", None) is None
+        return alike and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
         """Within, the model without its adapters, as before training. Only for a policy that trains adapters."""
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors of the model by their names in files. Where processes share it, all must iterate."""
+        """Trainable tensors, and `constants` of a whole model, by their names in files.
+
+        Where processes share the model, all must iterate.
+        """
         for name, parameter in self.weights.items():
             yield self.file_name(name), self.whole(parameter)
+        if self.settings.lora is None:
+            yield from self.constants.items()
 
     def file_name(self, name: str) -> str:
         """A parameter's name in `state` and in files."""
@@ -415,16 +437,19 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = adapters.merged(self.model, self.whole) if merge else self.state()
+        tensors = chain(adapters.merged(self.model, self.whole), self.constants.items()) if merge else self.state()
         dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
-        return ((name, tensor.to(dtype)) for name, tensor in tensors)
+        exact = ((name, tensor.to(dtype)) for name, tensor in tensors)
+        return self._published(exact) if form == "model" else exact
+
+    def _published(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Tensors as files of this architecture have them, which engines read: experts, for one, each by itself."""
+        for name, tensor in tensors:
+            yield from revert_weight_conversion(self.model, {name: tensor}).items()
 
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE
-        for file in self.folder.iterdir():
-            layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
-            if file.is_file() and layout and not (adapter and file.name in _MODELS_OWN):
-                shutil.copyfile(file, folder / file.name)
+        copy_layout(self.folder, folder, without=_MODELS_OWN if adapter else ())
         if adapter and self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
@@ -435,41 +460,6 @@ class Policy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
             layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
-
-    @torch.no_grad()
-    def _probe(self) -> None:
-        """Raise `UsageError` unless packed rows have the hidden states and logits of the plain model on each row.
-
-        Compared are the first layers with one of each kind: all layers of a large model would take long on a CPU (where
-        a model that will be sharded is loaded) and accumulate rounding errors of bfloat16.
-        """
-        vocabulary = self.model.config.get_text_config().vocab_size
-        rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 9, 6)]
-        rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 7)]  # branches, of which one is of another's
-        ids = [torch.tensor([row], device=self.device) for row in rows]
-        with _shallow(self.model.config.get_text_config()):
-            plain = [self.model(input_ids=row, output_hidden_states=True, use_cache=False) for row in ids]
-            hidden_TD = self._packed.hidden(pack(scored(rows)).to(self.device))
-        hidden_TD = hidden_TD[[place for places in tree(rows).where for place in places]]
-        alone_TD = torch.cat([out.hidden_states[-1][0] for out in plain])
-        pairs = ((hidden_TD, alone_TD), (self._packed.head(alone_TD), torch.cat([out.logits[0] for out in plain])))
-        error = max(((ours - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs)
-        if not error <= _PROBE_TOLERANCE[self.model.dtype]:
-            raise UsageError(
-                f"{type(self.model).__name__} cannot be trained on packed rows: they change by a fraction {error:.2g}",
-                fix="use an architecture of plain causal attention, such as Qwen3, Qwen2, Llama or Mistral.",
-            )
-
-
-@contextmanager
-def _shallow(config: PretrainedConfig) -> Iterator[None]:
-    """Within, a model with this `config` runs only its first layers, including one of each kind."""
-    depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
-    config.num_hidden_layers = min(depth, max([_PROBE_LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
-    try:
-        yield
-    finally:
-        config.num_hidden_layers = depth
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
@@ -487,10 +477,34 @@ def init_random(source: Path, target: Path, seed: int) -> None:
             config, attn_implementation=TREE, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
-    Policy(model, source).save(target)
+    Policy(model, source).export(target, "model")
     config.architectures = [type(model).__name__]
     config.save_pretrained(target)
     write_sums(target)
+
+
+def language_model(source: Path, target: Path) -> None:
+    """Write the language model of the multimodal model in `source` to `target`, its weights as they are.
+
+    Raises `UsageError` where there is none.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise UsageError(f"cannot load the model in {source}: {error}") from error
+    target.mkdir(parents=True, exist_ok=True)
+    shards.write(target, shards.MODEL, model.named_parameters())
+    copy_layout(source, target)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(target)
+
+
+def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
+    """Copy configs, tokenizer and templates of a model's folder."""
+    for file in source.iterdir():
+        layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
+        if file.is_file() and layout and file.name not in without:
+            shutil.copyfile(file, target / file.name)
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:

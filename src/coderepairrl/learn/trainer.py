@@ -151,7 +151,7 @@ class Trainer:
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Logprob of each token but the first, per row; the engine exam compares them."""
         result: list[list[float]] = [[] for _ in rows]
-        for part in cut(rows, self.settings.micro_tokens):
+        for part in cut(rows, self._budget):
             logp_N = self.policy.logprobs(pack(scored([rows[at] for at in part])), temperature)
             for at, own_N in zip(part, torch.split(logp_N, [len(rows[at]) - 1 for at in part]), strict=True):
                 result[at] = own_N.tolist()
@@ -241,7 +241,10 @@ class Trainer:
                     (p, files.enter_context(shards.Stored(folder, stem))) for stem, p in self.policy.stored.items()
                 ]
                 for parameters, stored in found:
-                    stored.check({name: self.parallel.shape(p) for name, p in parameters.items()})
+                    shapes = {name: self.parallel.shape(p) for name, p in parameters.items()}
+                    if stored is found[0][1] and self.settings.lora is None:  # the model's own
+                        shapes |= {name: buffer.shape for name, buffer in self.policy.constants.items()}
+                    stored.check(shapes)
                 self._take(found, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
@@ -262,6 +265,20 @@ class Trainer:
         for name, parameter in self.policy.parameters.items():
             for key, value in self.parallel.moments(parameter):
                 yield f"{key}.{name}", value
+
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know of how the models are computed."""
+        return [policy.found.notice for policy in self._policies if policy.found.notice]
+
+    @property
+    def _policies(self) -> list[Policy]:
+        return [policy for policy in (self.policy, self.reference, self.teacher) if policy is not None]
+
+    @property
+    def _budget(self) -> int:
+        """Tokens of a micro-batch: of a single row where one of the models computes rows one at a time."""
+        return 1 if any(policy.found.way == "rows" for policy in self._policies) else self.settings.micro_tokens
 
     @property
     def _in_chunks(self) -> bool:
@@ -307,8 +324,8 @@ class Trainer:
         """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.parallel
         metrics.minibatch(samples)
-        tokens_of_pass, rank, ranks = settings.micro_tokens, together.rank, together.ranks
-        tree_tokens = PASSES_PER_TREE * tokens_of_pass if self._in_chunks else 0
+        tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
+        tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._in_chunks else 0
         batches, idle = share(samples, tokens_of_pass, rank, ranks, tree_tokens=tree_tokens)
         batches = [batch.to(together.device) for batch in batches]
         for batch in batches:

@@ -68,6 +68,16 @@ def named(path: str) -> Named:
     return Named(below.folder, found, run)
 
 
+WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
+"""Values of ``model_type`` of multimodal models whose language model is an architecture of its own."""
+
+
+def multimodal(folder: Path) -> bool:
+    """Whether the model in `folder` has a language model that can be taken out. Raises OSError, ValueError."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    return config.get("model_type") in WITH_LANGUAGE and "text_config" in config
+
+
 def folder(path: str, *, weights: bool = False) -> Path:
     """The folder of the model that `path` names, as `named` has it: that below adapters, where there are any.
 

@@ -77,6 +77,8 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
             outbox = parts.enter_context(shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await initial_model(plan, folder)
         engine, policy = await open_policy(parts, plan, folder, model, outbox)
+        for notice in policy.notices:
+            progress.say(notice)
         gateway = await open_gateway(parts, plan, model, engine, log, shared / "gateway.sock")
         yield Parts(
             config=plan.config,

@@ -93,6 +93,11 @@ class LivePolicy:
         """Policy version: the number of batches it was trained on."""
         return self._learner.version
 
+    @property
+    def notices(self) -> list[str]:
+        """What a person should know of how the learner computes the model."""
+        return self._learner.notices
+
     async def restore(self, history: History) -> None:
         """Bring the learner to the end of `history` (checkpoint, then the logged steps after it) and serve it.
 

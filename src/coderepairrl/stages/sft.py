@@ -315,6 +315,8 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
             await run.learner.close()  # the one that there is then
 
         parts.push_async_callback(close)
+        for notice in run.learner.notices:
+            progress.say(notice)
         yield run
 
 

@@ -173,9 +173,10 @@ def _json(text: str) -> object:
 
 _TAGS = ("<tool_call>", "</tool_call>")
 HERMES = Format("hermes", *_TAGS, needs=_TAGS, read=_hermes)
+QWEN3_CODER = Format("qwen3_coder", *_TAGS, needs=_TAGS, read=_qwen3_coder)
 FORMATS = (
     HERMES,
-    Format("qwen3_coder", *_TAGS, needs=_TAGS, read=_qwen3_coder),
+    QWEN3_CODER,
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{"),
     Format("mistral", "[TOOL_CALLS]", "", needs=("[TOOL_CALLS]", "[ARGS]"), read=_mistral),
 )

@@ -8,19 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coderepairrl import models
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.fallback import TemplateRenderer
-from coderepairrl.tokens.formats import HERMES, NEVER, Format
+from coderepairrl.tokens.formats import HERMES, NEVER, QWEN3_CODER, Format, Reader
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
-FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
+FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_5_text": "qwen3.5", "qwen3_5_moe_text": "qwen3.5"}
 """Renderers by ``model_type``; all other models use their chat template (`fallback`)."""
-RENDERERS = ("qwen3", "template")
+RENDERERS = ("qwen3", "qwen3.5", "template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,10 @@ def _read(name: str, folder: Path) -> _Model:
     """The model in `folder`. Raises `ConfigError` for a multimodal one, or one with another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
-        raise ConfigError(f"{name} is multimodal (its config.json has a text_config)", fix="use a model of text only")
+        fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
+        raise ConfigError(
+            f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
+        )
     config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
     spec = _object(folder / "tokenizer.json", "model")
     eos = config.get("eos_token_id")
@@ -116,6 +120,9 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
         calls = renderer.format
+    elif family == "qwen3.5":
+        renderer = _qwen35(model.tokenizer, enable_thinking=enabled, keep_thoughts=not thinking)
+        calls = QWEN3_CODER
     else:
         renderer = _qwen3(model.tokenizer, enable_thinking=enabled, keep_thoughts=not thinking)
         calls = HERMES
@@ -195,6 +202,32 @@ def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: b
         )
     except AssertionError as error:
         raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
+
+
+def _qwen35(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
+    """Its template forgets the empty thoughts of earlier turns, which `renderers` keeps as they were sampled.
+
+    Calls are read by `formats`, which keep the indentation of values.
+    """
+    from renderers.configs import Qwen35RendererConfig
+    from renderers.qwen35 import Qwen35Renderer
+    from renderers.reasoning import prompt_ends_in_reasoning
+
+    class Renderer(Qwen35Renderer):  # type: ignore[misc]
+        def parse_response(
+            self, token_ids: Sequence[int], *, tools: Any = None, prompt_ids: Sequence[int] | None = None
+        ) -> Any:
+            ids, stop = list(token_ids), set(self.get_stop_token_ids())
+            ids = ids[: next((at for at, token in enumerate(ids) if token in stop), len(ids))]
+            reader = Reader(tokenizer)
+            thinking = bool(prompt_ends_in_reasoning(reader, list(prompt_ids or ()), stop_ids=stop))
+            return QWEN3_CODER.read(reader, ids, list(tools or ()), thinking)
+
+    retention = "all" if keep_thoughts else None
+    try:
+        return Renderer(tokenizer, Qwen35RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention))
+    except AssertionError as error:
+        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3.5's: {error}") from error
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:

@@ -1,0 +1,210 @@
+"""Whether a model computes a prefix tree as it computes rows one by one: asked of every model when it is loaded.
+
+The reference is the model as transformers defines it, with its own plainest attention. Compared are the last hidden
+states, their gradient where rows enter the model, and the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn.attention import TREE, Store, chunks
+from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
+
+PLAIN = "eager"
+"""transformers' attention by the book: with sinks, soft caps and all else that an architecture has."""
+LAYERS = 4
+WINDOW = 4
+"""Tokens that a layer with a sliding window sees while it is asked: fewer than rows have."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
+Hidden = Callable[[MicroBatch], Tensor]
+Way = Literal["trees", "rows"]
+
+
+class Found(NamedTuple):
+    """How a model's rows are computed."""
+
+    way: Way
+    """In prefix trees, or one at a time."""
+    attention: str
+    """Which of transformers' attention implementations."""
+    chunked: bool
+    """Whether a tree may be computed chunk by chunk."""
+    notice: str
+    """Why rows are computed one at a time, for people; "" where they are not."""
+
+
+class _Asked(NamedTuple):
+    """Last hidden states of every row's tokens, end to end, and the gradient of a weighted sum of them."""
+
+    hidden_TD: Tensor
+    gradient_TD: Tensor
+    """With respect to the embedding of every token of the tree."""
+
+
+def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
+    """`hidden` computes a micro-batch as training does, `head` the logits of hidden states.
+
+    Asked are the first layers with one of each kind: all layers of a large model would take long on a CPU (where a
+    model that will be sharded is loaded) and accumulate rounding errors of bfloat16. Raises `UsageError` where the
+    logits are no head on the last hidden states.
+    """
+    device = next(model.parameters()).device
+    vocabulary = model.config.get_text_config().vocab_size
+    rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
+    rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
+    whole = pack(scored(rows)).to(device)
+    singles = [pack(scored([row])).to(device) for row in rows]
+    where = tree(rows).where
+    with ExitStack() as small:
+        small.enter_context(_shallow(model.config.get_text_config()))
+        small.enter_context(_narrow(model))
+        model.set_attn_implementation(PLAIN)
+        ids = [torch.tensor([row], device=device) for row in rows]
+        with torch.no_grad():
+            logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
+        plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+        with torch.no_grad():
+            error = _apart(head(plain.hidden_TD), logits_TV, where)
+        if not error <= TOLERANCE[model.dtype]:
+            raise UsageError(
+                f"the logits of {type(model).__name__} are no linear head on its last hidden states (they differ by a"
+                f" fraction {error:.2g}), of which alone training knows",
+                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+            )
+
+        def asked(compute: Callable[[], _Asked]) -> str:
+            """What is wrong with another way to compute the same, or ""."""
+            try:
+                ours = compute()
+            except torch.OutOfMemoryError:
+                raise
+            except (UsageError, TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as problem:
+                return f"{type(problem).__name__}: {problem}"
+            errors = [_apart(a, b, where) for a, b in zip(ours, plain, strict=True)]
+            if max(errors) <= TOLERANCE[model.dtype]:
+                return ""
+            return "hidden states change by a fraction {:.2g}, gradients by {:.2g}".format(*errors)
+
+        def by(implementation: str) -> bool:
+            try:
+                model.set_attn_implementation(implementation)
+            except ValueError:  # which this architecture does not have
+                return False
+            return bool(model.config._attn_implementation == implementation)
+
+        by(TREE)
+        wrong = asked(lambda: _ask(model, lambda _: hidden(whole), where, tree=True))
+        if not wrong:
+            return Found("trees", TREE, chunked=not _chunks(whole, hidden, plain, where, model.dtype), notice="")
+        for implementation in (TREE, "sdpa", PLAIN):
+            if by(implementation) and not asked(lambda: _ask(model, lambda at: hidden(singles[at]), where)):
+                notice = (
+                    f"{type(model).__name__} is trained row by row, each by itself, without sharing the beginnings of"
+                    f" attempts: in a prefix tree its {wrong}"
+                )
+                return Found("rows", implementation, chunked=False, notice=notice)
+    raise UsageError(
+        f"{type(model).__name__} gives other hidden states than transformers' own, even row by row: {wrong}",
+        fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+    )
+
+
+def body(model: PreTrainedModel) -> Any:
+    """The model without its head."""
+    base: Any = model.base_model
+    return base if base is not model else cast(Any, model).model  # Llama 4 has it under another name than it says
+
+
+def _ask(
+    model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
+) -> _Asked:
+    """`compute` is called for each row, or once for the tree, and gives hidden states (TD)."""
+    entered: list[Tensor] = []
+
+    def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
+        entered.append(embedded.detach().requires_grad_())
+        return entered[-1]
+
+    hook = model.get_input_embeddings().register_forward_hook(enter)
+    try:
+        with torch.enable_grad():
+            outputs = [compute(at) for at in range(1 if tree else len(where))]
+            places = torch.tensor([place for row in where for place in row], device=outputs[0].device)
+            hidden_TD = outputs[0][places] if tree else torch.cat(outputs)
+            draw = torch.Generator().manual_seed(0)
+            pull_TD = torch.randn(hidden_TD.shape, generator=draw).to(hidden_TD)
+            found = torch.autograd.grad((hidden_TD * pull_TD).sum(), entered)
+    finally:
+        hook.remove()
+    if tree:
+        return _Asked(hidden_TD.detach(), found[0][0])
+    gradient_TD = torch.zeros(int(places.max()) + 1, found[0].shape[-1], device=places.device)
+    gradient_TD.index_add_(0, places, torch.cat([each[0] for each in found]).float())
+    return _Asked(hidden_TD.detach(), gradient_TD)
+
+
+def _apart(ours: Tensor, theirs: Tensor, where: Sequence[Sequence[int]]) -> float:
+    """The largest difference as a fraction of the largest value; in 16 bits, of the median token of any row.
+
+    A rounding error there may send a single token to other experts, whereas rows that leak change most tokens.
+    """
+    wrong_T = (ours.float() - theirs.float()).abs().amax(1) / theirs.float().abs().max()
+    if theirs.dtype == torch.float32 and ours.dtype == torch.float32:
+        return wrong_T.max().item()
+    sizes = [len(row) for row in where]
+    parts = torch.split(wrong_T, sizes) if sum(sizes) == len(wrong_T) else [wrong_T]
+    return max(part.median().item() for part in parts)
+
+
+def _chunks(
+    batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]], dtype: torch.dtype
+) -> str:
+    """Why a tree is not computed chunk by chunk, or ""."""
+    store = Store(len(batch.ids_T))
+    try:
+        with torch.no_grad():
+            parts = [hidden(batch, spans, store) for spans in chunks(batch.spans, 7)]
+    except UsageError as problem:
+        return str(problem)
+    hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
+    error = _apart(hidden_TD, plain.hidden_TD, where)
+    return "" if error <= TOLERANCE[dtype] else f"hidden states change by a fraction {error:.2g}"
+
+
+@contextmanager
+def _shallow(config: PretrainedConfig) -> Iterator[None]:
+    """Within, a model with this `config` runs only its first layers, including one of each kind."""
+    depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
+    config.num_hidden_layers = min(depth, max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
+    try:
+        yield
+    finally:
+        config.num_hidden_layers = depth
+
+
+@contextmanager
+def _narrow(model: PreTrainedModel) -> Iterator[None]:
+    """Within, sliding windows of `model` are shorter than the rows of a probe."""
+    names = ("sliding_window", "attention_chunk_size")
+    owners: list[Any] = [model.config.get_text_config(), *model.modules()]
+    before = [
+        (owner, name, value)
+        for owner in owners
+        for name in names
+        if isinstance(value := getattr(owner, name, None), int) and not isinstance(value, bool)
+    ]
+    try:
+        for owner, name, value in before:
+            setattr(owner, name, min(value, WINDOW))
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)

@@ -1,0 +1,168 @@
+"""Recurrent layers over a prefix tree: on every branch, convolution and state go on from its parent's.
+
+transformers has them as functions of the module that defines an architecture, such as ``causal_conv1d_fn``. `install`
+puts others in their place there, which compute the same until a layer is given ``spans``; then they call the original
+once for every part of the tree, with the inputs before it or the state that its parent ended in, gradients included.
+These are Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar, Token
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn.attention import Span
+
+Function = Callable[..., Any]
+CONVOLUTION = "causal_conv1d_fn"
+"""``(1, channels, T)`` in and out; its ``weight`` is ``(channels, width)``."""
+
+
+class Scan(NamedTuple):
+    """How a function names the state that it begins with, and the switch that has it return the last one, too."""
+
+    state: str
+    last: str
+    pair: bool
+    """Whether it returns a pair also without the last state."""
+
+
+SCANS = {
+    "torch_chunk_gated_delta_rule": Scan("initial_state", "output_final_state", pair=True),
+    "chunk_kimi_delta_attention": Scan("initial_state", "output_final_state", pair=True),
+    "mamba2_chunk_scan": Scan("initial_states", "return_final_states", pair=False),
+}
+States = dict[int | None, Tensor | None]
+"""The states in which parts of a tree end, by where they end; None at the root."""
+_FLAT = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
+"""What tells kernels of rows end to end. Of a part of a tree it would be wrong."""
+_spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
+
+
+def install(model: nn.Module) -> bool:
+    """Prepare the layers of `model` for ``spans``; whether any of them are recurrent."""
+    found = False
+    for name in {type(module).__module__ for module in model.modules()}:
+        defined = sys.modules[name]
+        for function in (CONVOLUTION, *SCANS):
+            original = getattr(defined, function, None)
+            if original is None:
+                continue
+            found = True
+            if not hasattr(original, "original"):
+                made = _convolution(original) if function == CONVOLUTION else _scan(original, SCANS[function])
+                made.original = original  # type: ignore[attr-defined]
+                setattr(defined, function, made)
+    if found:
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):  # its hooks run again where it is computed again
+                _tell(layer)
+    return found
+
+
+class Part(NamedTuple):
+    """Consecutive tokens of a tree of which only the last has several descendants.
+
+    >>> list(parts([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
+    [Part(start=0, stop=2, parent=None), Part(start=2, stop=3, parent=2), Part(start=3, stop=5, parent=2)]
+    """
+
+    start: int
+    stop: int
+    parent: int | None
+    """Where the part ends that it goes on from; None at the root."""
+
+
+def parts(spans: Sequence[Span]) -> Iterator[Part]:
+    """The parts of a tree, parents first."""
+    ends = {span.before[-1][1] for span in spans if span.before}
+    for span in spans:
+        parent, start = span.before[-1][1] if span.before else None, span.start
+        for stop in [*sorted(end for end in ends if span.start < end < span.stop), span.stop]:
+            yield Part(start, stop, parent)
+            parent = start = stop
+
+
+def _tell(layer: nn.Module) -> None:
+    """Have `layer` make its ``spans`` known while it runs, for not every layer hands them on."""
+    tokens: list[Token[tuple[Span, ...]]] = []
+
+    def before(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
+        if options.get("store") is not None:
+            raise UsageError("a tree with recurrent layers is not computed in chunks")
+        tokens.append(_spans.set(tuple(options.get("spans") or ())))
+
+    def after(*_: Any) -> None:
+        if tokens:  # not where `before` raised
+            _spans.reset(tokens.pop())
+
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after, always_call=True)
+
+
+def _convolution(original: Function) -> Function:
+    @wraps(original)
+    def branched(inputs: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        spans = _spans.get()
+        if not _branched(spans):
+            return original(inputs, weight, *arguments, **options)  # type: ignore[no-any-return]
+        options = _alone(options)
+        outputs = []
+        for span in spans:
+            places = _places(span, weight.shape[-1] - 1)
+            own = inputs[:, :, span.start : span.stop]
+            if places:
+                own = torch.cat([inputs[:, :, places], own], 2)
+            outputs.append(original(own, weight, *arguments, **options)[:, :, len(places) :])
+        return torch.cat(outputs, 2)
+
+    return branched
+
+
+def _places(span: Span, count: int) -> list[int]:
+    """The last `count` tokens before `span` on its path, as far as there are so many."""
+    return [at for start, stop in span.before for at in range(start, stop)][-count:]
+
+
+def _scan(original: Function, names: Scan) -> Function:
+    @wraps(original)
+    def branched(*arguments: Any, **options: Any) -> Any:
+        spans = _spans.get()
+        if not _branched(spans):
+            return original(*arguments, **options)
+        if options.get(names.last) or options.get(names.state) is not None:
+            raise UsageError("a prefix tree is computed without a cache")
+        tokens = spans[-1].stop
+
+        def within(value: Any, part: Part) -> Any:
+            """Parameters have fewer dimensions than what there is of every token."""
+            alike = isinstance(value, Tensor) and value.ndim > 2 and value.shape[1] == tokens
+            return value[:, part.start : part.stop] if alike else value
+
+        outputs, states = [], States({None: None})
+        for part in parts(spans):
+            own = {name: within(value, part) for name, value in _alone(options).items()}
+            own |= {names.state: states[part.parent], names.last: True}
+            output, states[part.stop] = original(*(within(value, part) for value in arguments), **own)
+            outputs.append(output)
+        whole = torch.cat(outputs, 1)
+        return (whole, None) if names.pair else whole
+
+    return branched
+
+
+def _branched(spans: Sequence[Span]) -> bool:
+    """Whether there is more than one row; also what a layer outside of a tree says, which has no spans."""
+    return len(spans) > 1
+
+
+def _alone(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if name in _FLAT else value for name, value in options.items()}

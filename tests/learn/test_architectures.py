@@ -1,0 +1,237 @@
+"""Every architecture is trained as it is: in prefix trees where they change nothing, else row by row, and never
+silently wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, SIZES
+from forest import ROWS, alone, apart, found
+from gradient import gradient_of_step
+
+from coderepairrl.config.schema import Lora
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import LearnSettings, attention, recurrence, shards
+from coderepairrl.learn.pack import pack
+from coderepairrl.learn.policy import Policy, init_random, language_model
+from coderepairrl.learn.recurrence import Part, parts
+from coderepairrl.learn.trainer import Trainer
+
+EVERY = pytest.mark.parametrize("name", ARCHITECTURES)
+TREES = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.way == "trees"])
+ALONE = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.way == "rows"])
+RECURRENT = ("Qwen3.5", "Kimi Linear", "Nemotron-H", "LFM2")
+TINY = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Random weights of an architecture."""
+    home, made = tmp_path_factory.mktemp("architectures"), dict[str, Path]()
+
+    def folder(name: str) -> Path:
+        if name not in made:
+            made[name] = home / str(len(made))
+            init_random(ARCHITECTURES[name].write(home / "config" / str(len(made))), made[name], 0)
+        return made[name]
+
+    return folder
+
+
+@TREES
+def test_rows_of_a_tree_score_and_pull_as_each_does_alone(name, folders):
+    policy = Policy.load(folders(name))
+    assert (policy.found.way, policy.found.notice) == ("trees", "")
+    assert policy.found.chunked == ARCHITECTURES[name].chunked
+    logprobs, gradients = apart(found(policy, pack(ROWS)), alone(folders(name), torch.float32))
+    assert max(logprobs, gradients) < ARCHITECTURES[name].rounding
+
+
+@ALONE
+def test_where_a_tree_would_be_wrong_rows_are_trained_one_by_one(name, folders, monkeypatch):
+    folder = folders(name)
+    expected = alone(folder, torch.float32)
+    trainer = Trainer(folder, LearnSettings(algorithm="reinforce"))
+    assert trainer.policy.found.way == "rows" and not trainer.policy.chunkable
+    (notice,) = trainer.notices
+    assert "row by row" in notice
+    with pytest.raises(ValueError, match="one row at a time"):
+        trainer.policy.logprobs(pack(ROWS), 1.0)
+    parts, total = [], dict[str, torch.Tensor]()
+    weights = torch.linspace(0.5, 1.5, len(expected[0])).split([sum(row.trained) for row in ROWS])
+    for row, weight in zip(ROWS, weights, strict=True):
+        logp_N = trainer.policy.logprobs(pack([row]), 1.0)
+        (logp_N * weight).sum().backward()
+        parts.append(logp_N.detach().double())
+    total = {key: p.grad.double() for key, p in trainer.policy.parameters.items() if p.grad is not None}
+    logprobs, gradients = apart((torch.cat(parts), total), expected)
+    assert logprobs < TINY and gradients < TINY
+    metrics, _ = gradient_of_step(trainer, ROWS, monkeypatch)
+    assert metrics["micro_batches"] == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "gpt-oss", "Qwen3 MoE"])
+@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"lora": Lora(rank=4, alpha=8)}], ids=str)
+def test_a_step_is_that_of_micro_batches_of_one_row(settings, name, folders, monkeypatch):
+    """Loss and gradient, of the real learner."""
+    settings = LearnSettings(algorithm="gspo", eps_low=0.3, eps_high=0.3, **settings)
+    whole, gradient = gradient_of_step(Trainer(folders(name), settings), ROWS, monkeypatch)
+    monkeypatch.setattr(Trainer, "_budget", 1)
+    monkeypatch.setattr(Policy, "chunkable", False)
+    alone, summed = gradient_of_step(Trainer(folders(name), settings), ROWS, monkeypatch)
+    assert (whole["micro_batches"], alone["micro_batches"]) == (1, len(ROWS))
+    assert whole["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+    largest = max(value.abs().max().item() for value in summed.values())
+    assert largest > 1e-4
+    assert max((gradient[key] - value).abs().max().item() for key, value in summed.items()) < TINY * largest
+
+
+def test_parts_of_a_tree_end_where_it_branches():
+    batch = pack(ROWS)
+    found = list(parts(batch.spans))
+    assert [part.start for part in found] == [0, *(part.stop for part in found[:-1])]
+    ends = {part.stop for part in found}
+    assert all(span.before[-1][1] in ends for span in batch.spans if span.before)
+    assert all(part.parent is None or part.parent in ends for part in found)
+
+
+def dropped_state(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recurrence, "parts", lambda spans: [Part(part.start, part.stop, None) for part in parts(spans)])
+
+
+def state_of_the_one_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recurrence, "parts", lambda spans: [Part(*part[:2], part.start or None) for part in parts(spans)])
+
+
+def no_history(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recurrence, "_places", lambda span, count: [])
+
+
+def history_one_off(patch: pytest.MonkeyPatch) -> None:
+    places = recurrence._places
+    patch.setattr(recurrence, "_places", lambda span, count: [max(0, at - 1) for at in places(span, count)])
+
+
+def ignored_sinks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention, "_with_sink", lambda query, key, value, spans, _: (query, key, value, spans))
+
+
+WRONG = {
+    "dropped state": ("Qwen3.5", dropped_state),
+    "state of the one before": ("Qwen3.5", state_of_the_one_before),
+    "dropped state of Mamba-2": ("Nemotron-H", dropped_state),
+    "no history": ("Qwen3.5", no_history),
+    "history one off": ("LFM2", history_one_off),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_recurrence_is_caught_by_test_and_probe(wrong, folders, monkeypatch):
+    name, mutate = WRONG[wrong]
+    policy, expected = Policy.load(folders(name)), alone(folders(name), torch.float32)
+    mutate(monkeypatch)
+    logprobs, gradients = apart(found(policy, pack(ROWS)), expected)
+    assert logprobs > 1e-4 and gradients > 1e-4
+    assert Policy.load(folders(name)).found.way == "rows"
+
+
+def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
+    """Of the states with which parts of a tree begin; by the probe, too."""
+    folder = folders("Nemotron-H")
+    policy, expected = Policy.load(folder), alone(folder, torch.float32)
+
+    class Detached(dict):
+        def __setitem__(self, key, value):
+            super().__setitem__(key, value.detach())
+
+    monkeypatch.setattr(recurrence, "States", Detached)
+    logprobs, gradients = apart(found(policy, pack(ROWS)), expected)
+    assert logprobs < TINY and gradients > 1e-3
+    assert Policy.load(folder).found.way == "rows"
+
+
+def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
+    ignored_sinks(monkeypatch)
+    found = Policy.load(folders("gpt-oss")).found
+    assert (found.way, found.attention) == ("rows", "eager")
+
+
+def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
+    monkeypatch.setattr("coderepairrl.learn.policy.finished", lambda logits, config: logits)
+    with pytest.raises(UsageError, match="no linear head"):
+        Policy.load(folders("Granite 3"))
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3 MoE", "gpt-oss", "Nemotron-H"])
+def test_in_16_bits_the_probe_takes_them_too(name, folders):
+    settings = LearnSettings(precision="bf16", lora=Lora(rank=2, alpha=4, targets=("o_proj",)))
+    assert Policy.load(folders(name), settings).found.way == "trees"
+
+
+def test_chunks_are_refused_where_there_are_states(folders):
+    policy = Policy.load(folders("Qwen3.5"))
+    assert not policy.chunkable
+    with pytest.raises(UsageError, match="recurrent layers is not computed in chunks"):
+        policy.logprobs(replace(pack(ROWS), chunk_tokens=8), 1.0)
+
+
+@EVERY
+def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, tmp_path):
+    """Names, shapes and values, such as each expert's own."""
+    policy = Policy.load(folders(name))
+    policy.model.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    policy.export(tmp_path / "ours", "model")
+    with shards.Stored(tmp_path / "ours", shards.MODEL) as ours, shards.Stored(tmp_path / "theirs", "model") as theirs:
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("Qwen3.5", {"in_proj_qkv", "in_proj_z", "out_proj", "q_proj", "o_proj", "down_proj"}),
+        ("Qwen3-Next", {"in_proj_qkvz", "out_proj", "q_proj", "o_proj"}),
+        ("Qwen3 MoE", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+        ("gpt-oss", {"q_proj", "k_proj", "v_proj", "o_proj"}),
+    ],
+)
+def test_adapters_are_on_what_a_model_has(name, targets, folders, tmp_path):
+    policy = Policy.load(folders(name), LearnSettings(lora=Lora(rank=2, alpha=4)))
+    assert targets <= {key.split(".lora_")[0].rpartition(".")[2] for key in policy.parameters}
+    policy.save(tmp_path)
+    assert targets <= set(json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"])
+
+
+@EVERY
+def test_the_page_says_how_each_is_trained(name):
+    page = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
+    assert ARCHITECTURES[name].row(name) in page.read_text()
+
+
+def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
+    """As Qwen3.5 is published; nothing of it is computed otherwise."""
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = {**SIZES, **ARCHITECTURES["Qwen3.5"].config}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32}
+    torch.manual_seed(0)
+    whole = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision))
+    whole.save_pretrained(tmp_path / "whole")
+    language_model(tmp_path / "whole", tmp_path / "text")
+    policy = Policy.load(tmp_path / "text")
+    assert (policy.model.config.model_type, policy.found.way) == ("qwen3_5_text", "trees")
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        ours, theirs = (model(input_ids=ids).logits for model in (policy.model, whole.eval()))
+    assert (ours - theirs).abs().max().item() < 1e-5
+    (tmp_path / "new").mkdir()
+    policy.export(tmp_path / "new", "model")
+    with shards.Stored(tmp_path / "new", shards.MODEL) as stored:
+        assert {key.partition(".")[0] for key in stored} == {"model", "lm_head"}
+        assert not any("language_model" in key or "visual" in key for key in stored)

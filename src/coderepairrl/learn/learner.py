@@ -25,6 +25,7 @@ from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random, language_model, merge
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
 
@@ -77,7 +78,7 @@ class Service:
             )
         self._trainer = Trainer(Path(model), LearnSettings(**settings))
         for notice in self._trainer.notices:
-            print(notice, file=sys.stderr, flush=True)
+            print(logged(notice), file=sys.stderr, flush=True)
         return self._trainer.notices
 
     def _init_random(self, source: str, target: str, seed: int) -> None:

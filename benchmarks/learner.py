@@ -2,9 +2,11 @@
 
     python benchmarks/learner.py [--rounds 15]
 
-A randomly initialised Qwen3 of 1.0 M parameters and 24 rows of mixed lengths (prompt, then a completion of which
-two thirds are trained), one torch thread, fp32. The contestants take turns; CPU seconds are printed, which on one
-thread are about what an idle machine's clock would show: medians, and ratios within a round with their range.
+A randomly initialised Qwen3 of 1.0 M parameters and 24 rows (prompt, then a completion of which two thirds are
+trained), one torch thread, fp32. First with rows of mixed lengths, then, in the same run, the step, the padded pass
+and TRL with rows of one length, the mean of the mixed ones: as many tokens, and nothing to pad. The contestants take
+turns; CPU seconds are printed, which on one thread are about what an idle machine's clock would show: medians, and
+ratios within a round with their range.
 
 - ``step``: our GSPO step: packing, forward, loss, backward, clipping, AdamW, metrics.
 - ``step, checkpointing`` and ``step, LoRA``: the same with gradient checkpointing, and on adapters of rank 32 alone.
@@ -77,12 +79,13 @@ def build_model(folder: Path) -> Path:
     return folder / "model"
 
 
-def build_rows(count: int, seed: int = 0) -> list[tuple[int, Sample]]:
-    """``(prompt length, row)``: log-normal lengths, as episodes have them."""
+def build_rows(count: int, length: tuple[int, int] | None = None, seed: int = 0) -> list[tuple[int, Sample]]:
+    """``(prompt length, row)``: log-normal lengths, as episodes have them, or all of one `length` (prompt and
+    completion)."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
-        prompt, completion = 40 + draw.randrange(40), min(1000, round(draw.lognormvariate(5, 0.8)))
+        prompt, completion = length or (40 + draw.randrange(40), min(1000, round(draw.lognormvariate(5, 0.8))))
         n = prompt + completion
         trained = (*tuple(i >= prompt and i // 20 % 3 > 0 for i in range(n - 1)), True)
         ids = tuple(draw.randrange(2, VOCABULARY) for _ in range(n))
@@ -179,43 +182,65 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=24)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = build_rows(options.rows)
-    samples = [sample for _, sample in rows]
-    total, longest = sum(len(s.ids) for s in samples), max(len(s.ids) for s in samples)
+    mixed = build_rows(options.rows)
+    own = [(prompt, len(sample.ids) - prompt) for prompt, sample in mixed]
+    prompt, completion = (round(statistics.fmean(part)) for part in zip(*own, strict=True))
     with tempfile.TemporaryDirectory() as folder:
         model = build_model(Path(folder))
-        trainer = Trainer(model, LearnSettings(algorithm="gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
+        for rows in (mixed, build_rows(options.rows, (prompt, completion))):
+            samples = [sample for _, sample in rows]
+            total, longest = sum(len(s.ids) for s in samples), max(len(s.ids) for s in samples)
+            trained = sum(sum(s.trained) for s in samples)
+            title = "mixed lengths" if rows is mixed else "one length"
+            print(f"\n{title}: {len(rows)} rows, {total} tokens, {trained} trained")
+            print(f"padding factor: packed 1.00, padded {len(rows) * longest / total:.2f}")
+            contestants = contestants_for(model, rows, Path(folder), every=rows is mixed)
+            report(take_turns(contestants, options.rounds), total)
+    print(f"\n{options.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+
+
+def contestants_for(model: Path, rows: list[tuple[int, Sample]], folder: Path, *, every: bool) -> dict[str, Contestant]:
+    """All of them, or those that rows of one length are compared by."""
+    samples = [sample for _, sample in rows]
+    trainer = Trainer(model, LearnSettings(algorithm="gspo", eps_low=0.2, eps_high=0.2, micro_tokens=1 << 20))
+    made: dict[str, Contestant] = {"step": lambda: trainer.step(samples)}
+    if every:
         settings = trainer.settings
         small = Trainer(model, settings.but(micro_tokens=1024))
         again = Trainer(model, settings.but(gradient_checkpointing=True))
         lora = Trainer(model, settings.but(lora=Lora()))
-        contestants: dict[str, Contestant] = {
-            "step": lambda: trainer.step(samples),
+        made |= {
             "step, micro_tokens=1024": lambda: small.step(samples),
             "step, checkpointing": lambda: again.step(samples),
             "step, LoRA": lambda: lora.step(samples),
-            "bare": bare_contestant(model, samples, everywhere=True),
             "bare, trained logits": bare_contestant(model, samples, everywhere=False),
-            "padded": padded_contestant(model, samples),
-            "TRL": trl_contestant(model, rows, Path(folder)),
         }
-        parameters = sum(p.numel() for p in trainer.policy.model.parameters())
-        trained = sum(sum(s.trained) for s in samples)
-        print(f"{parameters / 1e6:.2f} M parameters, {len(rows)} rows, {total} tokens, {trained} trained")
-        print(f"padding factor: packed 1.00, padded {len(rows) * longest / total:.2f}")
-        seconds: dict[str, list[float]] = {name: [] for name in contestants}
-        for round_ in range(options.rounds + 2):
-            for name, run in contestants.items():
-                start = time.process_time()
-                run()
-                if round_ >= 2:  # the first two warm up
-                    seconds[name].append(time.process_time() - start)
-    print(f"{options.rounds} rounds, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    return made | {
+        "bare": bare_contestant(model, samples, everywhere=True),
+        "padded": padded_contestant(model, samples),
+        "TRL": trl_contestant(model, rows, folder),
+    }
+
+
+def take_turns(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of each, round by round."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for round_ in range(rounds + 2):
+        for name, run in contestants.items():
+            start = time.process_time()
+            run()
+            if round_ >= 2:  # the first two warm up
+                seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def report(seconds: dict[str, list[float]], total: int) -> None:
+    """A line for each contestant, and the ratios that have a target."""
     for name, times in seconds.items():
         median, of_bare = statistics.median(times), ratio(times, seconds["bare"])
         print(f"{name:24} {median * 1e3:8.1f} ms   {of_bare} x bare   {total / median:6.0f} tokens/s")
-    of_same = ratio(seconds["step"], seconds["bare, trained logits"])
-    print(f"step / bare, trained logits: {of_same} (target: at most 1.10)")
+    if alike := seconds.get("bare, trained logits"):
+        print(f"step / bare, trained logits: {ratio(seconds['step'], alike)} (target: at most 1.10)")
     print(f"TRL / step: {ratio(seconds['TRL'], seconds['step'])}")
 
 

@@ -1,0 +1,298 @@
+"""The whole training loop of ours and of TRL's `GRPOTrainer` with tools, step by step in one run.
+
+    python -m benchmarks.peers [--mixes hello long equal] [--against trl] [--rounds 3]
+
+Model, tasks, prompts, tools, sandboxes, rewards, limits, batch, algorithm (GSPO without KL) and optimiser (AdamW) are
+those of `crrl hello` on both sides, one torch thread for each process, fp32. The contestants are processes that take
+turns at each step; what one takes is the CPU time (user and system) of its whole tree of processes, children that have
+ended included. The first step warms up. Both learn, each from what it sampled itself.
+
+Ours is the loop of `stages.train` as it is: gateway, agent, engine and learner in their own processes, the log synced
+at every step. TRL is `peers_trl.Peer`: one process that samples for the whole batch with transformers' ``generate``,
+turn after turn, calls the tools, computes rewards and updates; ``--against`` takes the names of `peers_trl.VARIANTS`.
+
+Mixes: ``hello`` is its own tasks and limits; ``long`` the same with more calls, so that some attempts go on while most
+have ended; ``equal`` tasks whose prompt and file are of about one length, with few calls. How far the rows of a step
+differ is printed as padding: tokens of a rectangle that holds them over tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stages import Stages, Turns
+from coderepairrl import config as configs
+from coderepairrl.assembly.plan import Plan, resolve
+from coderepairrl.rollout import Curriculum, Share
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.history import History
+from coderepairrl.stages.parts import assemble
+from coderepairrl.stages.progress import Progress
+from coderepairrl.stages.train import train
+from coderepairrl.types import Episode, Task
+
+MIXES: Mapping[str, Sequence[str]] = {
+    "hello": (),
+    "long": ("rollout.calls=16",),
+    "equal": ("rollout.calls=3",),
+}
+"""Settings beside those of hello."""
+STAGES = ("sampling", "sandboxes", "agents, tokens, rewards", "learner", "weights to the engine", "rest")
+PER_TOKEN = "all, for 1,000 sampled tokens"
+_EQUAL = 64
+"""Tasks of the mix ``equal``."""
+
+
+def planned(mix: str, folder: Path, steps: int, overrides: Sequence[str] = ()) -> Plan:
+    """What both sides do: `steps` steps on the tasks of `mix`."""
+    own = [f"run.dir={folder}", f"run.steps={steps}", f"run.checkpoint_every={steps}"]
+    never = ["eval.before=false", "eval.after=false", "rollout.seconds=3600"]
+    plan = resolve(configs.load("hello", [*own, *never, *MIXES[mix], *overrides]))
+    tasks = alike(plan) if mix == "equal" else plan.train_tasks
+    per_step, seed = plan.config.rollout.tasks_per_step, plan.config.run.seed
+    return replace(plan, curriculum=Curriculum(sources=(Share(tasks),), per_step=per_step, seed=seed))
+
+
+def alike(plan: Plan) -> list[Task]:
+    """Those tasks whose issue and broken file have the number of tokens that most have; the line is not quoted."""
+
+    def size(task: Task) -> int:
+        [source] = (path for path in Path(task.workspace.removeprefix("dir:")).glob("*.py") if "test" not in path.name)
+        return len(plan.model.codec.encode(task.prompt + source.read_text()))
+
+    sizes = {task.id: size(task) for task in plan.train_tasks if task.id.endswith("-u")}
+    usual = statistics.median(sizes.values())
+    nearest = sorted(sizes, key=lambda name: (abs(sizes[name] - usual), name))[:_EQUAL]
+    return [task for task in plan.train_tasks if task.id in nearest]
+
+
+class Noted(Progress):
+    """What the loop says of its phases, as stages; each step waits for its turn."""
+
+    def __init__(self, steps: int, turns: Turns) -> None:
+        super().__init__(steps, quiet=True)
+        self.turns, self.stages, self.episodes = turns, Stages(), list[Episode]()
+
+    def phase(self, name: str, expected: int = 0) -> None:
+        """A step begins where its attempts do."""
+        super().phase(name, expected)
+        if name == "train":
+            self.finish()
+            self.turns.wait()
+            self.stages.begin()
+            self.stages.enter("rollout")
+        elif name == "learn":
+            self.stages.enter("learn")
+
+    def episode(self, episode: Episode) -> None:
+        """Keep it."""
+        super().episode(episode)
+        self.episodes.append(episode)
+
+    def finish(self) -> None:
+        """Tell what the last step took, with the files that were written after it, if there was one."""
+        if self.episodes:
+            made, self.episodes = self.episodes, []
+            rewards: dict[str, list[float]] = {}
+            for episode in made:
+                rewards.setdefault(episode.group, []).append(episode.reward)
+            found = {
+                "tasks": sorted({episode.task_id for episode in made}),
+                "prompt": sum(len(episode.turns[0].given.ids) for episode in made),
+                "rows": [sum(len(turn.given.ids) + len(turn.output.ids) for turn in each.turns) for each in made],
+                "sampled": sum(episode.sampled for episode in made),
+                "turns": sum(len(episode.turns) for episode in made),
+                "calls": sum(len(episode.tool_calls) for episode in made),
+                "rewards": list(rewards.values()),
+            }
+            self.turns.tell(self.stages.end() | found)
+
+
+async def ours(plan: Plan, turns: Turns) -> None:
+    """Our loop, all steps of `plan`."""
+    folder = RunFolder(Path(plan.config.run.dir) / plan.config.run.name)
+    folder.create("", {})
+    with Noted(plan.config.run.steps, turns) as progress:
+        async with assemble(plan, folder, progress) as parts:
+            publish, serve = parts.policy._publish, parts.policy._serve
+
+            async def noted_publish() -> Any:
+                progress.stages.enter("sync")
+                return await publish()
+
+            async def noted_serve(published: Any) -> Any:
+                served = await serve(published)
+                progress.stages.enter("rest")
+                return served
+
+            parts.policy._publish, parts.policy._serve = noted_publish, noted_serve  # type: ignore[method-assign]
+            await train(parts, History())
+            progress.finish()
+
+
+def stage_of(key: str) -> str:
+    """The line of the table that ``STAGE/PROCESS`` belongs to."""
+    stage, process = key.split("/")
+    if process == "sandbox":
+        return "sandboxes"
+    if stage == "sync":
+        return "weights to the engine"
+    if stage == "generate" or process == "engine":
+        return "sampling"
+    if stage == "learn" or process == "learner":
+        return "learner"
+    return "agents, tokens, rewards" if stage in ("rollout", "reward") else "rest"
+
+
+def by_stage(result: Mapping[str, Any]) -> dict[str, float]:
+    """CPU seconds of a step by line of the table, and ``all``."""
+    found = dict.fromkeys(STAGES, 0.0)
+    for key, seconds in result["cpu"].items():
+        found[stage_of(key)] += seconds
+    return found | {"all": sum(found.values())}
+
+
+class Contestant:
+    """A process that makes a step when it is told to."""
+
+    def __init__(self, name: str, mix: str, folder: Path, steps: int, overrides: Sequence[str]) -> None:
+        self.name = name
+        words = ["--be", name, "--mixes", mix, "--folder", str(folder), "--rounds", str(steps), "--set", *overrides]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
+        self.log = (folder / f"{name}.log").open("w+")
+        command = [sys.executable, "-m", "benchmarks.peers", *words]
+        command = [sys.executable, "-m", "benchmarks.peers", *words]
+        streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
+        # a session of its own, as children of ours have: Linux shares a busy processor out among sessions
+        self.process = subprocess.Popen(command, text=True, env=env, start_new_session=True, **streams)
+        self._until("ready")
+
+    def step(self) -> dict[str, Any]:
+        """What its next step took."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return self._until("cpu")
+
+    def _until(self, key: str) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if key in (told := json.loads(line)):
+                return dict(told)
+        self.log.seek(0)
+        raise RuntimeError(f"{self.name} ended:\n{self.log.read()[-3000:]}")
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.log.close()
+
+
+Found = dict[str, list[dict[str, Any]]]
+"""The steps of each contestant."""
+
+
+def measure(mix: str, names: Sequence[str], rounds: int, overrides: Sequence[str], lines: Path | None = None) -> Found:
+    """Without the first step. All must have attempted the same tasks, asked alike. Each is a line of `lines`, too."""
+    found: Found = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        contestants = []
+        for name in names:
+            contestants.append(Contestant(name, mix, Path(folder), rounds + 1, overrides))
+            stack.callback(contestants[-1].close)
+        for round_ in range(rounds + 1):
+            for each in contestants:
+                result = each.step()
+                print(f"{mix} {round_} {each.name}: {by_stage(result)['all']:.1f} CPU s", file=sys.stderr, flush=True)
+                if round_:
+                    found[each.name].append(result)
+                    if lines:
+                        with lines.open("a") as file:
+                            print(json.dumps({"mix": mix, "name": each.name, **result}), file=file)
+    for results in zip(*found.values(), strict=True):
+        for key in ("tasks", "prompt"):
+            if any(result[key] != results[0][key] for result in results):
+                raise RuntimeError(f"the contestants differ in {key}: {[result[key] for result in results]}")
+    return found
+
+
+def table(mix: str, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
+    """Lines of Markdown: CPU seconds a step as medians, ratios within a round with their range."""
+    mine = found["ours"]
+    names = [name for name in found if name != "ours"]
+    yield f"\n{mix}: {len(mine)} steps of {len(mine[0]['rows'])} attempts"
+    for name, results in found.items():
+        rows = [row for result in results for row in result["rows"]]
+        rectangle = sum(len(result["rows"]) * max(result["rows"]) for result in results)
+        flat = statistics.fmean(len(set(group)) == 1 for result in results for group in result["rewards"])
+        reward = statistics.fmean(each for result in results for group in result["rewards"] for each in group)
+        said, turns, calls = (sum(each[key] for each in results) / len(rows) for key in ("sampled", "turns", "calls"))
+        yield (
+            f"- {name}: rows of {statistics.fmean(rows):.0f} tokens ({min(rows)} to {max(rows)}), padding"
+            f" {rectangle / sum(rows):.2f}; an attempt samples {said:.0f} tokens in {turns:.2f} answers with"
+            f" {calls:.2f} calls; reward {reward:.2f}, flat groups {flat:.0%}"
+        )
+    yield "| CPU seconds a step | ours | " + " | ".join(f"`{name}` | of ours" for name in names) + " |"
+    yield "|---|---|" + "---|---|" * len(names)
+    for line in (*STAGES, "all", PER_TOKEN, "wall"):
+        cells = {name: [cell(line, result) for result in results] for name, results in found.items()}
+        own = statistics.median(cells["ours"])
+        shown = [f"{line} | {own:.2f}"]
+        for name in names:
+            ratios = sorted(b / a for a, b in zip(cells["ours"], cells[name], strict=True) if a >= 0.01)
+            of = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else ""
+            shown.append(f"{statistics.median(cells[name]):.2f} | {of}")
+        yield "| " + " | ".join(shown) + " |"
+
+
+def cell(line: str, result: Mapping[str, Any]) -> float:
+    """Seconds of one step."""
+    if line == "wall":
+        return float(result["wall"])
+    spent = by_stage(result)
+    return spent["all"] / result["sampled"] * 1000 if line == PER_TOKEN else spent[line]
+
+
+def main() -> None:
+    """Print a table for each mix; as ``--be NAME`` one of the contestants."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=MIXES)
+    parser.add_argument("--against", nargs="+", default=["trl"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE of the configuration, for both sides")
+    parser.add_argument("--lines", type=Path, help="append what was measured, a line of JSON for each step")
+    parser.add_argument("--be", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.be:
+        turns, folder = Turns(), options.folder / options.be
+        plan = planned(options.mixes[0], folder, options.rounds, options.set)
+        if options.be == "ours":
+            asyncio.run(ours(plan, turns))
+        else:
+            from benchmarks import peers_trl
+
+            peers_trl.run(plan, folder, options.be, turns)
+        return
+    for mix in options.mixes:
+        found = measure(mix, ["ours", *options.against], options.rounds, options.set, options.lines)
+        print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print("\n".join(table(mix, found)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

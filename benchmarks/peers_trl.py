@@ -1,0 +1,259 @@
+"""TRL's `GRPOTrainer` on the tasks, tools, sandboxes and rewards of `crrl hello`: the other side of `peers.py`.
+
+What TRL is given is ours where both sides must be alike, and its own wherever it has something:
+
+- tools: an environment (`environment_factory`) whose tools are Nano's, executed in our sandboxes. They are
+  coroutines, sandboxes are opened ahead while prompts are tokenized and answers sampled, and rewards are computed at
+  once: the quickest that TRL has a place for;
+- rewards: those of the configuration, on the diff of each sandbox;
+- format: the tokenizer's own chat template, in which the two tools stand as the policy knows them (TRL would describe
+  them in other words), and TRL's parser of Qwen3's answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerFast, TrainerCallback
+from transformers.utils import logging as hf_logging
+from trl import GRPOConfig, GRPOTrainer
+from trl.chat_template_utils import qwen3_template
+
+from benchmarks.stages import Stages, Turns
+from coderepairrl.agents.nano import Nano
+from coderepairrl.agents.tools import Result, Tools
+from coderepairrl.assembly.plan import Plan
+from coderepairrl.protocols import Sandbox
+from coderepairrl.rewards import score
+from coderepairrl.types import Ending, Episode, Task, ToolCall, total
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "trl": {},
+    "trl-micro8": {"per_device_train_batch_size": 8},
+    "trl-micro16": {"per_device_train_batch_size": 16},
+    "trl-paged": {"use_transformers_continuous_batching": True},
+}
+"""Settings of `GRPOConfig` that may be quicker than the plain ones, by the name of the contestant."""
+_LISTED = "{%- for tool in tools -%}{{- '\\n' + (tool | tojson) -}}{%- endfor -%}"
+
+
+def tokenizer(folder: Path, tools: Sequence[Mapping[str, Any]]) -> PreTrainedTokenizerFast:
+    """The policy's own, whose template shows `tools` whatever schemas TRL makes of the environment's methods."""
+    made = PreTrainedTokenizerFast.from_pretrained(folder)
+    if _LISTED not in made.chat_template:
+        raise ValueError(f"the template of {folder} lists tools in another way than this expects: {_LISTED}")
+    shown = "".join(f"\n{json.dumps(tool)}" for tool in tools)
+    made.chat_template = made.chat_template.replace(_LISTED, f"{{{{- {json.dumps(shown)} -}}}}")
+    made.response_template = qwen3_template
+    return made
+
+
+class Shared:
+    """What all environments of a trainer have in common. `loop` is the one on which TRL awaits tools."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.terms = plan.kinds[""]
+        agent = self.terms.agent
+        if not isinstance(agent, Nano):
+            raise TypeError(f"the environment has the tools of nano, not of {agent.name}")
+        self.agent: Nano = agent
+        self.tasks = {task.id: task for task in plan.train_tasks}
+        self.loop: asyncio.AbstractEventLoop
+        self.told: dict[str, Any] = {}
+        """What the current step came to."""
+
+
+class Workspace:
+    """A sandbox, from `reset` to the reward. Its public coroutines are the tools."""
+
+    _shared: Shared
+
+    def reset(self, task: str, **row: Any) -> None:
+        """Begin to open a sandbox for `task`; the first tool waits until it is open."""
+        self._task = self._shared.tasks[task]
+        self._done: list[ToolCall] = []
+        self._stack = AsyncExitStack()
+        self._opening: Future[Tools] = asyncio.run_coroutine_threadsafe(self._open(), self._shared.loop)
+
+    async def _open(self) -> Tools:
+        self._box: Sandbox = await self._stack.enter_async_context(self._shared.terms.sandbox.open(self._task))
+        options = self._shared.agent.options
+        return Tools(self._box, options.texts(), options.output_chars)
+
+    async def shell(self, cmd: str) -> str:
+        """Run a command.
+
+        Args:
+            cmd: The command line.
+        """
+        return await self._run("shell", {"cmd": cmd})
+
+    async def apply_patch(self, file_path: str, old_content: str, new_content: str) -> str:
+        """Replace a passage of a file.
+
+        Args:
+            file_path: Path of the file.
+            old_content: What to replace.
+            new_content: What to put in its place.
+        """
+        arguments = {"file_path": file_path, "old_content": old_content, "new_content": new_content}
+        return await self._run("apply_patch", arguments)
+
+    async def _run(self, name: str, arguments: dict[str, Any]) -> str:
+        """What `Nano` does with a call."""
+        options, began = self._shared.agent.options, time.monotonic()
+        tools = await asyncio.wrap_future(self._opening)
+        result = await tools.run(name, arguments, options.shell_seconds)
+        assert isinstance(result, Result)
+        text = result.text
+        if result.truncated or len(text) > options.output_chars:
+            text = f"{text[: options.output_chars]}\n{options.texts().truncated}"
+        seconds = time.monotonic() - began
+        self._done.append(ToolCall(0, name, json.dumps(arguments), result.ok, len(text), seconds))
+        return text
+
+    async def _score(self) -> float:
+        """The reward of the diff, with the sandbox closed. Raises what opening it raised."""
+        await asyncio.wrap_future(self._opening)
+        async with self._stack:
+            patch = await self._box.diff()
+        task, terms = self._task, self._shared.terms
+        episode = Episode("", task.id, "train", 0, "", 0, Ending.DONE, tool_calls=tuple(self._done), patch=patch)
+        return total(await score(terms.rewards["train"], task, episode, terms.sandbox))
+
+
+class Peer(GRPOTrainer):
+    """The trainer as it is, with its stages noted."""
+
+    stages: Stages
+    shared: Shared
+
+    def training_step(self, *arguments: Any) -> Any:
+        self.stages.enter("learn")  # until the end of the step, but for what is nested
+        return super().training_step(*arguments)
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        with self.stages.within("rollout"):
+            made = super()._generate_and_score_completions(inputs)
+        prompts, said = made["prompt_mask"].sum(1), made["completion_mask"]
+        self.shared.told |= {
+            "prompt": int(prompts.sum()),
+            "rows": (prompts + said.sum(1)).tolist(),
+            "sampled": int((said * made["tool_mask"]).sum()),
+        }
+        return made
+
+    def _generate_single_turn(self, *arguments: Any, **named: Any) -> Any:
+        told = self.shared.told
+        told["turns"] = told.get("turns", 0) + len(arguments[0])
+        with self.stages.within("generate"):
+            return super()._generate_single_turn(*arguments, **named)
+
+    def _calculate_rewards(self, *arguments: Any) -> Any:
+        with self.stages.within("reward"):
+            return super()._calculate_rewards(*arguments)
+
+
+class Steps(TrainerCallback):
+    """Waits before each step until it is this side's turn, and says after it what it took."""
+
+    def __init__(self, shared: Shared, stages: Stages, turns: Turns) -> None:
+        self.shared, self.stages, self.turns = shared, stages, turns
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.stages.leave()
+        self.turns.wait()
+        self.stages.begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.turns.tell(self.stages.end() | self.shared.told)
+        self.shared.told = {}
+
+
+def build(plan: Plan, order: Sequence[Task], folder: Path, variant: str, turns: Turns) -> Peer:
+    """TRL on the `order` of tasks, those of a step after those of another, as `plan` says."""
+    hf_logging.disable_progress_bar()
+    config, shared, stages = plan.config, Shared(plan), Stages()
+    rollout, train = config.rollout, config.train
+    size = rollout.tasks_per_step * rollout.group_size
+    processing = tokenizer(plan.model.folder, shared.agent.first_request(order[0]).tools)
+    prompts = [[dict(each) for each in shared.agent.first_request(task).messages] for task in order]
+    longest = max(
+        len(processing.apply_chat_template(each, tools=[{}], add_generation_prompt=True, return_dict=False))
+        for each in prompts
+    )
+    chosen = {"per_device_train_batch_size": size, **VARIANTS[variant]}
+    arguments = GRPOConfig(
+        output_dir=str(folder),
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        shuffle_dataset=False,
+        seed=config.run.seed,
+        max_steps=config.run.steps,
+        num_generations=rollout.group_size,
+        gradient_accumulation_steps=size // chosen["per_device_train_batch_size"],
+        temperature=rollout.temperature,
+        max_completion_length=rollout.tokens - longest,
+        generation_kwargs={"max_new_tokens": rollout.turn_tokens},
+        max_tool_calling_iterations=rollout.calls,
+        beta=0.0,
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        learning_rate=train.lr,
+        lr_scheduler_type="constant",
+        adam_beta1=train.betas[0],
+        adam_beta2=train.betas[1],
+        weight_decay=train.weight_decay,
+        max_grad_norm=train.max_grad_norm,
+        model_init_kwargs={"dtype": "float32"},
+        **chosen,
+    )
+
+    async def reward(environments: Sequence[Workspace], **rest: Any) -> list[float]:
+        rewards = await asyncio.gather(*(each._score() for each in environments))
+        shared.told |= {
+            "tasks": sorted({each._task.id for each in environments}),
+            "calls": sum(len(each._done) for each in environments),
+            "rewards": [rewards[at : at + rollout.group_size] for at in range(0, size, rollout.group_size)],
+        }
+        return rewards
+
+    trainer = Peer(
+        model=str(plan.model.folder),
+        reward_funcs=reward,
+        args=arguments,
+        train_dataset=Dataset.from_list(
+            [{"prompt": prompt, "task": task.id} for prompt, task in zip(prompts, order, strict=True)]
+        ),
+        processing_class=processing,
+        environment_factory=type("Workspace", (Workspace,), {"_shared": shared}),
+        callbacks=[Steps(shared, stages, turns)],
+    )
+    shared.loop = trainer.async_loop
+    trainer.stages, trainer.shared = stages, shared
+    return trainer
+
+
+def order_of(plan: Plan, steps: int) -> list[Task]:
+    """The tasks of so many steps, as the loop of ours takes them."""
+    return [task for step in range(1, steps + 1) for task in plan.curriculum.schedule(step)]
+
+
+def run(plan: Plan, folder: Path, variant: str, turns: Turns) -> None:
+    """All steps of `plan`, each when it is its turn."""
+    torch.set_num_threads(1)
+    build(plan, order_of(plan, plan.config.run.steps), folder, variant, turns).train()

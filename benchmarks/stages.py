@@ -1,0 +1,110 @@
+"""What a step takes, stage by stage and by process, of two programs that take turns (`peers.py`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+MODULES = {"coderepairrl.engines.tiny.server": "engine", "coderepairrl.learn.learner": "learner"}
+"""Children of ours that are counted by themselves; all others are sandboxes, and git."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_by_process() -> dict[str, float]:
+    """User and system seconds of this process (``own``) and of those below it, ended ones included: ``engine``,
+    ``learner`` and ``sandbox``."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError, IndexError):
+            fields = entry.read_text(errors="replace").rpartition(") ")[2].split()
+            pid = int(entry.parent.name)
+            children.setdefault(int(fields[1]), []).append(pid)
+            ticks[pid] = sum(map(int, fields[11:15]))
+    own = os.getpid()
+    ended = os.times()
+    found = {"own": time.process_time(), "engine": 0.0, "learner": 0.0}
+    found["sandbox"] = ended.children_user + ended.children_system
+    below = [(pid, _kind(pid)) for pid in children.get(own, ())]
+    while below:
+        pid, kind = below.pop()
+        found[kind] += ticks[pid] / _TICKS
+        below += [(child, kind) for child in children.get(pid, ())]
+    return found
+
+
+def _kind(pid: int) -> str:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+        return next((MODULES[word] for word in words if word in MODULES), "sandbox")
+    return "sandbox"
+
+
+class Stages:
+    """CPU seconds of a step by stage and process; stages nest, and time is that of the innermost."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+
+    def begin(self) -> None:
+        """A step begins, in the stage ``rest``."""
+        self._spent: dict[str, float] = {}
+        self._open, self._last, self._began = ["rest"], cpu_by_process(), time.monotonic()
+
+    def enter(self, stage: str) -> None:
+        """What follows is `stage`, instead of what it was."""
+        if self._open:
+            self._note()
+            self._open[-1] = stage
+
+    def leave(self) -> None:
+        """What follows is no step."""
+        self._open = []
+
+    @contextmanager
+    def within(self, stage: str) -> Iterator[None]:
+        """What is done inside is `stage`."""
+        if self._open:
+            self._note()
+            self._open.append(stage)
+        yield
+        if self._open:
+            self._note()
+            self._open.pop()
+
+    def end(self) -> dict[str, Any]:
+        """The step is over: ``wall`` seconds, and ``cpu`` seconds by ``STAGE/PROCESS``."""
+        self._note()
+        self._open = []
+        return {"wall": time.monotonic() - self._began, "cpu": self._spent}
+
+    def _note(self) -> None:
+        now = cpu_by_process()
+        for process, seconds in now.items():
+            key = f"{self._open[-1]}/{process}"
+            self._spent[key] = self._spent.get(key, 0.0) + seconds - self._last[process]
+        self._last = now
+
+
+class Turns:
+    """The end of a contestant: it waits for its turn, a line on stdin, and tells what came of it on stdout."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # what libraries print is no answer
+
+    def wait(self) -> None:
+        """Until it is its turn. Raises `SystemExit` when there are no more."""
+        self.tell({"ready": True})
+        if not sys.stdin.readline():
+            raise SystemExit(0)
+
+    def tell(self, result: dict[str, Any]) -> None:
+        """One line of JSON."""
+        print(json.dumps(result), file=self._out, flush=True)

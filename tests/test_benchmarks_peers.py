@@ -1,0 +1,110 @@
+"""The benchmark of whole loops: both sides attempt the same tasks, with tools that run, and all their time counts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.peers import STAGES, by_stage, measure, planned, stage_of, table
+from benchmarks.stages import Stages, cpu_by_process
+
+SMALL = ["rollout.tasks_per_step=2", "rollout.group_size=2"]
+BUSY = "sum(range(30_000_000))"
+
+
+def burn() -> None:
+    """Some tenths of a second in a child that has ended."""
+    subprocess.run([sys.executable, "-c", BUSY], check=True)
+
+
+def test_time_is_that_of_the_innermost_stage_and_of_the_process() -> None:
+    stages = Stages()
+    stages.begin()
+    stages.enter("learn")
+    with stages.within("rollout"), stages.within("reward"):
+        burn()
+    sum(range(5_000_000))
+    told = stages.end()
+    cpu = told["cpu"]
+    assert cpu["reward/sandbox"] > 0.1 and cpu["reward/sandbox"] > 10 * cpu["learn/sandbox"]
+    assert cpu["learn/own"] > cpu["rollout/own"] >= 0
+    assert told["wall"] > 0.1
+    assert by_stage(told)["all"] == pytest.approx(sum(cpu.values()))
+
+
+def test_a_running_child_counts_by_its_module(tmp_path: Path) -> None:
+    before = cpu_by_process()
+    code = f"{BUSY}; print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code, "coderepairrl.learn.learner"], stdin=pipe, stdout=pipe) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        after = cpu_by_process()
+        child.stdin.write(b"\n")
+    assert after["learner"] - before["learner"] > 0.1
+    assert after["engine"] == before["engine"]
+
+
+def test_every_stage_has_its_line() -> None:
+    processes = ("own", "engine", "learner", "sandbox")
+    stages = ("rest", "rollout", "generate", "reward", "learn", "sync")
+    assert {stage_of(f"{stage}/{process}") for stage in stages for process in processes} == set(STAGES)
+    assert stage_of("rollout/engine") == stage_of("generate/own") == "sampling"
+    assert stage_of("learn/learner") == stage_of("learn/own") == "learner"
+
+
+def test_the_table_has_ratios_within_a_round() -> None:
+    def result(seconds: float, rows: list[int]) -> dict[str, Any]:
+        counted = {"sampled": 100, "turns": 4, "calls": 2, "rewards": [[0.0, 1.0]]}
+        return {"wall": seconds, "cpu": {"learn/own": seconds}, "rows": rows, **counted}
+
+    found = {
+        "ours": [result(1.0, [10, 30]), result(2.0, [20, 20])],
+        "trl": [result(4.0, [10, 30]), result(4.0, [9, 9])],
+    }
+    lines = list(table("hello", found))
+    assert any(line.startswith("- ours: rows of 20 tokens (10 to 30), padding 1.25;") for line in lines)
+    assert "| learner | 1.50 | 4.00 | 3.00 (2.00 to 4.00) |" in lines
+    assert "| sampling | 0.00 | 0.00 |  |" in lines
+
+
+def test_tasks_of_the_equal_mix_are_alike(tmp_path: Path) -> None:
+    plan = planned("equal", tmp_path, 2)
+    assert len(plan.train_tasks) == 64
+    assert all(task.id.endswith("-u") for task in plan.train_tasks)
+
+
+def test_trl_asks_and_reads_in_the_words_of_the_policy(tmp_path: Path) -> None:
+    from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response
+
+    from benchmarks.peers_trl import tokenizer
+
+    plan = planned("hello", tmp_path, 1)
+    agent = plan.kinds[""].agent
+    asked = agent.first_request(plan.train_tasks[0])
+    made = tokenizer(plan.model.folder, asked.tools)
+    assert is_chat_template_prefix_preserving(made)
+    other = [{"type": "function", "function": {"name": "other", "parameters": {}}}]
+    ids = made.apply_chat_template(list(asked.messages), tools=other, add_generation_prompt=True, return_dict=False)
+    codec = plan.model.codec
+    assert ids == codec.render(asked.messages, asked.tools)
+    call = '<tool_call>\n{"name": "shell", "arguments": {"cmd": "cat a.py"}}\n</tool_call><|im_end|>'
+    parsed = parse_response(made, made(call)["input_ids"], prefix=ids, tools=other)
+    assert parsed["tool_calls"][0]["function"] == {"name": "shell", "arguments": {"cmd": "cat a.py"}}
+
+
+@pytest.mark.slow
+def test_both_sides_make_a_step(tmp_path: Path) -> None:
+    found = measure("hello", ["ours", "trl"], 1, SMALL)
+    for name, [result] in found.items():
+        assert len(result["rows"]) == 4 and result["calls"] > 0, name
+        assert all(task.startswith("mutants/") for task in result["tasks"])
+        spent = by_stage(result)
+        assert spent["sampling"] > 0 and spent["sandboxes"] > 0 and spent["all"] > spent["sampling"], name
+    [ours], [trl] = found["ours"], found["trl"]
+    assert (ours["tasks"], ours["prompt"]) == (trl["tasks"], trl["prompt"])
+    assert len(list(table("hello", found))) > len(STAGES)

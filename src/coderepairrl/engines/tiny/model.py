@@ -2,17 +2,19 @@
 
 Logits are those of transformers' `Qwen3ForCausalLM` to 1e-5 in fp32, and *a row's bits do not depend on the rows
 beside it*: not on how many requests share the step, not on how a prompt was cut into chunks, not on which prefix came
-from the cache. Serial and concurrent output are equal because the arithmetic is, not because ties are rare. Two
-habits buy this. Matrix products never have fewer than `MIN_ROWS` rows, attention always a multiple of it, since BLAS
-sums in another order for fewer. And a query attends over its own keys, padded (masked) to the next multiple of
+from the cache. Serial and concurrent output are equal because the arithmetic is, not because ties are rare. Three
+habits buy this. MKL is asked for its strict reproducible mode: without it processors with AMX sum in another order
+for fewer than 16 rows. Where that mode is not known, it helps that matrix products never have fewer than `MIN_ROWS`
+rows, and attention a multiple of it. And a query attends over its own keys, padded (masked) to the next multiple of
 `KEYS`, never over its neighbours' length.
 
-No BLAS documents this; it is tested, and holds for MKL on x86-64 with AVX-512, AVX2 and SSE4.2 (not under
-``MKL_CBWR=COMPATIBLE``). Elsewhere rows may differ in the last bits, and the exam tolerates only ties.
+MKL promises it of the number of threads, not of rows; it is tested, and holds on x86-64 with AVX-512 and AVX2.
+Elsewhere rows may differ in the last bits, and the exam tolerates only ties.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +28,7 @@ from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attent
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.scheduler import Piece
 
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first product of a process
 MIN_ROWS = 4
 KEYS = 64
 

@@ -252,6 +252,10 @@ def test_hours_are_those_of_all_steps_and_gpus(tmp_path: Path) -> None:
     assert plan["run"]["episodes_per_gpu_hour"] == pytest.approx(rate, rel=0.02)
 
 
+def test_an_evaluation_alone_takes_no_steps(tmp_path: Path) -> None:
+    assert list(needs(tmp_path, "run.steps=0")["step"]) == ["episodes"]
+
+
 def test_overlap_never_costs_time_and_alternation_is_the_sum(tmp_path: Path) -> None:
     def seconds(*overrides: str) -> float:
         return float(needs(tmp_path, "rollout.seconds=3600", *overrides)["step"]["seconds"])
@@ -332,6 +336,9 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     looked = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
     forward = 2 * n * (2 * linear + square + scored)
     assert looked.training_flops(rows) == pytest.approx(given.training_flops(rows) + forward / 2)
+    terms = ("train.algorithm=ppo", "train.value_head=true", "train.old_logprobs=recomputed")  # both in one pass
+    valued = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
+    assert valued.training_flops(rows) == pytest.approx(given.training_flops(rows) + forward)
 
 
 def test_refill_is_sampled_and_not_trained(tmp_path: Path) -> None:

@@ -172,6 +172,12 @@ def test_the_slower_side_is_the_bound(token: float, slower: str) -> None:
     assert spent.wall < alone.wall
 
 
+def test_a_server_that_takes_no_time_gives_an_answer() -> None:
+    """So may one be fitted whose replies were short beside their prompts."""
+    for seed in range(20):
+        assert simulate(loop(server=Server(0.0, given=1e-4, slots=6)), drawn(seed)).wall > 0
+
+
 def test_two_replies_share_a_server() -> None:
     """By hand: 10 tokens alone, then beside 10 of another, whose step takes 3 s: 2 at once 1 + 2 * 1."""
     attempts = [Attempt(0.0, (Call(5, 10),)), Attempt(10.0, (Call(5, 10),))]

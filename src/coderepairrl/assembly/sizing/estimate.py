@@ -155,9 +155,11 @@ class Estimate:
 
     def training_flops(self, groups: Groups) -> float:
         """Of a step on rows of `groups`, each distinct token once in a pass, what checkpointing computes again, the KL
-        term's reference and old logprobs included; as products in bfloat16, so that what is slower counts for more."""
+        term's reference, values and old logprobs included; as products in bfloat16, so that what is slower counts for
+        more."""
         model, settings = self.model, self.settings
-        looks = (settings.beta > 0) + (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
+        recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
+        looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
         extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
         tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed

@@ -51,9 +51,11 @@ class Planned:
 
     @classmethod
     def of(cls, given: Estimate) -> Self | None:
-        """None where speeds are not known: there is no server of ours on a known GPU, and no run with the same model
-        and engine. Raises `UsageError` for a run that says nothing."""
+        """None where nothing is trained, and where speeds are not known: there is no server of ours on a known GPU, and
+        no run with the same model and engine. Raises `UsageError` for a run that says nothing."""
         config = given.config
+        if not config.run.steps:
+            return None
         pilot = attempts.read(config.plan.run) if config.plan.run else None
         timed = pilot is not None and (pilot.model, pilot.engine) == (config.model.path, config.engine.name)
         server = given.served()

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
+_SHORTEST = 1e-12
+"""Seconds of a decoding step at least."""
+
 
 class Server(NamedTuple):
     """An engine by its seconds, each of `replicas` for itself. A decoding step takes ``step + running * sequence +
@@ -63,9 +66,9 @@ class Replica:
 
     @property
     def beat(self) -> float:
-        """Seconds of a decoding step."""
+        """Seconds of a decoding step; of speeds that were fitted all may be 0."""
         server = self.server
-        return server.step + len(self.running) * server.sequence + self._cached * server.cached
+        return max(_SHORTEST, server.step + len(self.running) * server.sequence + self._cached * server.cached)
 
     def advance(self, seconds: float) -> None:
         """The clock goes on."""

@@ -87,5 +87,16 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
     assert wanted(long, "rollout.tokens=64", "rollout.turn_tokens=64", "train.overlong_buffer=10") == (3, 1)
 
 
+@pytest.mark.parametrize("more", [("train.algorithm=ppo",), ("train.algorithm=grpo", "train.advantage=batch")])
+def test_one_group_that_makes_all_others_informative_ends_a_refill(more: tuple[str, ...]) -> None:
+    config = load("hello", [*REFILL, *more])
+    flat = next(each for each in episodes() if each.group == "flat")
+    groups = [
+        Group(f"g{at}", cast(Task, None), (replace(flat, id=f"e{at}", group=f"g{at}", scores=(Score("r", reward),)),))
+        for at, reward in enumerate((0.5, 0.5, 0.5, 0.5, 1.0))
+    ]
+    assert [lacking(groups[:count], config) for count in (4, 5)] == [4, 0]
+
+
 def _long(turn: Turn) -> Turn:
     return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))

@@ -152,11 +152,14 @@ def begin(parts: Parts, history: History, references: References, ahead: Ahead) 
 
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
-    """How many groups more a step samples that has `groups` already."""
+    """How many groups more a step samples that has `groups` already.
+
+    Where advantages are of the whole batch, one group makes several informative at once: more than were wanted.
+    """
     wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return wanted - len(groups)
-    return min(wanted - informative(episodes_of(groups), config), wanted + refill - len(groups))
+    return max(0, min(wanted - informative(episodes_of(groups), config), wanted + refill - len(groups)))
 
 
 def summarise_step(

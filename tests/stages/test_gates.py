@@ -240,3 +240,22 @@ def test_a_finished_run_is_judged_again_from_its_log(tmp_path: Path) -> None:
     assert [alarm.last for alarm in gates.replay(str(folder.path), settings(patience=4))] == [10, 12, 14, 16, 18, 20]
     assert gates.replay(folder.path, settings(off=["drift"])) == []
     assert json.loads(json.dumps(found[0].as_json()))["gate"] == "drift"
+
+
+def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None:
+    """As with a baseline of the whole batch, or a value head: attempts differ from one task to another."""
+
+    def stopped(fault: Fault) -> list[str]:
+        records = healthy(30, seed=0)
+        for record in records:
+            record["skipped"] = ""
+            each(metric(reward=0.5, reward_std=0.0, learn__grad_norm=0.1), fault)(record)
+        return sorted({alarm.gate for alarm in played(records, settings()) if alarm.stops})
+
+    def advantages(*values: float) -> Fault:
+        return lambda record: record.update(advantages={f"e{at}": value for at, value in enumerate(values)})
+
+    assert stopped(advantages(-1.0, -1.0, 1.0, 1.0)) == []
+    assert stopped(advantages(0.0, 0.0)) == ["no_gradient"], "a KL term's gradient alone"
+    assert stopped(advantages(0.0, 0.0, 1.0, 1.0)) == [], "rewards, which a value head is given"
+    assert stopped(advantages(0.5, 0.5)) == ["no_gradient"], "every attempt at any task earned the same"

@@ -178,16 +178,27 @@ def zero_reward(before: Records, newest: Records, health: Health) -> str:
 
 
 def no_gradient(before: Records, newest: Records, health: Health) -> str:
-    """No group had two rewards, or the gradient was 0. A batch that was skipped is another matter."""
-    for record in newest:
-        metrics = record["metrics"]
-        differ = metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics
-        if record.get("skipped") or (metrics.get("learn/grad_norm") and differ):
-            return ""
+    """No attempt was better than another, or the gradient was 0. A batch that was skipped is another matter."""
+    if any(
+        record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _teaches(record)) for record in newest
+    ):
+        return ""
     if any(spread > FLAT for spread in _values(newest, "reward_std")):
         return f"no gradient {_span(newest)}, though rewards differ: no token was trained, or none could change them"
     mean = fmean(_values(newest, "reward") or [0.0])
     return f"no gradient {_span(newest)}: all attempts at a task earned the same (mean reward {mean:.3g})"
+
+
+def _teaches(record: Record) -> bool:
+    """Whether some attempt was better than another: in its group, or in the batch, by what the learner was given.
+
+    That is an advantage, or with a value head the reward. A KL term alone, which has a gradient whatever is earned,
+    teaches nothing.
+    """
+    metrics = record["metrics"]
+    if metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics:
+        return True
+    return len(set(record.get("advantages", {}).values())) > 1
 
 
 def entropy(before: Records, newest: Records, health: Health) -> str:

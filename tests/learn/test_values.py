@@ -231,6 +231,12 @@ def test_a_run_trains_every_episode_on_its_reward():
     assert settings(config).value_head and settings(config).of_values("gamma") == 0.99
     with pytest.raises(ConfigError, match="a value head learns from every episode"):
         load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.denominator=informative"])
+    for denominator in ("episodes", "informative"):
+        with pytest.raises(ConfigError, match=r"curriculum\.refill .* every episode: leave one of them out"):
+            more = ["curriculum.refill=2", f"train.denominator={denominator}"]
+            load("hello", ["train.algorithm=ppo", "train.value_head=true", *more])
+    with pytest.raises(ConfigError, match=r"train\.balance_kinds .* from batch to batch: leave one of them out"):
+        load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.balance_kinds=true"])
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,8 @@ class Curriculum(Section):
     refill: int = Field(default=0, ge=0)
     """Up to so many further groups a step in place of those whose attempts all earned the same, until
     `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). Needs
-    `train.denominator="informative"`, which leaves the others out of the batch's average."""
+    `train.denominator="informative"`, which leaves the others out of the batch's average; of no use with a
+    `train.value_head`, which learns from them, too."""
 
     @model_validator(mode="after")
     def _one_order(self) -> Curriculum:
@@ -517,7 +518,8 @@ class Train(Learning):
     rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
     balance_kinds: bool = False
     """Give each kind of tasks in a batch its part of the loss by `kinds.NAME.weight`, and not by how many episodes it
-    has, or tokens where the loss adds these up: one with few short replies is not drowned by the others."""
+    has, or tokens where the loss adds these up: one with few short replies is not drowned by the others. Not with a
+    `value_head`, which learns rewards as they are."""
     mismatch_correction: Literal["auto", Correction] = "auto"
     """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`; `icepop` leaves
     out tokens whose weight is above it or below its inverse (IcePop). `auto` is `token` with `recomputed` where either
@@ -735,6 +737,17 @@ class Config(Section):
             if kind.reward and not any(kind.reward.values()):
                 raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
+        if self.curriculum.refill and train.value_head:
+            raise ValueError(
+                "curriculum.refill replaces groups that teach nothing, and a value head learns from every episode: leave"
+                " one of them out"
+            )
+        if train.balance_kinds and train.value_head:
+            raise ValueError(
+                "train.balance_kinds scales advantages by what a batch has of each kind, and a value head would learn"
+                " returns whose scale changes from batch to batch: leave one of them out (kinds.NAME.weight is a constant"
+                " factor)"
+            )
         if self.curriculum.refill and train.denominator != "informative":
             raise ValueError(
                 "curriculum.refill leaves groups out of the batch that train.denominator='episodes' averages over: set"

@@ -739,14 +739,14 @@ class Config(Section):
         train, episodes = self.train, self.rollout.tasks_per_step * self.rollout.group_size
         if self.curriculum.refill and train.value_head:
             raise ValueError(
-                "curriculum.refill replaces groups that teach nothing, and a value head learns from every episode: leave"
-                " one of them out"
+                "curriculum.refill replaces groups that teach nothing, and a value head learns from every episode:"
+                " leave one of them out"
             )
         if train.balance_kinds and train.value_head:
             raise ValueError(
                 "train.balance_kinds scales advantages by what a batch has of each kind, and a value head would learn"
-                " returns whose scale changes from batch to batch: leave one of them out (kinds.NAME.weight is a constant"
-                " factor)"
+                " returns whose scale changes from batch to batch: leave one of them out (kinds.NAME.weight is a"
+                " constant factor)"
             )
         if self.curriculum.refill and train.denominator != "informative":
             raise ValueError(

@@ -11,7 +11,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.stages.policy import informative, make_batch
-from coderepairrl.stages.train import lacking
+from coderepairrl.stages.train import lacking, step_metrics
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
@@ -96,6 +96,19 @@ def test_one_group_that_makes_all_others_informative_ends_a_refill(more: tuple[s
         for at, reward in enumerate((0.5, 0.5, 0.5, 0.5, 1.0))
     ]
     assert [lacking(groups[:count], config) for count in (4, 5)] == [4, 0]
+
+
+def test_the_informative_groups_of_a_step_are_those_that_were_trained() -> None:
+    def counted(each: list[Episode], *overrides: str, **learned: float) -> tuple[float, int]:
+        groups = [Group(name, cast(Task, None), tuple(e for e in each if e.group == name)) for name in REWARDS]
+        metrics = step_metrics(groups, make_batch(each, load("hello", overrides)), learned)
+        return metrics["informative"], metrics["flat_groups"]
+
+    assert counted(episodes()) == (0.5, 2)
+    assert counted(episodes(), "train.beta=0.1") == (0.5, 2), "a KL term alone has nothing to teach"
+    assert counted([replace(e, ending=Ending.LIMIT) for e in episodes()], "train.mask_truncated=true") == (0.0, 4)
+    assert counted(episodes(), "train.algorithm=ppo") == (1.0, 0)
+    assert counted(episodes(), "train.algorithm=ppo", "train.value_head=true", value_loss=0.1) == (1.0, 0)
 
 
 def _long(turn: Turn) -> Turn:

@@ -134,7 +134,7 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
         ("accuracy", "tokens of held-out examples that are the likeliest"),
     ]
     panels += [_metric(reports, f"held_out/{name}", title) for name, title in held_out]
-    panels.append(_metric(reports, "informative", "share of groups whose attempts did not all earn the same"))
+    panels.append(_metric(reports, "informative", "share of groups that had something to teach"))
     if not any("informative" in step for report in reports for step in report.steps):  # runs of older versions
         panels[-1] = _metric(reports, "flat_groups", "groups without a gradient: all attempts earned the same")
     return [panel for panel in panels if _says_something(panel)]

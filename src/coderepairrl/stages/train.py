@@ -12,6 +12,7 @@ from typing import Any
 from coderepairrl.config import Config
 from coderepairrl.errors import HealthGateError
 from coderepairrl.learn import Batch
+from coderepairrl.learn.advantages import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import (
@@ -297,8 +298,12 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
 
     ``surprisal`` is minus the mean logprob of all sampled tokens as the engine recorded it, in nats: on policy an
     unbiased estimate of the entropy per token. ``learn/entropy`` is the learner's, of trained tokens alone.
+    ``informative`` is the share of groups with an attempt that is trained at an advantage other than 0, or by a value
+    head; ``flat_groups`` are the others.
     """
     episodes = episodes_of(groups)
+    valued = "value_loss" in learned  # which learns from rewards of 0, too
+    taught = {row.group for row in batch.samples if valued or abs(row.advantage) > FLAT}
     spreads = [group.std for group in batch.groups.values()]
     valid = (episode for episode in episodes if episode.ending is not Ending.VOID)
     logprobs = [logprob for episode in valid for turn in episode.turns for logprob in turn.output.logprobs]
@@ -308,9 +313,9 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
         "reward_std": sum(spreads) / len(spreads),
         **{f"kind_scale/{kind or PLAIN}": scale for kind, scale in batch.scales.items() if len(batch.kinds) > 1},
         **{f"trained/{kind or PLAIN}": own.trained for kind, own in batch.kinds.items() if len(batch.kinds) > 1},
-        "flat_groups": sum(group.flat for group in batch.groups.values()),
+        "flat_groups": len(batch.groups) - len(taught),
         "groups": len(groups),
-        "informative": fmean(not group.flat for group in batch.groups.values()),
+        "informative": len(taught) / len(batch.groups),
         "episodes": len(episodes),
         "void": sum(group.void for group in groups),
         "delivered": batch.account.delivered,

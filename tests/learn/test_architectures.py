@@ -27,6 +27,7 @@ TREES = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.it
 ALONE = pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.way == "rows"])
 RECURRENT = ("Qwen3.5", "Kimi Linear", "Nemotron-H", "LFM2")
 TINY = 1e-5
+HALF = LearnSettings(precision="bf16", lora=Lora(rank=2, alpha=4, targets=("o_proj",)))
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,12 @@ def test_a_detached_state_is_caught_by_gradients_alone(folders, monkeypatch):
     assert Policy.load(folder).found.way == "rows"
 
 
+@pytest.mark.parametrize("name", ["Qwen3.5", "Nemotron-H", "Granite 4", "Falcon-H1"])
+def test_a_lost_state_is_caught_by_the_probe_in_16_bits_too(name, folders, monkeypatch):
+    dropped_state(monkeypatch)
+    assert Policy.load(folders(name), HALF).found.way == "rows"
+
+
 def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
     ignored_sinks(monkeypatch)
     found = Policy.load(folders("gpt-oss")).found
@@ -167,10 +174,16 @@ def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
         Policy.load(folders("Granite 3"))
 
 
-@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3 MoE", "gpt-oss", "Nemotron-H"])
-def test_in_16_bits_the_probe_takes_them_too(name, folders):
-    settings = LearnSettings(precision="bf16", lora=Lora(rank=2, alpha=4, targets=("o_proj",)))
-    assert Policy.load(folders(name), settings).found.way == "trees"
+@pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3 MoE", "gpt-oss", "Nemotron-H", "MiniMax-M2"])
+def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, folders):
+    policy = Policy.load(folders(name), HALF)
+    assert policy.found.way == "trees"
+    with shards.Stored(folders(name), shards.MODEL) as stored:
+        theirs = stored[next(key for key in stored if "embed" in key)]
+    ours = policy.model.get_input_embeddings().weight
+    assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs.bfloat16())
+    layers = [p for name, p in policy.model.named_parameters() if ".layers." in name and not p.requires_grad]
+    assert {p.dtype for p in layers if p.ndim == 2} == {torch.bfloat16}
 
 
 def test_chunks_are_refused_where_there_are_states(folders):

@@ -6,8 +6,9 @@ states, their gradient where rows enter the model, and the logits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -23,7 +24,7 @@ PLAIN = "eager"
 LAYERS = 4
 WINDOW = 4
 """Tokens that a layer with a sliding window sees while it is asked: fewer than rows have."""
-TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}  # of the largest value
+TOLERANCE = 1e-4  # of the largest value
 Hidden = Callable[[MicroBatch], Tensor]
 Way = Literal["trees", "rows"]
 
@@ -53,8 +54,8 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
     """`hidden` computes a micro-batch as training does, `head` the logits of hidden states.
 
     Asked are the first layers with one of each kind: all layers of a large model would take long on a CPU (where a
-    model that will be sharded is loaded) and accumulate rounding errors of bfloat16. Raises `UsageError` where the
-    logits are no head on the last hidden states.
+    model that will be sharded is loaded). In 16 bits their weights are float32 meanwhile (`_precise`). Raises
+    `UsageError` where the logits are no head on the last hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
@@ -66,14 +67,15 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
     with ExitStack() as small:
         small.enter_context(_shallow(model.config.get_text_config()))
         small.enter_context(_narrow(model))
+        small.enter_context(_precise(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
         with torch.no_grad():
             logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
         plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
         with torch.no_grad():
-            error = _apart(head(plain.hidden_TD), logits_TV, where)
-        if not error <= TOLERANCE[model.dtype]:
+            error = _apart(head(plain.hidden_TD), logits_TV)
+        if not error <= TOLERANCE:
             raise UsageError(
                 f"the logits of {type(model).__name__} are no linear head on its last hidden states (they differ by a"
                 f" fraction {error:.2g}), of which alone training knows",
@@ -88,8 +90,8 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
                 raise
             except (UsageError, TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as problem:
                 return f"{type(problem).__name__}: {problem}"
-            errors = [_apart(a, b, where) for a, b in zip(ours, plain, strict=True)]
-            if max(errors) <= TOLERANCE[model.dtype]:
+            errors = [_apart(a, b) for a, b in zip(ours, plain, strict=True)]
+            if max(errors) <= TOLERANCE:
                 return ""
             return "hidden states change by a fraction {:.2g}, gradients by {:.2g}".format(*errors)
 
@@ -103,7 +105,7 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
         by(TREE)
         wrong = asked(lambda: _ask(model, lambda _: hidden(whole), where, tree=True))
         if not wrong:
-            return Found("trees", TREE, chunked=not _chunks(whole, hidden, plain, where, model.dtype), notice="")
+            return Found("trees", TREE, chunked=not _chunks(whole, hidden, plain, where), notice="")
         for implementation in (TREE, "sdpa", PLAIN):
             if by(implementation) and not asked(lambda: _ask(model, lambda at: hidden(singles[at]), where)):
                 notice = (
@@ -151,22 +153,12 @@ def _ask(
     return _Asked(hidden_TD.detach(), gradient_TD)
 
 
-def _apart(ours: Tensor, theirs: Tensor, where: Sequence[Sequence[int]]) -> float:
-    """The largest difference as a fraction of the largest value; in 16 bits, of the median token of any row.
-
-    A rounding error there may send a single token to other experts, whereas rows that leak change most tokens.
-    """
-    wrong_T = (ours.float() - theirs.float()).abs().amax(1) / theirs.float().abs().max()
-    if theirs.dtype == torch.float32 and ours.dtype == torch.float32:
-        return wrong_T.max().item()
-    sizes = [len(row) for row in where]
-    parts = torch.split(wrong_T, sizes) if sum(sizes) == len(wrong_T) else [wrong_T]
-    return max(part.median().item() for part in parts)
+def _apart(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference as a fraction of the largest value."""
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-def _chunks(
-    batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]], dtype: torch.dtype
-) -> str:
+def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> str:
     """Why a tree is not computed chunk by chunk, or ""."""
     store = Store(len(batch.ids_T))
     try:
@@ -175,8 +167,8 @@ def _chunks(
     except UsageError as problem:
         return str(problem)
     hidden_TD = torch.cat(parts)[[place for row in where for place in row]]
-    error = _apart(hidden_TD, plain.hidden_TD, where)
-    return "" if error <= TOLERANCE[dtype] else f"hidden states change by a fraction {error:.2g}"
+    error = _apart(hidden_TD, plain.hidden_TD)
+    return "" if error <= TOLERANCE else f"hidden states change by a fraction {error:.2g}"
 
 
 @contextmanager
@@ -188,6 +180,36 @@ def _shallow(config: PretrainedConfig) -> Iterator[None]:
         yield
     finally:
         config.num_hidden_layers = depth
+
+
+@contextmanager
+def _precise(model: PreTrainedModel) -> Iterator[None]:
+    """Within, weights in 16 bits are float32, those of a layer from when it first runs.
+
+    In 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes.
+    """
+    before: list[tuple[Tensor, Tensor]] = []
+
+    def cast_up(tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.dtype.itemsize == 2:
+                before.append((tensor, tensor.data))
+                tensor.data = tensor.data.float()
+
+    def run(layer: nn.Module, _: Any) -> None:
+        cast_up(chain(layer.parameters(), layer.buffers()))
+
+    layers = [each for part in body(model).children() if isinstance(part, nn.ModuleList) for each in part]
+    theirs = {id(tensor) for layer in layers for tensor in chain(layer.parameters(), layer.buffers())}
+    hooks = [layer.register_forward_pre_hook(run) for layer in layers]
+    try:
+        cast_up(each for each in chain(model.parameters(), model.buffers()) if id(each) not in theirs)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for tensor, data in before:
+            tensor.data = data
 
 
 @contextmanager

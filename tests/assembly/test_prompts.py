@@ -119,3 +119,12 @@ def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: P
     assert isinstance(problem, ConfigError) and "ends at 4,096 tokens, and attempts at 512" in str(problem)
     assert problem.fix == "rollout.tokens=512"
     assert stages.dry_run(planned(*asked, problem.fix))[1] is None
+    with pytest.raises(ConfigError, match="attempts at 512"):  # a resumed run may have another engine, and limit
+        resolve(planned(*asked), resumed=True)
+    written(miniature, "short", kind="label")
+    Path("run.toml").write_text(Path("run.toml").read_text() + "[kinds.label]\ntokens = 1000\nturn_tokens = 600\n")
+    _, problem = stages.dry_run(planned(*asked))
+    assert isinstance(problem, ConfigError) and problem.fix.split() == [
+        *("rollout.tokens=512", "kinds.label.tokens=512", "kinds.label.turn_tokens=512")
+    ]
+    assert stages.dry_run(planned(*asked, *problem.fix.split()))[1] is None

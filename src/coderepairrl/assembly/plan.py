@@ -261,7 +261,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     check_workspaces(everything, place, problems)
     asked = everything if config.eval.before or config.eval.every or config.eval.after else trained
     prompt = problems.attempt(lambda: None if resumed else check_prompts(config, policy.value, kinds.value, asked))
-    problems.attempt(lambda: None if resumed else check_overlong(config, policy.value, kinds.value))
+    problems.attempt(lambda: check_overlong(config, policy.value, kinds.value))  # a resumed run may have new limits
     lacking = _lacking(config, engine, learner)
     if problems.found:
         for each in lacking:

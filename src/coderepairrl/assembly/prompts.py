@@ -54,8 +54,16 @@ def check_overlong(config: Config, model: LocalModel, kinds: Mapping[str, Terms]
             raise ConfigError(
                 f"train.overlong_buffer={config.train.overlong_buffer} ends at {terms.limits.tokens:,} tokens, and"
                 f" attempts at {most:,} ({limit})",
-                fix=f"rollout.tokens={most}",
+                fix=" ".join(f"{name}={most}" for name in _above(config, most)),
             )
+
+
+def _above(config: Config, most: int) -> list[str]:
+    """The settings by which an episode, or a turn, may have more tokens than `most`."""
+    asked = {f"rollout.{name}": getattr(config.rollout, name) for name in ("tokens", "turn_tokens")}
+    for kind, terms in config.kinds.items():
+        asked |= {f"kinds.{kind}.{name}": getattr(terms, name) or 0 for name in ("tokens", "turn_tokens")}
+    return [name for name, tokens in asked.items() if tokens > most]
 
 
 def without_too_long(

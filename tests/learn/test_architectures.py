@@ -205,6 +205,18 @@ def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, t
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
+@pytest.mark.parametrize("name", ["GLM-4.5", "DeepSeek-V3"])
+def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
+    """In bfloat16 it would send tokens to other experts than in the learner."""
+    policy = Policy.load(folders(name), LearnSettings(precision="bf16"))
+    for each in policy.constants.values():
+        each.copy_(torch.linspace(0.1, 0.2, each.numel()))
+    policy.export(tmp_path, "model")
+    with shards.Stored(tmp_path, shards.MODEL) as stored:
+        assert policy.constants and all(torch.equal(stored[key], each) for key, each in policy.constants.items())
+        assert stored["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
 @pytest.mark.parametrize(
     ("name", "targets"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
@@ -387,10 +387,13 @@ class Policy:
 
         Where processes share the model, all must iterate.
         """
-        for name, parameter in self.weights.items():
-            yield self.file_name(name), self.whole(parameter)
+        yield from self._trained()
         if self.settings.lora is None:
             yield from self.constants.items()
+
+    def _trained(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self.weights.items():
+            yield self.file_name(name), self.whole(parameter)
 
     def file_name(self, name: str) -> str:
         """A parameter's name in `state` and in files."""
@@ -437,15 +440,11 @@ class Policy:
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
-        tensors = chain(adapters.merged(self.model, self.whole), self.constants.items()) if merge else self.state()
+        tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
         dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
-        exact = ((name, tensor.to(dtype)) for name, tensor in tensors)
-        return self._published(exact) if form == "model" else exact
-
-    def _published(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Tensors as files of this architecture have them, which engines read: experts, for one, each by itself."""
-        for name, tensor in tensors:
-            yield from revert_weight_conversion(self.model, {name: tensor}).items()
+        rounded = ((name, tensor.to(dtype)) for name, tensor in tensors)
+        # constants as they are: a router's bias may be float32 in bfloat16, too
+        return published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
 
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE
@@ -460,6 +459,12 @@ class Policy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
             layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+
+
+def published(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of `model` as files of its architecture have them, which engines read: experts, for one, each alone."""
+    for name, tensor in tensors:
+        yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:

@@ -205,6 +205,18 @@ def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, t
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3 MoE", "DeepSeek-V3"])
+def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, folders, tmp_path):
+    """The checkpoint itself has experts in one tensor."""
+    Trainer(folders(name), LearnSettings()).save(tmp_path / "checkpoint")
+    config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
+    (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    language_model(tmp_path / "checkpoint", tmp_path / "plain")
+    with shards.Stored(tmp_path / "plain", shards.MODEL) as ours, shards.Stored(folders(name), shards.MODEL) as theirs:
+        assert set(ours) == set(theirs)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
 @pytest.mark.parametrize("name", ["GLM-4.5", "DeepSeek-V3"])
 def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
     """In bfloat16 it would send tokens to other experts than in the learner."""

@@ -28,8 +28,9 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
-    or of the model below adapters of others. Full weights are copied as they are; of a multimodal model
-    (`models.multimodal`), those of its language model. What fails leaves an empty folder.
+    or of the model below adapters of others. Full weights are copied as they are, those of a mixture of experts that a
+    run trained under the names that files of its architecture have; of a multimodal model (`models.multimodal`), those
+    of its language model. What fails leaves an empty folder.
     Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
     writing fails.
     """
@@ -93,7 +94,7 @@ def metrics(run: Path, tracker: str) -> int:
 
 
 async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:
-    if found.adapter is None and models.multimodal(found.folder):
+    if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
         with scratch("export") as logs:
             return await language_model(found.folder, target, log_dir=logs)
     if found.adapter is None:
@@ -117,6 +118,12 @@ def _copy(folder: Path, target: Path) -> None:
         raise UsageError(f"{folder} holds no weights", fix="a model has a *.safetensors")
     for file in kept:
         shutil.copyfile(file, target / file.name)
+
+
+def _fused(folder: Path) -> bool:
+    """Whether a checkpoint has experts as transformers computes them, in one tensor, which engines do not read."""
+    index = folder / "model.safetensors.index.json"
+    return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
 
 
 def _precision_of(folder: Path) -> Literal["fp32", "bf16"]:

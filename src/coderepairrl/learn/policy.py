@@ -463,6 +463,7 @@ class Policy:
 
 def published(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Tensors of `model` as files of its architecture have them, which engines read: experts, for one, each alone."""
+    cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
     for name, tensor in tensors:
         yield from revert_weight_conversion(model, {name: tensor}).items()
 
@@ -489,16 +490,21 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def language_model(source: Path, target: Path) -> None:
-    """Write the language model of the multimodal model in `source` to `target`, its weights as they are.
+    """Write the causal language model in `source`, of a multimodal one its language model, to `target`, weights with
+    their values, under the names that files of the architecture have.
 
     Raises `UsageError` where there is none.
     """
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+        # a checkpoint of all weights is float32, whatever the config says that it was copied from
+        dtype = torch.float32 if (source / "learner.json").is_file() else "auto"
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(f"cannot load the model in {source}: {error}") from error
     target.mkdir(parents=True, exist_ok=True)
-    shards.write(target, shards.MODEL, model.named_parameters())
+    kept = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    shards.write(target, shards.MODEL, published(model, chain(model.named_parameters(), buffers)))
     copy_layout(source, target)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)

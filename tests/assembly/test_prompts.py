@@ -14,8 +14,10 @@ from coderepairrl import stages
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.assembly.prompts import check_prompts
 from coderepairrl.cli.output import table
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.changes import check_resumed, left_out
 
 CONFIG = """
 run = {{ name = "prompts", steps = 1 }}
@@ -103,7 +105,7 @@ def test_thousands_of_long_prompts_take_seconds(miniature: Path, isolating: None
 def test_too_long_ones_are_left_out_where_that_is_asked_for(miniature: Path, isolating: None) -> None:
     written(miniature, "short", "a b " * 50_000, "also short", "c d " * 60_000)
     plan = resolve(planned("tasks.too_long=drop"))
-    assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == 2
+    assert [task.id for task in plan.train_tasks] == ["q/0", "q/2"] and plan.too_long == ("q/1", "q/3")
     assert stages.plan(planned("tasks.too_long=drop"))["left_out_too_long"] == 2
     with pytest.raises(ConfigError, match="task q/3"):  # those of an evaluation stay what they are
         resolve(planned("tasks.too_long=drop", "eval.split=train", "eval.before=true"))
@@ -128,3 +130,24 @@ def test_a_buffer_before_a_limit_that_no_attempt_reaches_is_refused(miniature: P
         *("rollout.tokens=512", "kinds.label.tokens=512", "kinds.label.turn_tokens=512")
     ]
     assert stages.dry_run(planned(*asked, *problem.fix.split()))[1] is None
+
+
+def test_a_resume_that_would_leave_out_other_tasks_is_refused(miniature: Path, isolating: None) -> None:
+    written(miniature, "short", "which? " * 300, "also short", "c d " * 60_000)
+
+    def resumed(*overrides: str) -> None:
+        plan = resolve(planned("tasks.too_long=drop", *overrides), resumed=True)
+        check_resumed(folder, plan.config, plan.reward_versions, plan.too_long)
+
+    began = resolve(planned("tasks.too_long=drop"))
+    about = {"config": began.config.model_dump(mode="json"), "too_long": left_out(began.too_long)}
+    folder = RunFolder(Path("runs/prompts"))
+    folder.create(to_toml(began.config), about)
+    resumed()
+    resumed("rollout.tokens=8192")  # which leaves out the same
+    with pytest.raises(ConfigError, match="began without 1 tasks .* by the settings of now 2 are") as refused:
+        resumed("rollout.tokens=128")
+    assert "rollout.tokens=4096" in refused.value.fix
+    with pytest.raises(ConfigError, match="settings of now 2 are") as refused:
+        resumed("engine=tiny", "engine.options.context=128")
+    assert "engine.options.context=unset" in refused.value.fix

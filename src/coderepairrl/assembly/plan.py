@@ -29,7 +29,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, sever
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rewards import Weighted
-from coderepairrl.rollout import Curriculum, Terms
+from coderepairrl.rollout import Curriculum, Share, Terms
 from coderepairrl.types import Limits, Task
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class Plan(AgentPlan):
     """When the clip of the importance ratio acts."""
     prompt: LongestPrompt | None
     """The longest; None for a run that is resumed, which was asked before."""
-    too_long: int
+    too_long: tuple[str, ...]
     """Training tasks that were left out since their prompts are longer (`tasks.too_long`)."""
     lacking: tuple[PrerequisiteError, ...]
     """What engine or learner need and this machine lacks, with which they would not start."""
@@ -279,9 +279,15 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
         clip=clip(config, learner.value),
         prompt=prompt.value,
-        too_long=sum(len(share.tasks) for share in read.value) - len(trained),
+        too_long=_left_out(read.value, sources.value),
         lacking=lacking,
     )
+
+
+def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
+    """The tasks of each source that is `read` which the same one of `kept` lacks."""
+    pairs = ((whole, {task.id for task in share.tasks}) for whole, share in zip(read, kept, strict=True))
+    return tuple(task.id for whole, ids in pairs for task in whole.tasks if task.id not in ids)
 
 
 def require_trackers(names: Sequence[str]) -> None:

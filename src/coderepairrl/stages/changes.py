@@ -6,7 +6,8 @@ holds for (``change``: the last step before it, key, old, new), and a replay tak
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from coderepairrl.assembly.numerics import check_clip
@@ -71,6 +72,8 @@ _BESIDE = {"run.dir", "log"}
 _NOT_REPLAYED = {"train.devices", "train.patience"}
 _OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
 """Which of what may change decides whether the clip cuts what is no update of the batch."""
+_OF_PROMPTS = ("rollout.tokens", "engine.name", "engine.options")
+"""Which of what may change decides how long a prompt may be."""
 _LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
@@ -86,15 +89,17 @@ class Change(NamedTuple):
         return f"{self.key} is {_shown(self.new)} after step {self.step}, and was {_shown(self.old)}"
 
 
-def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int]) -> None:
+def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int], too_long: Collection[str]) -> None:
     """Raise `ConfigError` for a `config` that may not continue the run in `folder`, `UsageError` if there is none."""
     folder = open_run(folder.path)
-    changes_at_resume(folder, read_history(folder), config, versions)
+    changes_at_resume(folder, read_history(folder), config, versions, too_long)
 
 
-def changes_at_resume(folder: RunFolder, history: History, config: Config, versions: Mapping[str, int]) -> list[Change]:
+def changes_at_resume(
+    folder: RunFolder, history: History, config: Config, versions: Mapping[str, int], too_long: Collection[str]
+) -> list[Change]:
     """What `config` changes of the run in `folder`, which has come as far as `history`; `versions` are those of its
-    rewards' formulas, by name.
+    rewards' formulas, by name, and `too_long` the tasks that are left out by `config`.
 
     Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
     """
@@ -110,6 +115,7 @@ def changes_at_resume(folder: RunFolder, history: History, config: Config, versi
     if any(_within(key, _OF_THE_CLIP) for key in changed):
         check_clip(config)
     _check_versions(folder, versions)
+    _check_left_out(folder, too_long, {key: before.get(key) for key in changed})
     _check_continues(history, config, changed)
     return [Change(history.step, key, before.get(key), now.get(key)) for key in changed if key not in _BESIDE]
 
@@ -124,6 +130,28 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
                 f" {now[name]}: {reason('reward')}",
                 fix="give the run another run.name, or resume it with the installation that its run.json names",
             )
+
+
+def left_out(tasks: Collection[str]) -> dict[str, Any]:
+    """What run.json keeps of `tasks` that `tasks.too_long` leaves out, of which there may be many."""
+    digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
+    return {"count": len(tasks), "sha256": digest}
+
+
+def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` where other tasks are left out than when the run began; `old` are the settings that change,
+    as they were."""
+    began, now = folder.about().get("too_long"), left_out(tasks)
+    if began in (None, now):  # None: of a run of an older version
+        return
+    restored = [f"{key}={_shown(value)}" for key, value in old.items() if _within(key, _OF_PROMPTS)]
+    raise ConfigError(
+        f"{folder.path} began without {began['count']:,} tasks whose prompts are too long, and by the settings of now"
+        f" {now['count']:,}{' others' * (began['count'] == now['count'])} are: {reason('tasks')}",
+        fix=f"resume it with {', '.join(restored)}, as it was, or give the changed run another run.name"
+        if restored
+        else "resume it with the agent, the tokenizer and the installation that it began with (run.json)",
+    )
 
 
 def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.runs import RunFolder
 from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import damage, difference, digests
-from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed
+from coderepairrl.stages.changes import Change, changes_at_resume, check_resumed, left_out
 from coderepairrl.stages.history import History, read_history
 from coderepairrl.stages.parts import Parts, assemble, until_called_off
 from coderepairrl.stages.progress import Progress
@@ -98,7 +98,7 @@ async def run(
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
     """The run folder, once all is well: begun, or as it was left."""
     if resume:
-        check_resumed(folder, plan.config, plan.reward_versions)
+        check_resumed(folder, plan.config, plan.reward_versions, plan.too_long)
     else:
         folder.require_free()  # before the minutes that references may take
     _check_disk(folder)
@@ -123,7 +123,7 @@ async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: b
 
 
 def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
-    return changes_at_resume(folder, history, plan.config, plan.reward_versions)
+    return changes_at_resume(folder, history, plan.config, plan.reward_versions, plan.too_long)
 
 
 def _model(plan: Plan, folder: RunFolder) -> Path:
@@ -169,6 +169,7 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
         "rewards": plan.reward_versions,
         "config": plan.config.model_dump(mode="json"),
         "model": model,
+        "too_long": left_out(plan.too_long),
         **found,
     }
     folder.create(to_toml(plan.config), about, plan.model.engine.versions())

@@ -173,7 +173,6 @@ class Contestant:
         env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRL_EXPERIMENTAL_SILENCE": "1"}
         self.log = (folder / f"{name}.log").open("w+")
         command = [sys.executable, "-m", "benchmarks.peers", *words]
-        command = [sys.executable, "-m", "benchmarks.peers", *words]
         streams: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.log}
         # a session of its own, as children of ours have: Linux shares a busy processor out among sessions
         self.process = subprocess.Popen(command, text=True, env=env, start_new_session=True, **streams)
@@ -196,9 +195,10 @@ class Contestant:
 
     def close(self) -> None:
         """End it."""
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
         self.process.wait(60)
+        self.process.stdout.close()
         self.log.close()
 
 

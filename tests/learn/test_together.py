@@ -171,6 +171,14 @@ def test_rows_are_dealt_in_whole_rounds_within_the_budget():
     assert cut([(1,) * 7], 50, 2) == [[0]]
 
 
+def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
+    """Row by row, and in no chunks, if one of them has to."""
+    assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
+    monkeypatch.setattr("coderepairrl.learn.parallel.Alone.gather", lambda self, value: [value, (True, False)])
+    trainer = Trainer(miniature, SETTINGS)
+    assert trainer._budget == 1 and not trainer._in_chunks
+
+
 def test_whole_groups_are_dealt():
     """Four groups of eight, whose attempts share a prompt, to two and four processes."""
     rows = [(group,) * 100 + (group, attempt) * 20 for attempt in range(8) for group in range(4)]

@@ -85,6 +85,10 @@ class Trainer:
         self.updates = 0
         self.optimizer = _optimizer(self.policy, settings)
         self.parallel.prepare(self.policy, self.optimizer)
+        ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
+        alone, chunkable = zip(*self.parallel.gather(ours), strict=True)
+        # processes that went different ways would wait for each other forever
+        self._alone, self._chunkable = any(alone), all(chunkable)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its metrics (`Metrics`).
@@ -278,7 +282,7 @@ class Trainer:
     @property
     def _budget(self) -> int:
         """Tokens of a micro-batch: of a single row where one of the models computes rows one at a time."""
-        return 1 if any(policy.found.way == "rows" for policy in self._policies) else self.settings.micro_tokens
+        return 1 if self._alone else self.settings.micro_tokens
 
     @property
     def _in_chunks(self) -> bool:
@@ -291,7 +295,7 @@ class Trainer:
         alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
         logprobs = logprobs and not settings.value_head
-        return alike and logprobs and self.policy.chunkable
+        return alike and logprobs and self.policy.chunkable and self._chunkable
 
     @property
     def _first(self) -> bool:

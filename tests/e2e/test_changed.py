@@ -51,12 +51,12 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
         ("agent.options.tools=full", "another program's"),
     ):
         with pytest.raises(ConfigError, match=why):
-            check_resumed(project.run, configs.load(project.run.path, [override]), {})
+            check_resumed(project.run, configs.load(project.run.path, [override]), {}, ())
     before = project.run.config.read_text()
     assert 'tools = "compact"\n' in before
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
-        check_resumed(project.run, configs.load(project.run.path), {})
+        check_resumed(project.run, configs.load(project.run.path), {}, ())
 
 
 def test_values_of_two_versions_of_a_reward_are_not_mixed(project: Project) -> None:

@@ -76,7 +76,7 @@ def begun(path: Path, config: Config) -> RunFolder:
 
 def changes(folder: RunFolder, config: Config) -> list[Change]:
     versions = rewards.versions(config.reward, config.eval.reward or {})
-    return changes_at_resume(folder, History(), config, versions)
+    return changes_at_resume(folder, History(), config, versions, ())
 
 
 def test_the_clip_of_gspo_is_not_for_older_weights(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     gateway = Gateway(
         PolicySource(tokens.load(model), engine),
         sampling=Sampling(),
-        on_turn=lambda episode, turn: log.append("turn", episode=episode, turn=turn),
+        on_turn=log.turn,
     )
     await gateway.start()
     rollout = Rollout(

@@ -37,8 +37,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def folder(name: str) -> Path:
         if name not in made:
-            made[name] = home / str(len(made))
-            init_random(ARCHITECTURES[name].write(home / "config" / str(len(made))), made[name], 0)
+            target = home / str(len(made))
+            init_random(ARCHITECTURES[name].write(home / "config" / str(len(made))), target, 0)
+            made[name] = target  # once it is whole
         return made[name]
 
     return folder

@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl import stages
 from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, estimate, learner_memory
+from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, Evaluation, estimate, learner_memory, require
 from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
@@ -250,6 +250,30 @@ def test_hours_are_those_of_all_steps_and_gpus(tmp_path: Path) -> None:
     assert plan["run"]["gpu_hours"] == pytest.approx(2 * plan["run"]["hours"], abs=0.2)
     rate = plan["step"]["episodes"] * 100 / plan["run"]["gpu_hours"]
     assert plan["run"]["episodes_per_gpu_hour"] == pytest.approx(rate, rel=0.02)
+
+
+def test_evaluations_are_hours_of_the_same_gpus(tmp_path: Path) -> None:
+    def run(*evaluations: Evaluation) -> dict[str, float]:
+        given = config(tmp_path, "run.steps=100")
+        found: dict[str, float] = require(given, settings, evaluations)["run"]
+        return found
+
+    without, twice, larger = run(), run(Evaluation(500, 1, 2)), run(Evaluation(500, 4, 2))
+    assert "evaluation_hours" not in without and without["hours"] == twice["hours"]
+    assert larger["evaluation_hours"] == pytest.approx(4 * twice["evaluation_hours"], rel=0.15)
+    hours = twice["hours"] + twice["evaluation_hours"]
+    assert twice["gpu_hours"] == pytest.approx(2 * hours, abs=0.3) and twice["evaluation_hours"] > 0.2
+
+
+def test_kinds_of_tasks_have_limits_of_their_own(tmp_path: Path) -> None:
+    """Half of the groups is cut after two calls."""
+    same = "plan.call_tokens=200", "rollout.seconds=3600"
+    both = "tasks.sources=[{source='hello', kind='short'}, {source='mutants', kind='long'}]"
+    step = needs(tmp_path, both, "kinds.short.calls=2", "kinds.long.calls=8", *same)["step"]
+    assert step["limit"] == "the calls of the run and its kinds" and step["ends_by"] == "calls 100%"
+    of_two, of_eight = (needs(tmp_path, f"rollout.calls={calls}", *same)["step"] for calls in (2, 8))
+    assert of_two["tokens"] < step["tokens"] < of_eight["tokens"]
+    assert of_two["seconds"] < step["seconds"] < of_eight["seconds"]
 
 
 def test_an_evaluation_alone_takes_no_steps(tmp_path: Path) -> None:

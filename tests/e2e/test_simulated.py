@@ -23,4 +23,5 @@ def test_a_run_takes_as_long_as_it_is_simulated_to(project: Project, staleness: 
     )["needs"]
     assert planned["step"]["seconds"] == pytest.approx(seconds, rel=1)  # of attempts drawn from few
     assert planned["run"]["hours"] >= 0 and planned["run"]["episodes_per_hour"] > 0
+    assert planned["run"]["evaluation_hours"] >= 0
     assert planned["assumed"]["speeds"].startswith(f"those of {project.run.path}")

@@ -571,7 +571,7 @@ class Plan(Section):
     prompt: int = Field(default=1000, ge=1)
     """Tokens that an attempt begins with, and shares with its group."""
     call_tokens: int = Field(default=0, ge=0)
-    """That a further call adds, half of them sampled; 0: so many that `rollout.calls` reach `rollout.tokens`."""
+    """That a further call adds, half of them sampled; 0: so many that the calls allowed reach the tokens allowed."""
     call_seconds: float = Field(default=0.2, ge=0)
     """Between a reply and the next call, for the tools."""
     attempt_seconds: float = Field(default=1.0, ge=0)

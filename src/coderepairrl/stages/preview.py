@@ -12,7 +12,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.prompts import LongestPrompt
-from coderepairrl.assembly.sizing import require
+from coderepairrl.assembly.sizing import Evaluation, require
 from coderepairrl.assembly.verify import as_planned
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, several
@@ -28,10 +28,13 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
     What is known is given even where the rest is refused.
     """
     shown: dict[str, Any] = {}
-    problems = Problems()
-    if known := problems.attempt(lambda: needs(config)):
+    problems, parts = Problems(), Problems()
+    made = parts.attempt(lambda: resolve(config))
+    if known := problems.attempt(lambda: needs(config, made.value if made else None)):
         shown["needs"] = known.value
-    if made := problems.attempt(lambda: resolve(config)):
+    for each in parts.found:
+        problems.add(each)
+    if made:
         plan = made.value
         if plan.lacking:
             lacking = several(plan.lacking)
@@ -64,8 +67,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """A plan as ``--dry-run`` prints it."""
     config, held_out = plan.config, plan.eval_tasks
     steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
-    times = sum(evaluation_due(config, step) for step in range(steps + 1))
-    each, refill = config.eval.each, config.curriculum.refill
+    evaluations, refill = _evaluations(plan), config.curriculum.refill
     return {
         "run": str(folder.path),
         "model": str(plan.model.folder),
@@ -80,8 +82,8 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "training_episodes": per_step * steps,
         **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
         "epochs": round(plan.curriculum.passes(steps), 2),
-        "evaluations": times * sum(bool(tasks) for tasks in held_out.values()),
-        "evaluation_episodes": times * sum(len(tasks) * each[name].attempts for name, tasks in held_out.items()),
+        "evaluations": sum(each.times for each in evaluations),
+        "evaluation_episodes": sum(each.tasks * each.attempts * each.times for each in evaluations),
         "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
         "limits": asdict(plan.limits),
         **(
@@ -102,10 +104,18 @@ def _terms_shown(terms: Terms) -> dict[str, Any]:
     return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
 
 
-def needs(config: Config) -> dict[str, Any]:
-    """What a run needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
+def _evaluations(plan: Plan) -> list[Evaluation]:
+    config = plan.config
+    times = sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
+    each = config.eval.each
+    return [Evaluation(len(tasks), each[name].attempts, times) for name, tasks in plan.eval_tasks.items() if tasks]
+
+
+def needs(config: Config, plan: Plan | None = None) -> dict[str, Any]:
+    """What a run needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here;
+    with its `plan` also how long it evaluates.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
     check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
-    return require(config, settings)
+    return require(config, settings, _evaluations(plan) if plan else ())

@@ -9,6 +9,7 @@ from coderepairrl.assembly.sizing.architecture import KNOWN, Architecture
 from coderepairrl.assembly.sizing.estimate import GB, Estimate, estimate, learner_alone
 from coderepairrl.assembly.sizing.fit import DoesNotFit, require
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.assembly.sizing.loop import Evaluation
 
 __all__ = [
     "GB",
@@ -16,6 +17,7 @@ __all__ = [
     "Architecture",
     "DoesNotFit",
     "Estimate",
+    "Evaluation",
     "LearnerMemory",
     "estimate",
     "learner_alone",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import chain, count, islice, pairwise
 from pathlib import Path
 
 from coderepairrl.assembly.sizing.engine import DATA_NAMES
@@ -16,27 +16,44 @@ from coderepairrl.assembly.sizing.simulation import Attempt, Call, Groups, Row
 from coderepairrl.config import Config, load
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import logged_episodes, open_run
-from coderepairrl.types import Ending, Episode
+from coderepairrl.types import Ending, Episode, Limits
 
 Group = tuple[Attempt, ...]
+KindLimits = Mapping[str, Limits]
+"""Of the kinds of tasks that have limits of their own."""
 _MOST = 2000
 
 
-def assumed(config: Config, seed: int) -> Iterator[Group]:
+def assumed(config: Config, seed: int, kinds: KindLimits) -> Iterator[Group]:
     """Groups of attempts by the section `plan`: all alike where they go on until a limit ends them, else of a random
-    number of calls, as if after each a policy ended with the same chance."""
-    rollout, plan = config.rollout, config.plan
-    prompt = min(plan.prompt, rollout.tokens // 2)
-    tokens = plan.call_tokens or -(-2 * (rollout.tokens - prompt) // (2 * rollout.calls - 1))
-    sampled = (tokens + 1) // 2
-    first, other = (Call(given, sampled, plan.call_seconds) for given in (prompt, tokens - sampled))
+    number of calls, as if after each a policy ended with the same chance. Their `kinds` come as often as the weights of
+    `tasks.sources` have it."""
+    plan, half = config.plan, config.plan.attempt_seconds / 2
     for number in count():
         chance = random.Random(f"{seed}/{number}")
+        own = kinds.get(_kind(config, chance))
+        limits = own or config.rollout
+        prompt = min(plan.prompt, limits.tokens // 2)
+        tokens = plan.call_tokens or -(-2 * (limits.tokens - prompt) // (2 * limits.calls - 1))
+        sampled = (tokens + 1) // 2
+        first, other = (Call(given, sampled, plan.call_seconds) for given in (prompt, tokens - sampled))
         group = list[Attempt]()
-        for _ in range(rollout.group_size):
-            calls = rollout.calls + 1 if not plan.calls else geometric(plan.calls, chance)
-            group.append(Attempt(plan.attempt_seconds / 2, (first, *(other,) * (calls - 1)), plan.attempt_seconds / 2))
+        for _ in range(config.rollout.group_size):
+            calls = limits.calls + 1 if not plan.calls else geometric(plan.calls, chance)
+            group.append(Attempt(half, (first, *(other,) * (calls - 1)), half, own))
         yield tuple(group)
+
+
+def _kind(config: Config, chance: random.Random) -> str:
+    sources = config.tasks.sources
+    return chance.choices([each.kind for each in sources], [each.weight for each in sources])[0] if sources else ""
+
+
+def of(groups: Iterator[Group], size: int) -> Iterator[Group]:
+    """The same attempts one after the other, in groups of `size`."""
+    attempts = chain.from_iterable(groups)
+    while True:
+        yield tuple(islice(attempts, size))
 
 
 def geometric(mean: float, chance: random.Random) -> int:
@@ -58,6 +75,8 @@ class Pilot:
     engine: str
     groups: tuple[Group, ...]
     """Its training attempts, as they were."""
+    kinds: tuple[str, ...]
+    """Of each group."""
     server: Server
     """One replica, as its replies fit."""
     token: float
@@ -67,10 +86,12 @@ class Pilot:
     processes: int
     """Of its learner."""
 
-    def draws(self, seed: int) -> Iterator[Group]:
+    def draws(self, seed: int, kinds: KindLimits) -> Iterator[Group]:
         """Groups of it, drawn at random again and again."""
         for number in count():
-            yield random.Random(f"{seed}/{number}").choice(self.groups)
+            at = random.Random(f"{seed}/{number}").randrange(len(self.groups))
+            limits = kinds.get(self.kinds[at])
+            yield tuple(each._replace(limits=limits) for each in self.groups[at])
 
 
 def computed(groups: Groups, budget: int, parts: int = 1) -> Iterator[tuple[Row, int, float]]:
@@ -109,6 +130,7 @@ def read(path: str) -> Pilot:
         model=config.model.path,
         engine=config.engine.name,
         groups=tuple(tuple(_attempt(each) for each in group) for group in byname.values()),
+        kinds=tuple(group[0].kind for group in byname.values()),
         server=_server(episodes, replicas),
         token=learned / max(1, tokens),
         sync=sent / len(steps),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from coderepairrl import engines
 from coderepairrl.assembly.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import Estimate, estimate
-from coderepairrl.assembly.sizing.loop import SettingsOf
+from coderepairrl.assembly.sizing.loop import Evaluations, SettingsOf
 from coderepairrl.assembly.sizing.loop import shown as loop_shown
 from coderepairrl.config import Config, override
 from coderepairrl.errors import ConfigError
@@ -34,8 +34,8 @@ class Move(NamedTuple):
     """And the learner."""
 
 
-def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
-    """The plan of a run, as it is printed.
+def require(config: Config, settings_of: SettingsOf, evaluations: Evaluations = ()) -> dict[str, Any]:
+    """The plan of a run, as it is printed, with the time of its `evaluations` where they are known.
 
     Raises `DoesNotFit` when it needs more memory than there is, with the nearest change that fits, and what `estimate`
     raises.
@@ -49,7 +49,7 @@ def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
             found.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return found.shown() | loop_shown(found, settings_of)
+    return found.shown() | loop_shown(found, settings_of, evaluations)
 
 
 def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:

@@ -3,11 +3,12 @@ GPU is taken to have (`estimate`) or that a run had (``plan.run``)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from coderepairrl import engines
+from coderepairrl.assembly.kinds import of_kind
 from coderepairrl.assembly.sizing import attempts
 from coderepairrl.assembly.sizing.attempts import Group, Pilot, computed
 from coderepairrl.assembly.sizing.engine import DATA_NAMES, with_argument
@@ -38,6 +39,17 @@ BETTER = 0.02
 SettingsOf = Callable[[Config], LearnSettings]
 
 
+class Evaluation(NamedTuple):
+    """Held-out tasks, attempts at each, and how often."""
+
+    tasks: int
+    attempts: int
+    times: int
+
+
+Evaluations = Sequence[Evaluation]
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A loop with the attempts it is simulated on."""
@@ -64,13 +76,12 @@ class Planned:
         if server is None:
             return None
         rollout = config.rollout
-        calls = rollout.calls + (2 if pilot else 0)  # the gateway's limit: the agent's own has ended what is drawn
         loop = Loop(
             per_step=rollout.tasks_per_step,
             refill=config.curriculum.refill,
             concurrency=rollout.concurrency,
             staleness=rollout.max_staleness,
-            limits=Limits(calls, rollout.tokens, rollout.seconds, rollout.turn_tokens),
+            limits=_limits(config, pilot),
             server=server,
             learning=_learning(given, pilot if timed else None),
             sync=pilot.sync if pilot is not None and timed else _sent(given) / PUBLISHED,
@@ -78,12 +89,23 @@ class Planned:
             steps=(steps := min(config.run.steps, rollout.max_staleness + 1 + STEPS)),
             later=config.run.steps - steps,
         )
-        draws = pilot.draws if pilot else lambda seed: attempts.assumed(config, seed)
+        kinds = {name: _limits(of_kind(config, kind), pilot) for name, kind in config.kinds.items()}
+
+        def draws(seed: int) -> Iterator[Group]:
+            return pilot.draws(seed, kinds) if pilot else attempts.assumed(config, seed, kinds)
+
         return cls(loop, draws, given, pilot, timed)
 
     def run(self, **changed: Any) -> Spent:
         """Simulate it, on the same attempts whatever is `changed` of the loop."""
         return simulate(replace(self.loop, **changed), self.draws(self.given.config.run.seed))
+
+    def evaluating(self, tasks: int, size: int) -> float:
+        """Seconds of `size` attempts at each of so many tasks, while nothing is learned."""
+        alone = replace(
+            self.loop, per_step=tasks, refill=0, staleness=0, learning=lambda _: 0.0, sync=0.0, steps=1, later=0
+        )
+        return simulate(alone, attempts.of(self.draws(self.given.config.run.seed), size)).wall
 
     def per_hour(self, spent: Spent) -> float:
         """Trained episodes in a GPU-hour (an hour, where no GPU is planned)."""
@@ -94,10 +116,11 @@ class Planned:
     def _gpus(self) -> int:
         return self.given.gpus if self.given.on_gpus else 1
 
-    def shown(self, settings_of: SettingsOf) -> dict[str, Any]:
+    def shown(self, settings_of: SettingsOf, evaluations: Evaluations) -> dict[str, Any]:
         """As ``--dry-run`` prints it."""
         config, spent = self.given.config, self.run()
         hours = config.run.steps * spent.step / 3600
+        measuring = sum(times * self.evaluating(tasks, size) for tasks, size, times in evaluations) / 3600
         return {
             "step": {
                 "episodes": episodes(config),
@@ -113,7 +136,8 @@ class Planned:
             "run": {
                 "steps": config.run.steps,
                 "hours": round(hours, 1),
-                **({"gpu_hours": round(hours * self.given.gpus, 1)} if self.given.on_gpus else {}),
+                **({"evaluation_hours": round(measuring, 1)} if evaluations else {}),
+                **({"gpu_hours": round((hours + measuring) * self.given.gpus, 1)} if self.given.on_gpus else {}),
                 f"episodes_per_{'gpu_' * self.given.on_gpus}hour": round(self.per_hour(spent)),
             },
             **({"split": split} if (split := self._splits(spent, settings_of)) else {}),
@@ -126,6 +150,8 @@ class Planned:
         by, reached = spent.by.most_common(1)[0][0], round(spent.tokens / spent.rows)
         if by == "done":
             return ""
+        if self.given.config.kinds:
+            return f"the {by} of the run and its kinds"
         if by == "time":
             return f"rollout.seconds={rollout.seconds:g}: an episode gets to {reached} of {rollout.tokens} tokens"
         return f"rollout.{by}={getattr(rollout, by)}"
@@ -185,10 +211,19 @@ def episodes(config: Config) -> int:
     return (config.rollout.tasks_per_step + config.curriculum.refill) * config.rollout.group_size
 
 
-def shown(given: Estimate, settings_of: SettingsOf) -> dict[str, Any]:
+def shown(given: Estimate, settings_of: SettingsOf, evaluations: Evaluations = ()) -> dict[str, Any]:
     """Step and run of a plan; where speeds are not known the episodes of a step alone."""
     planned = Planned.of(given)
-    return {"step": {"episodes": episodes(given.config)}} if planned is None else planned.shown(settings_of)
+    return (
+        {"step": {"episodes": episodes(given.config)}} if planned is None else planned.shown(settings_of, evaluations)
+    )
+
+
+def _limits(config: Config, pilot: Pilot | None) -> Limits:
+    """Those of an attempt. Of one that is drawn from a run the agent's own limit of calls has ended it already, and the
+    gateway's is what counts."""
+    rollout = config.rollout
+    return Limits(rollout.calls + (2 if pilot else 0), rollout.tokens, rollout.seconds, rollout.turn_tokens)
 
 
 def _learning(given: Estimate, pilot: Pilot | None) -> Callable[[Groups], float]:

@@ -41,6 +41,8 @@ class Attempt(NamedTuple):
     opening: float
     calls: tuple[Call, ...]
     closing: float = 0.0
+    limits: Limits | None = None
+    """Its own, where it is not the loop's."""
 
 
 class Row(NamedTuple):
@@ -262,6 +264,9 @@ class _Run:
 
     # -- the attempts
 
+    def _limits(self, going: _Going) -> Limits:
+        return going.attempt.limits or self.loop.limits
+
     def _offer(self) -> None:
         while self.queue and self.going < self.loop.concurrency:
             going = self.queue.popleft()
@@ -270,11 +275,11 @@ class _Run:
                 going.group.version = self.version
             going.replica = min(self.replicas, key=lambda replica: replica.attempts)
             going.replica.attempts += 1
-            going.deadline = self._after(self.loop.limits.seconds, partial(self._late, going))
+            going.deadline = self._after(self._limits(going).seconds, partial(self._late, going))
             going.due = self._after(going.attempt.opening, partial(self._ask, going))
 
     def _ask(self, going: _Going) -> None:
-        limits, calls, replica = self.loop.limits, going.attempt.calls, going.replica
+        limits, calls, replica = self._limits(going), going.attempt.calls, going.replica
         assert replica is not None
         if going.at == len(calls):
             return self._close(going, "done")
@@ -304,7 +309,7 @@ class _Run:
         self._read(going, going.job, going.job.wanted)
         pause = going.attempt.calls[going.at].pause
         going.at += 1
-        if going.tokens >= self.loop.limits.tokens:
+        if going.tokens >= self._limits(going).tokens:
             return self._close(going, "tokens")
         going.due = self._after(pause, partial(self._ask, going))
 

@@ -106,7 +106,7 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
     for file in models.files(found.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
-            and not file.name.endswith(".index.json")
+            and not file.name.endswith((".index.json", models.QUANTISED))
             and not (target / file.name).exists()
         ):
             shutil.copyfile(file, target / file.name)

@@ -21,6 +21,7 @@ def settings(config: Config) -> LearnSettings:
     terms["teacher"] = str(teacher(config) or "")
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # nothing is sampled
     terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
+    terms["quantise"] = config.model.quantise
     return LearnSettings.model_validate(terms)
 
 

@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from coderepairrl import models
 from coderepairrl.assembly.model import LocalModel, RemoteModel, engine_of
 from coderepairrl.assembly.plan import ServingPlan
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
-from coderepairrl.learn import merge
+from coderepairrl.learn import merge, rounded
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec
 from coderepairrl.rollout import SupervisedEngine
@@ -22,7 +23,7 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
     """Who replies for the model of `plan`, running: an engine, restarted when it dies, or the remote.
 
     Adapters are loaded by an engine that takes them, which serves version 1 then, and else merged into a temporary
-    copy of the model.
+    copy of the model. Where weights are to be quantised, those of a temporary copy are rounded first.
 
     Raises `UsageError` (an endpoint that has no such model), `EngineFault` and `RemoteFault`.
     """
@@ -34,6 +35,11 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
         return
     async with AsyncExitStack() as parts:
         folder, adapter = model.folder, model.adapter
+        form = config.model.quantise
+        if _to_round(plan):
+            home = parts.enter_context(scratch("rounded"))
+            await rounded(folder, home, form, config.train.precision, log_dir=log_dir)
+            folder = home
         if adapter is not None and not model.engine.adapters:
             home = parts.enter_context(scratch("merged"))
             await merge(folder, adapter, home, config.train.precision, log_dir=log_dir)
@@ -105,6 +111,8 @@ class InTurn:
 
     def _shared(self, plan: ServingPlan) -> EngineSpec | None:
         """The engine that `plan` shares with others, if it does."""
+        if _to_round(plan):
+            return None
         alike = [other for other in self._plans if other is plan or _alike(plan, other)]
         places = [each.model.adapter for each in alike if isinstance(each.model, LocalModel)]
         ranks = [weights.adapter_rank(place) for place in places if place is not None]
@@ -115,6 +123,12 @@ class InTurn:
         engine, self._engine, self._of, self._loaded = self._engine, None, None, 0
         if engine is not None:
             await engine.close()
+
+
+def _to_round(plan: ServingPlan) -> bool:
+    """Whether the model's weights have not yet the numbers that its settings quantise them to."""
+    form = plan.config.model.quantise
+    return form != "none" and isinstance(plan.model, LocalModel) and models.quantised(plan.model.folder) != form
 
 
 def _alike(one: ServingPlan, other: ServingPlan) -> bool:

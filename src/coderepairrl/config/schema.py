@@ -18,6 +18,7 @@ Algorithm = Literal[
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
 Head = Literal["fp32", "model"]
+Quantise = Literal["none", "nf4", "int8"]
 OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
 Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
@@ -111,6 +112,10 @@ class Model(Section):
     renderer: str = "auto"
     """How messages become tokens: `qwen3` or `qwen3.5` (of the `renderers` package), `template` (the model's own chat
     template), or by the model's architecture."""
+    quantise: Quantise = "none"
+    """Hold the weights below adapters (`train.lora`) in 4 bits, `nf4` (needs the package bitsandbytes), or in `int8`.
+    They are rounded once, and engine and learner have the same numbers (docs/guides/training.md); the engine holds them
+    written out, in 16 or 32 bits."""
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""
 

@@ -5,7 +5,7 @@ The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in 
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
-from coderepairrl.learn.client import Learner, init_random, language_model, merge
+from coderepairrl.learn.client import Learner, init_random, language_model, merge, rounded
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
@@ -24,5 +24,6 @@ __all__ = [
     "language_model",
     "merge",
     "require_packages",
+    "rounded",
     "stitch",
 ]

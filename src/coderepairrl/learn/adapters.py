@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
+from coderepairrl.learn.quantised import Frozen
 
 FILE = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -91,6 +93,16 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
     `whole` gathers a parameter that processes share; all of them must iterate.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+    def sum_of(owner: str, tensor: Tensor) -> Tensor:
+        layer = layers[owner]
+        a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
+        return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
+
+    for name, module in model.named_modules():
+        if isinstance(module, Frozen):
+            owner, tensor = name.removesuffix(".base_layer"), module.weight.detach()
+            yield f"{owner}.weight", sum_of(owner, tensor.float()) if owner in layers else tensor
     for name, parameter in model.named_parameters():
         owner, base, leaf = name.rpartition(".base_layer.")
         if ".lora_" in name:
@@ -99,11 +111,7 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
         if not base:
             yield name, tensor
             continue
-        if leaf == "weight":
-            layer = layers[owner]
-            a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
-            tensor = (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype)
-        yield f"{owner}.{leaf}", tensor
+        yield f"{owner}.{leaf}", sum_of(owner, tensor) if leaf == "weight" else tensor
 
 
 def _config(settings: Lora) -> LoraConfig:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.config.schema import Precision, Route
+from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
@@ -207,6 +207,16 @@ async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *
     """
     folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
     await _once("merge", log_dir, **folders, precision=precision)
+
+
+async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
+    """Write the model in `source` to `target` with the numbers of its weights quantised to `form`, in a child process.
+
+    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it, and
+    `LearnerFault`, `RunError` as `Learner` does.
+    """
+    folders = {"source": str(source.resolve()), "target": str(target.resolve())}
+    await _once("rounded", log_dir, **folders, form=form, precision=precision)
 
 
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:

@@ -26,9 +26,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from coderepairrl.config.schema import Lora, Precision
+from coderepairrl import models
+from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, recurrence, shards
+from coderepairrl.learn import adapters, quantised, recurrence, shards
 from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
@@ -280,7 +281,9 @@ class Policy:
         """
         if frozen:
             without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
-            settings = settings.but(**without, beta=0.0, value_head=False, gradient_checkpointing=False)
+            settings = settings.but(
+                **without, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
+            )
         if (folder / adapters.CONFIG).is_file():
             raise UsageError(
                 f"{folder} holds adapters, not a model",
@@ -303,6 +306,9 @@ class Policy:
             )
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
+        if settings.quantise != "none":
+            dtype = quantised.stored_dtype(folder, model.dtype)
+            quantised.quantise(model, settings.quantise, dtype, device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -514,8 +520,21 @@ def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) ->
     """Copy configs, tokenizer and templates of a model's folder."""
     for file in source.iterdir():
         layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
-        if file.is_file() and layout and file.name not in without:
+        if file.is_file() and layout and file.name not in (*without, models.QUANTISED):
             shutil.copyfile(file, target / file.name)
+
+
+def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
+    """Write the model in `source` to `target` with the numbers that its weights have when they are quantised to `form`,
+    as any engine serves them. A learner of that form has the same ones from either folder.
+
+    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it.
+    """
+    policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")  # adapters add nothing yet
+    (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
+    write_sums(target)
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:

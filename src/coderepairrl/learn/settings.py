@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.schema import Correction, Kind, KLEstimator, KLPlace, Learning
+from coderepairrl.config.schema import Correction, Kind, KLEstimator, KLPlace, Learning, Quantise
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
 
@@ -45,6 +45,8 @@ class LearnSettings(Learning):
     """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The constant denominator per episode of algorithms that have one; None for others."""
+    quantise: Quantise = "none"
+    """How the weights below adapters are held."""
     seed: int = 0
     """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
 
@@ -119,6 +121,7 @@ class LearnSettings(Learning):
         self._check_imitation()
         self._check_optimizer()
         self._check_processes()
+        self._check_quantised()
         return self
 
     def _check_algorithm(self) -> None:
@@ -263,13 +266,32 @@ class LearnSettings(Learning):
         if self.attention == "flash_attention_2" and self.precision != "bf16":
             raise ConfigError("flash_attention_2 computes in 16 bits", fix="precision=bf16, or attention=rows")
 
+    def _check_quantised(self) -> None:
+        if self.quantise == "none":
+            return
+        if self.lora is None:
+            raise ConfigError(
+                f"model.quantise={self.quantise} holds weights in codes that no gradient moves, and all weights are to"
+                " be trained",
+                fix="train adapters on them (train.lora=true), or model.quantise=none",
+            )
+        if self.strategy != "ddp":
+            raise ConfigError(
+                f"model.quantise={self.quantise} with strategy={self.strategy}, which divides the weights' numbers, not"
+                " codes",
+                fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
+            )
+
 
 def require_packages(settings: LearnSettings) -> None:
     """Raise `PrerequisiteError` for a package that these settings need and that is not installed."""
-    extras = {"deepspeed": settings.strategy.startswith("zero"), "bitsandbytes": settings.optimizer == "adamw_8bit"}
-    for package, wanted in extras.items():
-        if wanted and find_spec(package) is None:
-            what = f"strategy={settings.strategy}" if package == "deepspeed" else f"optimizer={settings.optimizer}"
+    wanted = {
+        f"train.strategy={settings.strategy}": "deepspeed" if settings.strategy.startswith("zero") else "",
+        f"train.optimizer={settings.optimizer}": "bitsandbytes" if settings.optimizer == "adamw_8bit" else "",
+        f"model.quantise={settings.quantise}": "bitsandbytes" if settings.quantise == "nf4" else "",
+    }
+    for setting, package in wanted.items():
+        if package and find_spec(package) is None:
             raise PrerequisiteError(
-                f"train.{what} needs the package {package}", fix=f"pip install 'coderepairrl[{package}]'"
+                f"{setting} needs the package {package}", fix=f"pip install 'coderepairrl[{package}]'"
             )

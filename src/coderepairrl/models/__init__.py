@@ -15,6 +15,8 @@ from coderepairrl.registry import nearest, nearest_run
 _BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
+QUANTISED = "quantised.json"
+"""A file in the folder of a model whose weights have the numbers of quantised ones: how it was quantised."""
 _READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -22,6 +24,13 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 def files(folder: Path) -> list[Path]:
     """The files of a model's `folder` that a run reads: its weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in _READ and file.is_file()]
+
+
+def quantised(folder: Path) -> str:
+    """How the numbers of the weights in `folder` were quantised, before they were written out there; "" if they were
+    not, or are no longer those."""
+    mark = folder / QUANTISED
+    return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
 
 
 class Named(NamedTuple):

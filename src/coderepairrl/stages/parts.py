@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coderepairrl import tokens
+from coderepairrl import models, tokens
 from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import AgentPlan, Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.learn import Learner, LearnSettings, init_random, merge
+from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -109,22 +110,35 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 
 
 async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
-    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn or adapters merged, once.
+    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn, adapters merged or numbers
+    rounded to those of quantised weights, once.
 
     That folder is there whole, with the checksums of its files, or not at all.
     """
     config, adapter = plan.config, plan.model.adapter
-    if config.model.init == "weights" and adapter is None:
+    form = config.model.quantise
+    rounds = form != "none" and (models.quantised(plan.model.folder) != form or adapter is not None)
+    if config.model.init == "weights" and adapter is None and not rounds:
         return plan.model.folder
     target = folder.path / "model"
     if target.exists() and folder.log.stat().st_size:  # else of a start that failed, perhaps with another seed
         return target
-    with replace_folder(target) as made:
+    with ExitStack() as files:
+        made = files.enter_context(replace_folder(target))
+        source, exact = plan.model.folder, made
+        if form != "none":
+            exact = folder.path / ".exact"
+            shutil.rmtree(exact, ignore_errors=True)  # of a start that was killed
+            files.callback(shutil.rmtree, exact, ignore_errors=True)
         if config.model.init == "random":
-            await init_random(plan.model.folder, made, config.run.seed, log_dir=folder.logs)
+            await init_random(source, exact, config.run.seed, log_dir=folder.logs)
+            source = exact
         elif adapter is not None:
-            await merge(plan.model.folder, adapter, made, config.train.precision, log_dir=folder.logs)
-            await asyncio.to_thread(write_sums, made)
+            await merge(source, adapter, exact, config.train.precision, log_dir=folder.logs)
+            await asyncio.to_thread(write_sums, exact)
+            source = exact
+        if form != "none":
+            await rounded(source, made, form, config.train.precision, log_dir=folder.logs)
     return target
 
 

@@ -1,0 +1,161 @@
+"""Linear layers whose weights are held in 4 or 8 bits and never trained: the frozen base below adapters.
+
+A layer computes with the numbers that its codes stand for, in the precision of the model's files, and computes them
+anew in each pass: never more than one layer's are there. So a folder that has these numbers written out is the same
+model, bit for bit, and every engine serves it (`Policy.load`, `policy.rounded`). Quantising such a folder once more
+changes nothing: the largest number of a block is a code, so that its scale is found again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear, pad
+from transformers import PreTrainedModel
+
+from coderepairrl.config.schema import Quantise
+from coderepairrl.errors import PrerequisiteError, UsageError
+
+NF4_BLOCK, INT8_BLOCK = 64, 32
+"""Numbers that share a scale: of NF4 (QLoRA, arXiv 2305.14314) in float32, of int8 a power of two (MXINT8 of the OCP
+Microscaling formats, arXiv 2310.10537), with which every number is one of bfloat16."""
+_PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
+"""Of linear attention: decay and strength of a token's update, a number per head."""
+Codes = dict[str, Tensor]
+
+
+class Frozen(nn.Linear):
+    """A linear layer with quantised weights, which PEFT takes for any other.
+
+    Its codes are no parameters: no optimiser, wrapper or checkpoint knows of them.
+    """
+
+    def __init__(
+        self, shape: torch.Size, codes: Codes, read: Callable[[Codes], Tensor], dtype: torch.dtype, bias: Tensor | None
+    ) -> None:
+        """`read` gives the weights (of `shape`) that `codes` stand for; they are rounded to `dtype`."""
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = shape
+        self.codes, self._read, self.dtype = codes, read, dtype
+        frozen = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.register_parameter("bias", frozen)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The numbers that it computes with."""
+        count = self.out_features * self.in_features
+        return self._read(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its codes and scales."""
+        return sum(part.nbytes for part in self.codes.values())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As a linear layer with `weight`, of which nothing is kept for the backward pass."""
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            x = x.to(torch.get_autocast_dtype(kind))
+        y = cast(Tensor, cast(Any, _Product).apply(x, self))
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(next(iter(self.codes.values())).new_empty(0)).device  # codes keep their types
+        self.codes = {name: part.to(device) for name, part in self.codes.items()}
+        return self
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Frozen) -> Tensor:
+        ctx.layer = layer
+        with torch.autocast(x.device.type, enabled=False):
+            return linear(x, layer.weight.to(x.dtype))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        with torch.autocast(gradient.device.type, enabled=False):
+            return gradient @ ctx.layer.weight.to(gradient.dtype), None
+
+
+def quantise(model: PreTrainedModel, form: Quantise, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace the linear layers of `model`, but its output head, each on `device`: the whole model is never there.
+
+    Raises `UsageError` for a model whose weights are elsewhere, as those of experts are, and `PrerequisiteError`
+    without bitsandbytes for NF4.
+    """
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3 and min(parameter.shape) > 1:
+            raise UsageError(
+                f"model.quantise={form} quantises linear layers, and {type(model).__name__} has experts in one tensor"
+                f" ({name})",
+                fix="model.quantise=none, or a dense model",
+            )
+    pack, read = (_pack_nf4, _read_nf4) if form == "nf4" else (_pack_int8, _read_int8)
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for name, module in list(model.named_modules()):
+        owner, _, leaf = name.rpartition(".")
+        if type(module) is nn.Linear and module is not head and leaf not in _PER_HEAD:
+            weight = module.weight.data
+            codes = pack(weight.to(device, dtype))
+            bias = None if module.bias is None else module.bias.data.to(device)
+            setattr(model.get_submodule(owner), leaf, Frozen(weight.shape, codes, read, dtype, bias))
+
+
+def stored_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
+    """The type of the numbers in the model's files, where its weights were `loaded` as float32: that which `dtype` in
+    config.json names. Numbers of quantised weights are rounded to it, so that an engine of that type has the same."""
+    raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
+    named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
+    return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded
+
+
+def _pack_nf4(weight: Tensor) -> Codes:
+    packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
+    return {"packed": packed, "absmax": state.absmax, "code": state.code, "like": weight.new_empty(0)}
+
+
+def _read_nf4(codes: Codes) -> Tensor:
+    bnb = _bitsandbytes()
+    count = 2 * codes["packed"].numel()
+    state = bnb.QuantState(
+        absmax=codes["absmax"],
+        shape=torch.Size((count,)),
+        code=codes["code"],
+        blocksize=NF4_BLOCK,
+        quant_type="nf4",
+        dtype=codes["like"].dtype,
+    )
+    return cast(Tensor, bnb.dequantize_4bit(codes["packed"], state))
+
+
+def _bitsandbytes() -> Any:
+    try:
+        from bitsandbytes import functional
+    except ImportError as error:
+        raise PrerequisiteError(
+            f"model.quantise=nf4: {error}",
+            fix="pip install 'coderepairrl[bitsandbytes]', or model.quantise=int8, which needs no package",
+        ) from error
+    return functional
+
+
+def _pack_int8(weight: Tensor) -> Codes:
+    flat = weight.float().reshape(-1)
+    blocks = pad(flat, (0, -len(flat) % INT8_BLOCK)).view(-1, INT8_BLOCK)
+    _, exponent = torch.frexp(blocks.abs().amax(1))  # the largest is in [2**(exponent-1), 2**exponent)
+    exponent = (exponent - 7).clamp(-120, 120).to(torch.int8)
+    codes = torch.ldexp(blocks, -exponent.int()[:, None]).round().clamp(-127, 127).to(torch.int8)
+    return {"packed": codes, "exponent": exponent}
+
+
+def _read_int8(codes: Codes) -> Tensor:
+    return torch.ldexp(codes["packed"].float(), codes["exponent"].int()[:, None]).view(-1)

@@ -1,0 +1,56 @@
+"""A run of adapters on weights in 8 bits: rounded once, the same numbers for engine, learner and all that follows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import models
+from coderepairrl.apps.serve import resolve
+from coderepairrl.assembly.model import LocalModel
+from coderepairrl.assembly.replying import replying
+from coderepairrl.gateway import PolicySource
+from coderepairrl.runs.storage import SUMS, damage
+from coderepairrl.sync import weights
+from coderepairrl.types import Sampling
+from e2e.conftest import Project
+
+SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")
+TERMS = ("model.quantise=int8", "train.lora={rank=4, alpha=8}", "run.checkpoint_every=1", *SHORT)
+
+
+@pytest.mark.parametrize("init", ["weights", "random"])
+async def test_engine_and_learner_have_the_same_numbers(init: str, project: Project, tmp_path: Path) -> None:
+    summary = project.train("run.steps=2", f"model.init={init}", *TERMS)
+    assert summary["version"] == 2 and summary["account"]["balanced"]
+    steps = [record["metrics"] for record in project.records() if record["type"] == "step"]
+    assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
+    model = project.run.path / "model"
+    assert models.quantised(model) == "int8" and (model / SUMS).is_file() and not damage(model)
+    resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
+
+    # wherever the run is named, its adapters are on the same numbers
+    plan = resolve(str(project.run.path))
+    assert isinstance(plan.model, LocalModel) and plan.model.folder == model
+    async with replying(plan, tmp_path) as source:
+        assert isinstance(source, PolicySource)
+        prompt = list(range(40))
+        parts = [part async for part in source.engine.generate(prompt, Sampling(max_tokens=8, temperature=1.0), seed=3)]
+        assert sum(len(part.ids) for part in parts) == 8
+    project.crrl("export", str(project.run.path), str(tmp_path / "plain"))
+    assert not models.quantised(tmp_path / "plain")  # merged numbers are no codes
+    newest = [record for record in project.records() if record["type"] == "step"][-1]
+    assert weights.checksum(tmp_path / "plain") == newest["checksum"]
+
+
+def test_a_model_that_is_only_served_is_rounded_first(project: Project, miniature: Path) -> None:
+    project.crrl("eval", str(project.config), "model.quantise=int8", "eval.tasks=2")
+    assert not models.quantised(miniature)
+
+
+def test_all_weights_cannot_be_trained_on_codes(project: Project) -> None:
+    refused = project.crrl("train", str(project.config), "model.quantise=int8", check=False)
+    assert refused.returncode == 2 and "train.lora=true" in refused.stderr

@@ -20,7 +20,7 @@ SCRIPTS = sorted((ROOT / "scripts" / "slurm").glob("*.sh"))
 STUBS = {
     # options of srun are --name or --name=value
     "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-    "scontrol": 'echo "$@" >>"$CALLS/scontrol"; [ "$1" = requeue ] || printf "first\\nsecond\\n"',
+    "scontrol": 'echo "$@" >>"$CALLS/scontrol"; [ "$1" = requeue ] || printf "%s\\n" ${NODES:-first second}',
     "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
     "curl": "exit 0",
     "sleep": "exec /bin/sleep 0.1",
@@ -118,6 +118,27 @@ def test_two_nodes(cluster: Cluster) -> None:
         f" engine.weights_dir={cluster.path}/weights"
     )
     assert not private.exists()
+
+
+def test_more_nodes_serve_together(cluster: Cluster) -> None:
+    """Here on one machine, where both servers have one name for their socket."""
+    listen = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
+    (cluster.path / "bin" / "python-vllm").write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && exit\necho "$@" >>"$CALLS/vllm"\nwhile [ "$1" != --uds ]; do shift; done\n'
+        f'[ -S "$2" ] || {sys.executable} -c "{listen}" "$2"\n'
+        "exec /bin/sleep 60\n"
+    )
+    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "NODES": "first second third"}
+    done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
+    assert done.returncode == 0, done.stderr
+    private = f"/tmp/crrl-t{os.getpid()}/socket"
+    assert len(cluster.called("vllm")) == 2
+    assert [call.split(" -L ")[1] for call in cluster.called("ssh")] == [
+        f"127.0.0.1:8000:{private} second",
+        f"127.0.0.1:8001:{private} third",
+    ]
+    assert 'engine.options.url=["http://127.0.0.1:8000","http://127.0.0.1:8001"]' in cluster.called("crrl")[-1]
+    assert not Path(private).parent.exists()
 
 
 def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:

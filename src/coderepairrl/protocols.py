@@ -250,6 +250,11 @@ class EngineSpec(Protocol):
         return False
 
     @property
+    def servers(self) -> int:
+        """How many servers share the requests."""
+        return 1
+
+    @property
     def takes_gpus(self) -> bool:
         """Whether `start` starts processes that compute on GPUs; others compute on the CPU, or run already."""
         return False

@@ -27,11 +27,14 @@ comes; an error comes; it waits for new weights. The last has no logprobs."""
 
 
 class State:
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, context: int, model: str, rank: int) -> None:
         self.vllm = version
+        self.context, self.model, self.rank = context, model, rank
         self.weights = "default"
         self.served = ""
         self.arrived = ""
+        self.refuses = ""
+        """What is in the names of weights that it refuses."""
         self.reloads: list[str] = []
         self.adapters: dict[str, str] = {}
         self.peak = 0
@@ -135,7 +138,7 @@ async def collective_rpc(request: web.Request) -> web.Response:
         os._exit(9)
     if name.startswith("hang"):
         await asyncio.Event().wait()
-    if name.startswith("refuse"):
+    if name.startswith(("refuse", state.refuses or "refuse")):
         state.served = "half of " + name
         return web.json_response({"results": [{}, {"error": "shape mismatch"}]})
     state.served = name
@@ -166,7 +169,7 @@ async def change(request: web.Request) -> web.Response:
     elif path == "/update_weight_version":
         state.weights = body["new_version"]
     elif path == "/v1/load_lora_adapter":
-        if "broken" in body["lora_path"]:
+        if "broken" in body["lora_path"] or (state.refuses and body["lora_path"].endswith(state.refuses)):
             return error(400, "LoRA rank 64 is greater than max_lora_rank 16.")
         state.adapters[body["lora_name"]] = body["lora_path"]
         state.peak = max(state.peak, len(state.adapters))
@@ -190,8 +193,25 @@ async def tell(request: web.Request) -> web.Response:
         "/health": {},
         "/version": {"version": state.vllm},
         "/get_world_size": {"world_size": 1},
+        "/server_info": {
+            "vllm_config": {
+                "model_config": {
+                    "model": state.model,
+                    "max_model_len": state.context,
+                    "dtype": "torch.float32",
+                    "quantization": None,
+                    "logprobs_mode": "processed_logprobs",
+                    "generation_config": "vllm",
+                    "hf_overrides": {},
+                },
+                "lora_config": {"max_lora_rank": state.rank} if state.rank else None,
+                "cache_config": {"cache_dtype": "auto"},
+            }
+        },
         "/openapi.json": {"paths": {route: {} for route in ROUTES}},
-        "/v1/models": {"data": [{"id": "policy", "max_model_len": 512}, *({"id": name} for name in state.adapters)]},
+        "/v1/models": {
+            "data": [{"id": "policy", "max_model_len": state.context}, *({"id": name} for name in state.adapters)]
+        },
     }
     return web.json_response(answers[request.path])
 
@@ -201,14 +221,16 @@ CHANGES = ("/pause", "/resume", "/update_weight_version", "/reset_prefix_cache",
 ROUTES = ("/inference/v1/generate", "/collective_rpc", *CHANGES)
 
 
-def make_app(version: str = "0.32.0") -> web.Application:
+def make_app(
+    version: str = "0.32.0", *, context: int = 512, model: str = "/models/miniature", rank: int = 8
+) -> web.Application:
     app = web.Application()
-    app[STATE] = State(version)
+    app[STATE] = State(version, context, model, rank)
     app.router.add_post("/inference/v1/generate", generate)
     app.router.add_post("/collective_rpc", collective_rpc)
     for route in CHANGES:
         app.router.add_post(route, change)
-    for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models", "/get_world_size"):
+    for route in ("/health", "/metrics", "/version", "/openapi.json", "/v1/models", "/get_world_size", "/server_info"):
         app.router.add_get(route, tell)
     return app
 

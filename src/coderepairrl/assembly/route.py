@@ -13,6 +13,11 @@ def check_route(config: Config, engine: EngineSpec) -> None:
     route = config.engine.weights
     if route == "file":
         return
+    if engine.servers > 1:
+        raise ConfigError(
+            f"engine.weights={route} is for one server, and engine.options.url names {engine.servers}",
+            fix="leave engine.weights out: each server reads the weights as files (engine.weights_dir)",
+        )
     if not engine.receives:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",

@@ -154,7 +154,8 @@ class LivePolicy:
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
         """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
 
-        To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``.
+        To the learner's metrics it adds ``sync_seconds``, ``sync_bytes`` and, where there are several, ``servers``: how
+        many serve.
 
         Without rows nothing changes.
         """
@@ -195,14 +196,17 @@ class LivePolicy:
         return await self._learner.publish(self._form)
 
     async def _serve(self, published: Published) -> dict[str, float]:
-        """Make weights live: how many bytes the engine read, and how long that took."""
+        """Make weights live: how many bytes the engine read, how long that took, and how many servers have them."""
         size, began = weights.size(published.path), time.monotonic()
         await self.engine.load(*published)
         seconds = time.monotonic() - began
         if self._live is not None and self._live.path != published.path:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
-        return {"sync_seconds": round(seconds, 3), "sync_bytes": size}
+        found = {"sync_seconds": round(seconds, 3), "sync_bytes": size}
+        if isinstance(self.config.engine.options.get("url"), list):
+            found["servers"] = (await self.engine.health()).get("servers", 1)
+        return found
 
 
 def replayed(run: RunFolder, history: History) -> range:

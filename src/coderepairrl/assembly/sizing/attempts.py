@@ -14,6 +14,7 @@ from coderepairrl.assembly.sizing.engine import count as count_of
 from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import Attempt, Call, Groups, Row
 from coderepairrl.config import Config, load
+from coderepairrl.engines.vllm.options import addresses
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.types import Ending, Episode, Limits
@@ -118,7 +119,10 @@ def read(path: str) -> Pilot:
     if not any(each.sampled for each in episodes):
         raise UsageError(f"{path} has no finished step to plan by", fix="crrl train CONFIG run.steps=3, and its folder")
     config = load(run.config)
-    replicas = count_of(config.engine.options.get("args", ()), DATA_NAMES, 1) if config.engine.name == "vllm" else 1
+    options, replicas = config.engine.options, 1
+    if config.engine.name == "vllm":
+        joined = len(addresses(options.get("url", "")))
+        replicas = joined or count_of(options.get("args", ()), DATA_NAMES, 1)
     byname = dict[str, list[Episode]]()
     for each in episodes:
         byname.setdefault(each.group, []).append(each)

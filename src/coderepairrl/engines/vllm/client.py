@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.served import Served
+from coderepairrl.engines.vllm.served import Agree, Served, alone
 from coderepairrl.engines.vllm.server import Gone
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
@@ -76,12 +76,14 @@ class VllmEngine(Engine):
                 self._link.die(str(fault))
                 self._link.require_alive()  # with the first reason
 
-    async def load(self, path: Path, version: int, checksum: str) -> int:
+    async def load(self, path: Path, version: int, checksum: str, agree: Agree = alone) -> int:
         """See `Engine.load`. `path` and `checksum` are as in `coderepairrl.sync.weights`.
 
-        For an offer, the sender must be started at about the same time (`receivers`).
+        For an offer, the sender must be started at about the same time (`receivers`). With the weights in place, and
+        before anything is sampled with them, `agree` is asked; where it says no, the old ones are put back, and
+        `EngineFault` is raised.
         """
-        return await self._served.load(path, version, checksum)
+        return await self._served.load(path, version, checksum, agree)
 
     async def receivers(self) -> int:
         """Workers of the server, all of which take the weights of an offer."""
@@ -115,6 +117,11 @@ class VllmEngine(Engine):
         with contextlib.suppress(asyncio.CancelledError):
             await self._watch
         await self._link.server.close()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server is not known to be dead."""
+        return self._link.alive
 
     @property
     def pid(self) -> int | None:

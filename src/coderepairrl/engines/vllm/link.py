@@ -41,6 +41,11 @@ class Link:
         self.require_alive()
         return await self.call("POST", path, body=body, query=query)
 
+    @property
+    def alive(self) -> bool:
+        """Whether it is not known to be dead."""
+        return self._dead is None
+
     def die(self, why: str) -> None:
         """Mark the server as dead; the first reason is kept."""
         self._dead = self._dead or why

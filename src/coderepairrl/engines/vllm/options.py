@@ -87,6 +87,15 @@ def parse(args: Sequence[str]) -> list[Argument]:
     return given
 
 
+def addresses(url: str | Sequence[str]) -> tuple[str, ...]:
+    """The servers that ``engine.options.url`` names.
+
+    >>> addresses(""), addresses("http://a:1"), addresses(["http://a:1", "http://b:1"])
+    ((), ('http://a:1',), ('http://a:1', 'http://b:1'))
+    """
+    return ((url,) if url else ()) if isinstance(url, str) else tuple(url)
+
+
 def check(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options of `Vllm` that cannot be, whatever the machine and the model."""
     check_whole(options, "context", 1)
@@ -100,19 +109,30 @@ def check(options: Mapping[str, Any]) -> None:
     head = options.get("head") or "fp32"
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
-    url = options.get("url", "")
     _check_args(options.get("args", ()))
     if head == "fp32" and any(given.means("--hf-overrides") for given in parse(options.get("args", ()))):
         raise ConfigError(
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
         )
-    if not url:
+    if not options.get("url"):
+        if isinstance(options.get("url"), Sequence) and not isinstance(options["url"], str):
+            raise ConfigError("engine.options.url is a list of no server", fix="name one, or leave it out to start one")
+        if not options.get("affinity", True):
+            raise ConfigError("engine.options.affinity is for several servers", fix="leave it out")
         return
-    if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
-    if without_login(url) != url:  # it is shown and recorded
-        raise ConfigError("engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:...")
+    urls = addresses(options["url"])
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+        if without_login(url) != url:  # it is shown and recorded
+            raise ConfigError(
+                "engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:..."
+            )
+    if len({url.rstrip("/") for url in urls}) < len(urls):
+        raise ConfigError("engine.options.url names a server twice", fix="each once: it would be given weights twice")
+    if len(urls) < 2 and not options.get("affinity", True):
+        raise ConfigError("engine.options.affinity is for several servers", fix="leave it out")
     for name in ("python", "args", "env", "dtype", "context", "head"):
         if options.get(name) and options[name] != "auto":
             raise ConfigError(

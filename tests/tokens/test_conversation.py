@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import FAMILIES
+from families import FAMILIES, sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,22 +40,25 @@ def learned(codec: tokens.Codec, row: tokens.Row) -> str:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_path: Path) -> None:
     """Ids are the prompt, each reply as it is sampled, and the exact extension; trained are the replies."""
-    codec = tokens.load(FAMILIES[name].write(tmp_path / "model"))
-    messages = attempt(call("ls"), call("cat a"), {"role": "assistant", "content": "Done."})
+    family = FAMILIES[name]
+    codec = tokens.load(family.write(tmp_path / "model"), thinking=family.always)
+    thought = {"reasoning_content": "hm"} if family.opens and family.always else {}
+    done = {"role": "assistant", "content": "Done.", **thought}
+    messages = attempt(call("ls", **thought), call("cat a", **thought), done)
     (row,) = tokens.rows(codec, messages, TOOLS)
     ids, trained = list(codec.render(messages[:2], TOOLS)), [False] * len(codec.render(messages[:2], TOOLS))
     for at in (2, 4, 6):
-        before, whole = codec.render(messages[:at], TOOLS), codec.render(messages[: at + 1], TOOLS, prompt=False)
+        before = codec.render(messages[:at], TOOLS)
         assert before == ids
-        end = max(place for place, token in enumerate(whole) if token in codec.stop_ids) + 1
-        output = whole[len(before) : end]
+        news = messages[at + 1 : at + 2] or [{"role": "user", "content": "?"}]
+        output = sampled(codec, messages[: at + 1], news, TOOLS)
         added = codec.extend(before, output, messages[at + 1 : at + 2]) if at < 6 else []
         assert added is not None
         ids += [*output, *added]
         trained += [True] * len(output) + [False] * len(added)
     assert (list(row.ids), list(row.trained)) == (ids, trained)
     text = learned(codec, row)
-    assert text.count(codec.decode(codec.stop_ids[:1])) == 3 and "Done." in text
+    assert sum(text.count(codec.decode([stop])) for stop in codec.stop_ids) == 3 and "Done." in text
     assert "line" not in text and "role" not in text and "assistant" not in text and "<think>" not in text
     parsed = codec.parse(ids[len(codec.render(messages[:2], TOOLS)) :][: trained.count(True)], tools=TOOLS)
     assert parsed.calls[0].name == "shell"

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import FAMILIES, LLAMA3, QWEN3_CODER, QWEN25, Family
+from families import FAMILIES, LLAMA3, QWEN3_CODER, QWEN25, Family, sampled
+from spoken import said, spoken, within
 
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
+from coderepairrl.tokens import package
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
@@ -29,29 +31,7 @@ def _numbered() -> list[tuple[int, tuple[str, Family]]]:
 
 @pytest.fixture(scope="session")
 def codecs(folders: dict[str, Path]) -> dict[str, tokens.Codec]:
-    return {name: tokens.load(folder) for name, folder in folders.items()}
-
-
-def said(name: str, codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]]) -> list[int]:
-    """Ids of a reply in the family's own way, written here by hand."""
-    added = codec.tokenizer.added
-    ids = codec.encode(words)
-    for title, arguments in calls:
-        text = json.dumps(arguments)
-        if codec.format.name == "hermes":
-            ids += _within(codec, "<tool_call>", f'\n{{"name": "{title}", "arguments": {text}}}\n', "</tool_call>")
-        elif codec.format.name == "qwen3_coder":
-            values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
-            ids += _within(codec, "<tool_call>", f"\n<function={title}>\n{values}</function>\n", "</tool_call>")
-        elif codec.format.name == "llama3_json":
-            ids += codec.encode(f'{{"name": "{title}", "parameters": {text}}}')
-        else:
-            ids += [added["[TOOL_CALLS]"], *codec.encode(title), added["[ARGS]"], *codec.encode(text)]
-    return [*ids, codec.stop_ids[0]]
-
-
-def _within(codec: tokens.Codec, begin: str, text: str, end: str) -> list[int]:
-    return [codec.tokenizer.added[begin], *codec.encode(text), codec.tokenizer.added[end]]
+    return {name: tokens.load(folder, thinking=FAMILIES[name].always) for name, folder in folders.items()}
 
 
 @EVERY
@@ -59,7 +39,9 @@ def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.C
     """And what the template itself refuses is named."""
     family, codec = FAMILIES[name], codecs[name]
     found = codec.examine()
-    assert found.forks == codec.verify() == ()
+    assert found.forks == codec.verify()
+    assert bool(found.forks) == bool(family.forks)
+    assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
     assert bool(found.refused) == bool(family.refused)
     assert all(any(word in each for word in family.refused) for each in found.refused)
     assert (codec.family, codec.format.name) == (family.renderer, family.format)
@@ -75,10 +57,9 @@ def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs
         call = {"name": "shell", "arguments": json.dumps({"cmd": f"ls {turn}"})}
         reply = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]}
         result = {"role": "tool", "tool_call_id": "abcdefgh1", "content": 'a "b"\n<|im_end|></s><|eot_id|>'}
-        whole = codec.render([*messages, reply], TOOLS, prompt=False)
-        end = max(at for at, token in enumerate(whole) if token in codec.stop_ids) + 1
-        output = whole[len(ids) : end]
-        assert whole[: len(ids)] == ids
+        if FAMILIES[name].opens and FAMILIES[name].always:
+            reply["reasoning_content"] = "hm"
+        output = sampled(codec, [*messages, reply], [result], TOOLS)
         assert codec.spell(reply) == output
         more = codec.extend(ids, output, [result])
         assert more is not None
@@ -87,7 +68,7 @@ def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs
         assert ids == codec.render(messages, TOOLS)
 
 
-SAID = [(name, words) for name in sorted(FAMILIES) for words in ("", "I look.\n")]
+SAID = [(name, words) for name in sorted(FAMILIES) for words in ("", "I look.\n") if name != "gpt-oss"]
 WHOLE_REPLIES = [(name, words) for name, words in SAID if words and FAMILIES[name].format == "llama3_json"]
 
 
@@ -98,12 +79,12 @@ def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, code
     calls = [("shell", {"cmd": "    indented {<|im_end|> [ARGS]}"}), ("other", {"text": "é"})]
     if codec.format.name == "llama3_json":
         calls = calls[:1]
-    ids = said(name, codec, words, calls)
+    ids = said(codec, words, calls, thought="hm" * FAMILIES[name].always)
     reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
     deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
     reply, rest = reader.close()
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
-    assert (reply.content, reply.malformed, reply.reasoning) == (words.strip(), (), "")
+    assert (reply.content, reply.malformed, reply.reasoning) == (words.strip(), (), "hm" * FAMILIES[name].always)
     assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
     assert tuple(delta.call for delta in [*deltas, *rest] if delta.call) == reply.calls
 
@@ -131,8 +112,11 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
     special = codec.tokenizer.added
     text = " ".join(special)
 
-    def structure(content: str) -> list[int]:
-        call = {"name": "shell", "arguments": json.dumps({"cmd": content})}
+    def structure(content: str, escaped: str = "") -> list[int]:
+        arguments = json.dumps({"cmd": content})
+        for char in escaped:  # some clients escape what HTML would read
+            arguments = arguments.replace(char, f"\\u{ord(char):04x}")
+        call = {"name": "shell", "arguments": arguments}
         conversation: list[dict[str, Any]] = [
             {"role": "system", "content": content},
             {"role": "user", "content": content},
@@ -142,6 +126,34 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
         return [token for token in codec.render(conversation, TOOLS) if token in special.values()]
 
     assert structure(text) == structure("harmless")
+    assert structure(text, escaped="<>[|｜]/") == structure("harmless")
+
+
+@pytest.mark.parametrize("name", package.CLASSES)
+def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
+    """Also where the model has no template to compare it with; what its prompts write is read."""
+    like = {"glm-4.5": "GLM-4.5, 4.6", "glm": "GLM-4.7", "minimax": "MiniMax-M2", "llama": "Llama 3.1, 3.2, 3.3"}
+    family = FAMILIES[like.get(name) or like.get(name.partition("-")[0], "Qwen3.5, 3.6")]
+    folder = family.write(tmp_path)
+    (folder / "chat_template.jinja").unlink()
+    codec = tokens.load(folder, renderer=name, thinking=family.always)
+    assert codec.family == name
+    found = codec.examine()
+    assert bool(found.forks) == family.always
+    assert all("several tool calls" in each for each in found.refused)
+    if not (family.thinks or family.always):
+        with pytest.raises(ConfigError, match="no reasoning to switch on"):
+            tokens.load(folder, renderer=name, thinking=True)
+
+
+def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
+    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
+    with pytest.raises(ConfigError, match="no renderer for renderer 'gpt-oss'") as refused:
+        tokens.load(folder, renderer="gpt-oss")
+    assert "glm-4.5" in refused.value.fix and "template" in refused.value.fix
+    with pytest.raises(ConfigError, match="is not that of renderer glm-4.5") as refused:
+        tokens.load(folder, renderer="glm-4.5")
+    assert "model.renderer=template" in refused.value.fix
 
 
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
@@ -151,21 +163,26 @@ def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
 
 @EVERY
 def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str, Path]) -> None:
+    if FAMILIES[name].always:
+        with pytest.raises(ConfigError, match="always reasons|no prefix") as refused:
+            tokens.load(folders[name]).verify()
+        assert "model.thinking=true" in refused.value.fix
+        return
     if not FAMILIES[name].thinks:
-        with pytest.raises(ConfigError, match="no reasoning to switch on") as refused:
-            tokens.load(folders[name], thinking=True)
+        with pytest.raises(ConfigError, match="no reasoning to switch on|does not follow its prompt") as refused:
+            tokens.load(folders[name], thinking=True).verify()
         assert "model.thinking=false" in refused.value.fix
         return
     off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
-    assert off.decode(off.render(QUESTION, TOOLS)).endswith("<think>\n\n</think>\n\n")
-    opened = FAMILIES[name].opens
-    assert on.decode(on.render(QUESTION, TOOLS)).endswith("<|im_start|>assistant\n" + "<think>\n" * opened)
-    assert all("user message" in fork for fork in on.verify())
-    added = on.tokenizer.added
+    opened, (without, within) = FAMILIES[name].opens, FAMILIES[name].prompts
+    assert off.decode(off.render(QUESTION, TOOLS)).endswith(without)
+    assert on.decode(on.render(QUESTION, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
+    assert all("user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in on.verify())
+    added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
-        *[added["<think>"]] * (not opened),
-        *on.encode("\nhm\n"),
-        added["</think>"],
+        *[added[begin]] * (not opened),
+        *on.encode(f"{text}hm\n"),
+        added[end],
         *on.encode("\n\nI look."),
         on.stop_ids[0],
     ]
@@ -182,13 +199,43 @@ def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, toke
     arguments = {"old": "    return 1\n", "count": 3, "all": True, "lines": [1, 2], "of": "3", "free": "x"}
     values = arguments | {"lines": "[1, 2]"}
     text = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
-    ids = _within(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
+    ids = within(codec, "<tool_call>", f"\n<function=edit>\n{text}</function>\n", "</tool_call>")
     [call] = codec.parse(ids, tools=[tool]).calls
     assert json.loads(call.arguments) == arguments
     for broken in ("<function=edit", "words", "<function=edit>\n<parameter=old>\n1\n</function>"):
         for text in (f"\n{broken}\n", f"{broken}  "):
-            reply = codec.parse(_within(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
+            reply = codec.parse(within(codec, "<tool_call>", text, "</tool_call>"), tools=[tool])
             assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{text}</tool_call>",))
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+@pytest.mark.parametrize("words", ["", "I look."])
+def test_calls_to_functions_are_read_from_channels(words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["gpt-oss"]
+    prompt = codec.render(QUESTION, TOOLS)
+    call = ("shell", {"cmd": "    indented <|end|> {"})
+    for ids, calls in ((spoken(codec, words, call), [call]), (spoken(codec, words, None), [])):
+        reader = codec.stream(prompt, TOOLS)
+        deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
+        reply, rest = reader.close()
+        assert deltas == [] and rest
+        assert [(each.name, json.loads(each.arguments)) for each in reply.calls] == calls
+        assert (reply.content, reply.reasoning, reply.malformed) == (words, "hm", ())
+    broken = spoken(codec, "", call)[:-1]
+    assert codec.parse(broken, prompt, TOOLS).calls == (), "a call that is not ended is none"
+    assert "indented" in codec.parse(broken, prompt, TOOLS).malformed[0]
+
+
+def test_results_name_the_function_that_was_called(codecs: dict[str, tokens.Codec]) -> None:
+    """Also in extensions, where only ids say which it was."""
+    codec = codecs["gpt-oss"]
+    prompt = codec.render(QUESTION, TOOLS)
+    result = {"role": "tool", "tool_call_id": "x", "content": "a"}
+    more = codec.extend(prompt, spoken(codec, "", ("read_file", {})), [result])
+    assert more is not None
+    assert codec.decode(more) == (
+        '<|start|>functions.read_file to=assistant<|channel|>commentary<|message|>"a"<|end|><|start|>assistant'
+    )
 
 
 def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:
@@ -207,7 +254,7 @@ def test_the_trainer_takes_the_architecture(name: str, folders: dict[str, Path],
     from coderepairrl.learn.policy import Policy, init_random
 
     init_random(folders[name], tmp_path, 0)
-    codec = tokens.load(tmp_path)
+    codec = tokens.load(tmp_path, thinking=FAMILIES[name].always)
     policy = Policy.load(tmp_path)
     assert policy.model.config.vocab_size == codec.vocab_size
     assert policy.model.config.model_type == FAMILIES[name].model_type
@@ -280,7 +327,8 @@ class TestRefusedAtTheDoor:
 def test_the_page_says_what_is_tested(name: str) -> None:
     family = FAMILIES[name]
     page = Path(__file__).parents[2] / "docs" / "guides" / "models.md"
-    switch, refused = "on or off" if family.thinks else "none", "; ".join(family.refused) or "-"
+    switch = "always" if family.always else "on or off" if family.thinks else "none"
+    refused = "; ".join(family.refused) or "-"
     names = " | ".join(f"`{each}`" for each in (family.model_type, family.renderer, family.format))
     row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} |"
     assert row in page.read_text()

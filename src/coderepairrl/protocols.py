@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.types import AgentReport, Checks, Endpoint, Episode, ExecResult, Sampling, Score, SideCalls, Task
 
 
@@ -221,6 +221,18 @@ class Engine(Protocol):
         """Seconds that the weights of an offer may take to arrive."""
         return 300.0
 
+    async def sleep(self) -> None:
+        """Give the memory of its device to others until `wake` or `load`, of which either wakes it; nothing to do where
+        it sleeps. Open requests stay open and go on afterwards after what they have sampled; new ones wait.
+
+        Raises `EngineFault`: it is dead then, or cannot sleep.
+        """
+        raise EngineFault("this engine cannot sleep", fix="engine.share_devices=false, or engine=vllm")
+
+    async def wake(self) -> None:
+        """Serve again what it served, if it sleeps. Raises `EngineFault`, as a rule with the death of the engine."""
+        return
+
     @abstractmethod
     async def health(self) -> Mapping[str, float]:
         """Counters: ``version``, ``running``, ``generated_tokens``, ... Raises `EngineFault` when it is dead."""
@@ -271,6 +283,13 @@ class EngineSpec(Protocol):
     def on_gpus(self, visible: str) -> EngineSpec:
         """The same on these GPUs alone, as CUDA_VISIBLE_DEVICES has them. Asked only where it `takes_gpus`."""
         return self
+
+    def with_sleep(self) -> EngineSpec:
+        """The same, whose engine can `Engine.sleep`. Raises `ConfigError` if it cannot."""
+        raise ConfigError(
+            f"engine.share_devices=turns, and engine {self.name!r} cannot sleep",
+            fix="engine=vllm, or leave engine.share_devices out: an engine on the CPU is in nobody's way",
+        )
 
     def check_model(self, model: Path) -> None:
         """Raise `ConfigError` if it cannot serve the folder `model`, on any machine."""

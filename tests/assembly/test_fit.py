@@ -82,7 +82,8 @@ CASES = [
     ),
     (("model.path=Qwen/Qwen3-14B",), "GPU 0: the engine has 22.1 GB", "--tensor-parallel-size"),
     (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=48"), "GPU 0 has 48.0 GB", "utilization"),
-    (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=20"), "GPU 0 has 20.0 GB", "train.devices=[1]"),
+    (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=20"), "GPU 0 has 20.0 GB", "devices=turns"),
+    (("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=15"), "GPU 0 has 15.0 GB", "train.devices=[1]"),
 ]
 
 
@@ -98,6 +99,36 @@ def test_a_refusal_names_the_nearest_change_that_fits(
     assert refused.value.exit_code is ExitCode.USAGE
     change = shlex.split(refused.value.fix.removeprefix("nearest change that fits: "))
     assert stages.needs(config(tmp_path, *overrides, *change))["step"]["seconds"] > 0
+
+
+BY_TURNS = ("engine.share_devices=turns", "train.devices=[0]")
+
+
+def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path: Path) -> None:
+    given = config(tmp_path, *BY_TURNS)
+    found, together = planned(given), planned(config(tmp_path, "engine.share_devices=true", "train.devices=[0]"))
+    assert found.server is not None and found.server.room is not None
+    turns = found.server.room + 2e9, found.learner.peak + 2e9 + 2e9
+    assert found.needs(0) == max(turns) < together.needs(0) == pytest.approx(sum(turns) - 4e9)
+    with pytest.raises(DoesNotFit, match="of engine and learner as well"):
+        stages.needs(given)  # 0.92 of 24 GB and the learner's 2
+    fits = (*BY_TURNS, "engine.options.args=['--gpu-memory-utilization','0.9']")
+    plan = stages.needs(config(tmp_path, *fits))
+    server, held = found.server.memory, found.learner
+    trained = held.adapters + held.optimizer
+    moved = 2 * (server.weights + server.adapters) + held.weights + 2 * trained
+    assert plan["turns"]["moved_in_a_step_gb"] == pytest.approx(moved / 1e9, abs=0.01)
+    assert plan["turns"]["host_gb"] < plan["turns"]["moved_in_a_step_gb"]
+    assert "switching" in plan["step"]["learner"] and "switching" in plan["assumed"]
+
+
+def test_switching_costs_its_time_and_no_more(tmp_path: Path) -> None:
+    """On the same attempts as a card that holds both."""
+    args = "engine.options.args=['--gpu-memory-utilization','0.4']"
+    given = ("train.devices=[0]", "gpu.memory_gb=80", "rollout.seconds=3600", args)
+    shared, turns = (stages.needs(config(tmp_path, f"engine.share_devices={how}", *given)) for how in ("true", "turns"))
+    switch = turns["turns"]["moved_in_a_step_gb"] / 20
+    assert turns["step"]["seconds"] - shared["step"]["seconds"] == pytest.approx(switch, abs=0.1)
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:

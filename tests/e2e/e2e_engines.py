@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
@@ -20,6 +22,9 @@ KILLED = Path("killed")
 """In the working directory, once the learner was killed."""
 DOUBTED = Path("doubted.json")
 """In the working directory: a list of versions."""
+
+REFUSED = Path("refused")
+"""In the working directory, once an engine refused to wake up."""
 
 
 class _Receiving(TinyEngine):
@@ -67,6 +72,41 @@ class _Doubtful(TinyEngine):
         async for chunk in super().generate(ids, sampling, seed):
             wrong = chunk.version in doubted
             yield chunk._replace(logprobs=(-1e30,) * len(chunk.ids)) if wrong else chunk
+
+
+class _Sleeping(TinyEngine):
+    """It sleeps by being stopped. The first time that it is woken after an update it dies instead."""
+
+    stopped = False
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        self.stopped = True
+        os.kill(self.pid, signal.SIGSTOP)
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        self.stopped = False
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`."""
+        if self.stopped and not REFUSED.exists():
+            REFUSED.touch()
+            os.kill(self.pid, signal.SIGKILL)
+            raise EngineFault("the server failed to wake up: CUDA out of memory")
+        await self.wake()
+        return await super().load(path, version, checksum)
+
+
+class SleepingTiny(Tiny):
+    """See `_Sleeping`."""
+
+    engine = _Sleeping
+
+    def with_sleep(self) -> Tiny:
+        """See `EngineSpec.with_sleep`."""
+        return self
 
 
 class ReceivingTiny(Tiny):

@@ -47,6 +47,11 @@ class State:
         self.requests: list[dict[str, Any]] = []
         self.connections: set[Any] = set()
         self.ill = False
+        self.asleep: set[str] = set()
+        self.fails: dict[str, int] = {}
+        """Routes that answer with 500, and how many calls before they do."""
+        self.hangs: set[str] = set()
+        self.calls: list[str] = []
 
     async def swapped(self) -> None:
         """Until there are other weights than now, or two adapters."""
@@ -129,7 +134,7 @@ async def collective_rpc(request: web.Request) -> web.Response:
         arrived, state.arrived = state.arrived, ""
         state.served = arrived or state.served
         return web.json_response({"results": [{} if arrived else {"error": "nothing has arrived"}]})
-    assert body["method"] == "reload_policy"
+    assert body["method"] == "reload_policy" and "weights" not in state.asleep
     folder = Path(body["args"][0])
     name = next(folder.glob("*.safetensors")).resolve(strict=True).name
     assert not state.go.is_set(), "weights change while requests run"
@@ -161,10 +166,27 @@ async def change(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
     body = await request.json() if request.can_read_body else {}
     path = request.path
-    if path == "/pause":
+    state.calls.append(f"{path}?{request.query_string}".rstrip("?"))
+    state.fails[path] = state.fails.get(path, -1) - 1
+    if state.fails[path] == -1:
+        return error(500, "CUDA out of memory")
+    if path in state.hangs:
+        await asyncio.sleep(5.0)
+    if path == "/sleep":
+        assert request.query["mode"] == "keep" and request.query["level"] == "1"
+        state.asleep = {"weights", "kv_cache"}
+        state.go.clear()
+    elif path == "/wake_up":
+        assert state.asleep, "it is awake"
+        state.asleep -= set(request.query.getall("tags", ["weights", "kv_cache"]))
+        if not state.asleep:
+            state.go.set()
+        return web.json_response({"status": "sleeping" if state.asleep else "awake"})
+    elif path == "/pause":
         assert request.query["mode"] == "keep"
         state.go.clear()
     elif path == "/resume":
+        assert not state.asleep, "it sleeps"
         state.go.set()
     elif path == "/update_weight_version":
         state.weights = body["new_version"]
@@ -217,7 +239,7 @@ async def tell(request: web.Request) -> web.Response:
 
 
 CHANGES = ("/pause", "/resume", "/update_weight_version", "/reset_prefix_cache", "/v1/load_lora_adapter",
-           "/v1/unload_lora_adapter")  # fmt: skip
+           "/v1/unload_lora_adapter", "/sleep", "/wake_up")  # fmt: skip
 ROUTES = ("/inference/v1/generate", "/collective_rpc", *CHANGES)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import os
+import signal
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
@@ -17,6 +20,62 @@ async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Refer
     checks = await examine(engine, miniature, reference=reference, work=tmp_path)
     assert [check.name for check in checks] == list(QUESTIONS)
     assert [check for check in checks if not check.ok] == []
+
+
+class Stopped(TinyEngine):
+    """It sleeps by being stopped; requests wait in its pipe."""
+
+    async def sleep(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    async def wake(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    async def health(self) -> Mapping[str, float]:
+        """As the last one before it was stopped."""
+        if psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            self.told = await super().health()
+        return self.told
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        await self.wake()
+        return await super().load(path, version, checksum)
+
+
+class Restless(Stopped):
+    """It does not sleep."""
+
+    async def sleep(self) -> None:
+        self.told = await super().health()
+
+
+class Greedy(Stopped):
+    """What it wakes up with is not what it fell asleep with: it keeps a version to itself."""
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
+            await self.wake()
+            return version
+        return await super().load(path, version, checksum)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(Stopped, ""), (Restless, "it samples while it sleeps"), (Greedy, "versions")],
+)
+async def test_what_sleeps_is_asked(
+    kind: type[TinyEngine], said: str, miniature: Path, reference: Reference, tmp_path: Path
+) -> None:
+    class Sleeper(Tiny):
+        engine = kind
+
+    engine = await Sleeper(slots=16).start(miniature, log_dir=tmp_path)
+    try:
+        *_, last = await examine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
+        await engine.close()
+    assert last.name.startswith("requests survive a sleep") and last.ok == (not said) and said in last.detail, last
 
 
 def failed(checks: list[Finding]) -> set[str]:

@@ -43,8 +43,8 @@ async def test_it_passes_the_exam(
     real: VllmEngine, miniature: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exam, "PATIENCE", 900.0)  # however busy the machine is
-    checks = await examine(real, miniature, reference=reference, work=tmp_path)
-    assert [check.name for check in checks] == list(QUESTIONS)
+    checks = await examine(real, miniature, reference=reference, work=tmp_path, sleeps=True)  # it frees nothing here
+    assert [check.name for check in checks] == [*QUESTIONS, "requests survive a sleep, and no prefix does"]
     assert [check for check in checks if not check.ok] == []
 
 
@@ -104,6 +104,17 @@ async def test_adapters_go_live_and_old_ones_are_unloaded(real: VllmEngine, mini
     assert len(ids) == 200 and {chunk.version for chunk in in_flight} == {first}
     said = [logprob for chunk in in_flight for logprob in chunk.logprobs]
     assert off(models[0], prompt, (ids, said, [])) <= TOLERANCE
+    stream = real.generate(prompt, Sampling(max_tokens=300), 5)  # by the newest, and carried over a sleep
+    kept = [await anext(stream)]
+    await real.sleep()
+    loading = asyncio.create_task(real.load(tmp_path / "0", first + 3, weights.checksum(tmp_path / "0")))
+    kept += [chunk async for chunk in stream]
+    assert await loading == first + 3
+    ids = [token for chunk in kept for token in chunk.ids]
+    assert len(ids) == 300 and {chunk.version for chunk in kept} == {first + 2}
+    assert off(models[2], prompt, (ids, [value for chunk in kept for value in chunk.logprobs], [])) <= TOLERANCE
+    answer = await ask(real, prompt, Sampling(max_tokens=20), 6)
+    assert set(answer[2]) == {first + 3} and off(models[0], prompt, answer) <= TOLERANCE
     assert (await real.health())["adapters"] == 2
 
 

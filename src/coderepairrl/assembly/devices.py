@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
+from coderepairrl.protocols import EngineSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 Environment = dict[str, str]
@@ -72,9 +73,43 @@ def _check_apart(config: Config, taken: set[int]) -> None:
     if taken and not config.engine.share_devices:
         raise ConfigError(
             f"engine and learner would both take GPU {', '.join(map(str, sorted(taken)))}",
-            fix="part them, as with engine.devices=[0] train.devices=[1]; or set engine.share_devices=true and leave"
-            ' the learner room: engine.options.args=["--gpu-memory-utilization", "0.4"]',
+            fix="part them, as with engine.devices=[0] train.devices=[1]; or let them have it by turns:"
+            " engine.share_devices=turns; or set engine.share_devices=true and leave the learner room:"
+            ' engine.options.args=["--gpu-memory-utilization", "0.4"]',
         )
+
+
+def have_turns(config: Config) -> bool:
+    """Whether the engine sleeps while the learner steps."""
+    return config.engine.share_devices == "turns"
+
+
+def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
+    """`engine`, able to sleep where it has its GPU by turns with the learner.
+
+    Raises `ConfigError` for what cannot make room for the other, and where there is no GPU that both take.
+    """
+    if not have_turns(config):
+        return engine
+    if config.train.processes > 1:
+        raise ConfigError(
+            f"engine.share_devices=turns, and train.processes={config.train.processes}: several processes hold buffers"
+            " and communicators on their GPUs that nothing moves away",
+            fix="train.processes=1, or engine.share_devices=false with GPUs for each",
+        )
+    if config.engine.weights != "file":
+        raise ConfigError(
+            f"engine.share_devices=turns, and engine.weights={config.engine.weights}: engine and learner are never on"
+            " the GPU at once, so that weights pass through the host's memory",
+            fix="leave engine.weights out: files are in memory, too",
+        )
+    able = engine.with_sleep()
+    if visible() and not shared(config, engine.takes_gpus):
+        raise ConfigError(
+            "engine.share_devices=turns, and engine and learner have no GPU in common",
+            fix="engine.devices=[0] train.devices=[0], or leave engine.share_devices out",
+        )
+    return able
 
 
 def _so_many(config: Config) -> list[int]:

@@ -276,7 +276,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         kinds=kinds.value,
         learner=learner.value,
         devices=split.value,
-        in_turn=bool(devices.shared(config, engine.value.takes_gpus)),
+        in_turn=devices.have_turns(config) or bool(devices.shared(config, engine.value.takes_gpus)),
         clip=clip(config, learner.value),
         prompt=prompt.value,
         too_long=_left_out(read.value, sources.value),
@@ -318,7 +318,8 @@ def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made
 
     def on_its_gpus() -> EngineSpec:
         visible = split.value.engine.get(devices.VISIBLE)
-        return chosen.value if visible is None else chosen.value.on_gpus(visible)
+        made = devices.by_turns(config, chosen.value)
+        return made if visible is None else made.on_gpus(visible)
 
     chosen = problems.attempt(lambda: engine_of(config, None if lora is None else lora.rank))
     split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))

@@ -54,12 +54,19 @@ class Failed(Exception):
 
 
 async def examine(
-    engine: Engine, model: Path, *, reference: Reference, work: Path, publish: Publish | None = None
+    engine: Engine,
+    model: Path,
+    *,
+    reference: Reference,
+    work: Path,
+    publish: Publish | None = None,
+    sleeps: bool = False,
 ) -> list[Finding]:
     """Examine `engine`, which serves the folder `model` and answers no one else meanwhile.
 
     `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
-    written to the folder `work`. With `publish`, the learner's own new weights are loaded, too.
+    written to the folder `work`. With `publish`, the learner's own new weights are loaded, too; one that `sleeps` is
+    put to sleep.
     Ends with the engine serving the model's own weights again, under a later version.
     Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Finding`.
     """
@@ -67,6 +74,8 @@ async def examine(
     questions = dict(QUESTIONS)
     if publish is not None:
         questions["the learner's own weights go live"] = lambda candidate: _learned(candidate, publish)
+    if sleeps:
+        questions["requests survive a sleep, and no prefix does"] = _sleep
     findings: list[Finding] = []
     for name, examiner in questions.items():
         try:
@@ -317,6 +326,68 @@ async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
         _require(mine == sorted(mine), "an old version came back after a new one")
         _require(mine[0] == old < new and {*mine} <= {old, new}, f"a swap under way left versions {sorted({*mine})}")
     return old, seen
+
+
+async def _sleep(candidate: _Candidate) -> str:
+    """While it sleeps nothing is sampled; requests go on after it, first with the same weights, then with others."""
+    length = min(1000, candidate.engine.context // 2)
+    prompts = [candidate.prompt(150), candidate.prompt(31)]
+    told = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
+    for _ in range(_TRIES):
+        met, answers, late = await _through_a_sleep(candidate, prompts, length, candidate.engine.wake)
+        off = await candidate.off(prompts, answers)
+        _require(off <= TOLERANCE, f"after a sleep, logprobs are off by {off:.1e}")
+        _require(len(late.ids) == GREEDY.max_tokens, "a request that came while it slept was cut short")
+        if met:
+            break
+    else:
+        raise Failed(f"{_TRIES} times, requests had ended before the engine slept")
+    new = int((await candidate.engine.health())["version"]) + 1
+
+    async def load() -> None:
+        await candidate.load(candidate.relabelled)
+
+    _, answers, late = await _through_a_sleep(candidate, prompts, length, load)
+    seen = sorted({version for answer in answers for version in answer.versions})
+    _require({*seen} <= {new - 1, new}, f"a sleep with a load left versions {seen}")
+    _require({*late.versions} == {new}, f"what came while it slept has versions {sorted({*late.versions})}")
+    longer = [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, told, strict=True)]
+    after = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in [*prompts, *longer]))
+    off_after = await candidate.off_relabelled([*prompts, *longer], after)
+    _require(off_after <= TOLERANCE, f"after a sleep with a load, logprobs are off by {off_after:.1e}")
+    await candidate.load(candidate.own)
+    return f"carried over to {off:.1e}; after a load in its sleep, logprobs are the new weights' to {off_after:.1e}"
+
+
+async def _through_a_sleep(
+    candidate: _Candidate, prompts: Sequence[list[int]], length: int, end: Callable[[], Awaitable[None]]
+) -> tuple[bool, list[Answer], Answer]:
+    """Whether requests were under way as the engine fell asleep, their answers, and that of one that came meanwhile."""
+    streams = [candidate.stream(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
+    answers = [Answer([], [], []) for _ in streams]
+
+    async def read(answer: Answer, stream: AsyncGenerator[Chunk, None]) -> None:
+        async for chunk in stream:
+            answer.ids.extend(chunk.ids)
+            answer.logprobs.extend(chunk.logprobs)
+            answer.versions.extend([chunk.version] * len(chunk.ids))
+
+    reading = [asyncio.ensure_future(read(*pair)) for pair in zip(answers, streams, strict=True)]
+    while not all(answer.ids for answer in answers):
+        await asyncio.sleep(0.001)
+    await candidate.engine.sleep()
+    before = -1
+    while before != (before := sum(len(answer.ids) for answer in answers)):  # what was sampled before is still coming
+        await asyncio.sleep(0.5)
+    late = asyncio.ensure_future(candidate.ask(prompts[0], GREEDY))
+    await asyncio.sleep(0.5)
+    _require(sum(len(answer.ids) for answer in answers) == before and not late.done(), "it samples while it sleeps")
+    met = not any(each.done() for each in reading)
+    await end()
+    await asyncio.gather(*reading)
+    for answer in answers:
+        _require(len(answer.ids) == length, f"a stream of {length} tokens ended after {len(answer.ids)}")
+    return met, answers, await late
 
 
 async def _abort(candidate: _Candidate) -> str:

@@ -67,14 +67,16 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
 async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
     """Against the real learner on a random policy, since engine and learner must agree to the fourth digit.
 
-    With ``engine.weights`` among the options, the learner also sends it weights by that route.
+    With ``engine.weights`` among the options, the learner also sends it weights by that route; with
+    ``engine.share_devices=turns`` it is put to sleep, too.
     """
     from coderepairrl.certify.engine import Publish
     from coderepairrl.certify.engine import examine as sit
 
-    route, options = _route(name, options)
+    route, sleeps, options = _of_section(options)
     spec = engines.make(name, **options)
     _check_route(spec, route)
+    spec = spec.with_sleep() if sleeps else spec
     spec.require()
     with scratch("exam") as folder:
         work = Path(folder)
@@ -89,20 +91,24 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
             publish: Publish | None = None
             if route is not None:
                 engine, publish = Streamed(engine, learner.send), functools.partial(_offer, learner, route)
-            findings = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish)
+            findings = await sit(engine, model, reference=learner.logprobs, work=work, publish=publish, sleeps=sleeps)
     for finding in findings:
         yield finding
 
 
-def _route(name: str, options: Options) -> tuple[Route | None, Options]:
-    """``engine.weights``, and the engine's own options. Raises `ConfigError`."""
-    if "engine" not in options:
-        return None, options
-    match options["engine"]:
+def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
+    """``engine.weights``, whether it has its device by turns, and the engine's own options. Raises `ConfigError`."""
+    own = {key: value for key, value in options.items() if key != "engine"}
+    match options.get("engine", {}):
         case {"weights": route, **others} if route in get_args(Route) and not others:
-            return route, {key: value for key, value in options.items() if key != "engine"}
+            return route, False, own
+        case {"share_devices": "turns", **others} if not others:
+            return None, True, own
+        case {**others} if not others:
+            return None, False, own
     routes = ", ".join(get_args(Route))
-    raise ConfigError(f"engine={options['engine']} is no option here", fix=f"engine.weights is one of {routes}")
+    fix = f"engine.weights is one of {routes}, or engine.share_devices is turns"
+    raise ConfigError(f"engine={options['engine']} is no option here", fix=fix)
 
 
 def _check_route(spec: EngineSpec, route: Route | None) -> None:

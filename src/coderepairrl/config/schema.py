@@ -271,8 +271,10 @@ class Engine(Section):
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them
     (docs/guides/cluster.md)."""
-    share_devices: bool = False
-    """Let engine and learner have the same GPUs. Neither makes room for the other: limit the engine's memory."""
+    share_devices: bool | Literal["turns"] = False
+    """Let engine and learner have the same GPUs. With `true` neither makes room for the other: limit the engine's
+    memory. With `turns` the engine sleeps while the learner steps, and what the learner holds is in the host's memory
+    while the engine samples (docs/guides/cluster.md): `vllm` and one learner process. Not yet run on a GPU."""
     weights: Literal["file", Route] = "file"
     """How full weights reach it: as files, or tensor by tensor without one, which only `vllm` takes: `gloo` through the
     host's memory, on one machine; `ipc` through memory that both have open, of the one GPU that they share, or of the

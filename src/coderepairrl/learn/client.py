@@ -123,6 +123,17 @@ class Learner:
         result: list[list[float]] = await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature)
         return result
 
+    async def put_away(self) -> int:
+        """Move what it holds on its device to the host's memory, until `take_back`; returns its bytes. Meanwhile it can
+        be saved and nothing else. For one process alone."""
+        size: int = await self._call("put_away")
+        return size
+
+    async def take_back(self) -> int:
+        """Move what was put away back to the device, bit for bit; returns its bytes."""
+        size: int = await self._call("take_back")
+        return size
+
     async def save(self, path: Path) -> None:
         """Write an exact checkpoint: weights in Hugging Face layout, optimiser state, counters."""
         await self._call("save", path=str(path.resolve()))

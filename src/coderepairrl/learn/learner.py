@@ -48,6 +48,8 @@ class Service:
             "publish": self._publish,
             "offer": self._offer,
             "send": lambda path, **arguments: self._started.send(Path(path), **arguments),
+            "put_away": lambda: self._started.put_away(),
+            "take_back": lambda: self._started.take_back(),
             "save": self._save,
             "restore": self._restore,
         }

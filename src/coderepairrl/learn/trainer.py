@@ -30,6 +30,7 @@ from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches,
 from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Other, Policy, Scored
 from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.shelf import Shelf
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
@@ -85,6 +86,7 @@ class Trainer:
         self.updates = 0
         self.optimizer = _optimizer(self.policy, settings)
         self.parallel.prepare(self.policy, self.optimizer)
+        self._shelf = Shelf(self.parallel.device)
         ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
         alone, chunkable = zip(*self.parallel.gather(ours), strict=True)
         # processes that went different ways would wait for each other forever
@@ -102,6 +104,7 @@ class Trainer:
 
         Raises ValueError for an empty batch, a malformed row, or fewer episodes or tokens than rows have.
         """
+        self._require_here()
         if not samples:
             raise ValueError("an empty batch: every group was flat or void")
         with_rows = len({sample.episode_id for sample in samples})
@@ -140,6 +143,7 @@ class Trainer:
 
         Raises ValueError for an empty batch or a malformed row.
         """
+        self._require_here()
         if not samples:
             raise ValueError("an empty batch")
         metrics = Metrics(samples, 0, self.version)
@@ -154,6 +158,7 @@ class Trainer:
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Logprob of each token but the first, per row; the engine exam compares them."""
+        self._require_here()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut(rows, self._budget):
             logp_N = self.policy.logprobs(pack(scored([rows[at] for at in part])), temperature)
@@ -167,6 +172,7 @@ class Trainer:
         Returns its path, the version and its `sync.weights.checksum`. The caller deletes older folders. Raises
         ValueError for adapters of a policy that has none.
         """
+        self._require_here()
         path = folder / f"v{self.version:06d}"
         with self._replaced(path) as temporary:
             self._agree(lambda: self.policy.export(temporary, form, here=self._first))
@@ -226,6 +232,7 @@ class Trainer:
         Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
         modified.
         """
+        self._require_here()
         problem = ""
         if self._first:
             recover(folder)
@@ -269,6 +276,23 @@ class Trainer:
         for name, parameter in self.policy.parameters.items():
             for key, value in self.parallel.moments(parameter):
                 yield f"{key}.{name}", value
+
+    def put_away(self) -> int:
+        """Move all that is on the device to the host's memory, where only `save` finds it; returns its bytes.
+
+        Raises ValueError for one of several processes, which have more there than tensors of ours.
+        """
+        if self.parallel.ranks > 1:
+            raise ValueError("several processes share the work: what they hold of their devices stays there")
+        return self._shelf.put([policy.module for policy in self._policies], self.optimizer)
+
+    def take_back(self) -> int:
+        """Move what was put away back to the device, bit for bit; returns its bytes."""
+        return self._shelf.take()
+
+    def _require_here(self) -> None:
+        if self._shelf.used:
+            raise ValueError("the learner's weights are in the host's memory: take them back first")
 
     @property
     def notices(self) -> list[str]:

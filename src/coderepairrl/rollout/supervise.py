@@ -27,7 +27,15 @@ class SupervisedEngine(Engine):
     at most `restarts` times in a row without a token in between.
     """
 
-    def __init__(self, engine: Engine, start: Callable[[], Awaitable[Engine]], *, restarts: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        start: Callable[[], Awaitable[Engine]],
+        *,
+        restarts: int,
+        on_death: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_death` is told why an engine died that is to be restarted."""
         self.context = engine.context
         self.restarted = 0
         self._engine = engine
@@ -39,31 +47,60 @@ class SupervisedEngine(Engine):
         """What is to be served, None for what engines start with."""
         self._loaded: Weights | None = None
         """What the engine has."""
+        self._on_death = on_death
         self._lock = asyncio.Lock()
+        self._awake = asyncio.Event()
+        self._awake.set()
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`."""
-        engine = await self._alive()
+        engine = await self._alive()  # or one that sleeps by now, and holds requests
         async with contextlib.aclosing(engine.generate(ids, sampling, seed)) as chunks:
             try:
                 async for chunk in chunks:
                     self._in_a_row = 0
                     yield chunk
-            except EngineFault:
-                await self._bury(engine)
+            except EngineFault as fault:
+                await self._bury(engine, fault)
                 raise
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. A dead engine is restarted with these weights; a refused load is raised."""
         wanted = (path, version, checksum)
         try:
-            await self._take(wanted)
-        except _Refused:
-            raise
-        except EngineFault:  # it died
-            await self._take(wanted)
-        self._weights = wanted
+            try:
+                await self._take(wanted)
+            except _Refused:
+                raise
+            except EngineFault:  # it died
+                await self._take(wanted)
+            self._weights = wanted
+        finally:
+            self._awake.set()
         return version
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`. Until it is woken a dead engine is not restarted: the device is somebody else's."""
+        self._awake.clear()
+        await self._switch(lambda engine: engine.sleep())
+
+    async def wake(self) -> None:
+        """See `Engine.wake`. One that dies in it is restarted by the next request."""
+        try:
+            await self._switch(lambda engine: engine.wake())
+        finally:
+            self._awake.set()
+
+    async def _switch(self, change: Callable[[Engine], Awaitable[None]]) -> None:
+        async with self._lock:
+            engine = self._engine
+            if self._dead:
+                return
+            try:
+                await change(engine)
+            except EngineFault as fault:
+                if not await self._bury(engine, fault):
+                    raise
 
     async def _take(self, weights: Weights) -> None:
         engine = await self._alive(weights)
@@ -74,7 +111,7 @@ class SupervisedEngine(Engine):
         try:
             await engine.load(*weights)
         except EngineFault as fault:
-            if await self._bury(engine):
+            if await self._bury(engine, fault):
                 raise
             raise _Refused(str(fault), fix=fault.fix) from fault
         self._loaded = weights
@@ -87,25 +124,32 @@ class SupervisedEngine(Engine):
         """See `Engine.close`."""
         await self._engine.close()
 
-    async def _bury(self, engine: Engine) -> bool:
-        """Whether `engine` is dead; if so the next request starts another."""
+    async def _bury(self, engine: Engine, fault: EngineFault) -> bool:
+        """Whether `engine` is dead, which `fault` is a sign of; if so the next request starts another."""
         if engine is not self._engine:
             return True
         try:
             await engine.health()
         except EngineFault:
+            if not self._dead and self._on_death is not None:
+                self._on_death(f"the engine died, and another is started: {fault}")
             self._dead = True
         return self._dead
 
     async def _alive(self, weights: Weights | None = None) -> Engine:
         """The engine, restarted if it is dead, with what is to be served; one that was restarted is given `weights`
-        instead."""
-        async with self._lock:
-            if self._dead:
-                await self._restart()
-            if self._loaded is not self._weights and (wanted := weights or self._weights):
-                await self._give(self._engine, wanted)
-            return self._engine
+        instead. It waits while the engine sleeps, unless there are `weights`, which wake it."""
+        while True:
+            if weights is None:
+                await self._awake.wait()
+            async with self._lock:
+                if weights is None and not self._awake.is_set():
+                    continue
+                if self._dead:
+                    await self._restart()
+                if self._loaded is not self._weights and (wanted := weights or self._weights):
+                    await self._give(self._engine, wanted)
+                return self._engine
 
     async def _restart(self) -> None:
         if self._in_a_row >= self._allowed:

@@ -77,7 +77,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         if plan.config.engine.weights_dir:
             outbox = parts.enter_context(shared_folder(folder, Path(plan.config.engine.weights_dir)))
         model = await initial_model(plan, folder)
-        engine, policy = await open_policy(parts, plan, folder, model, outbox)
+        engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
         gateway = await open_gateway(parts, plan, model, engine, log, shared / "gateway.sock")
@@ -143,7 +143,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
 
 
 async def open_policy(
-    parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path
+    parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
 ) -> tuple[SupervisedEngine, LivePolicy]:
     """Engine and learner, both with the weights of `model`; new ones lie in `outbox` on their way."""
     config = plan.config
@@ -157,9 +157,19 @@ async def open_policy(
     async def learn(settings: LearnSettings) -> Learner:
         return await start_learner(plan, settings, folder, model, outbox)
 
+    async def start_first() -> Engine:
+        made = await start_engine()
+        if config.engine.share_devices == "turns":  # the learner has the device until it has been restored
+            try:
+                await made.sleep()
+            except BaseException:
+                await made.close()
+                raise
+        return made
+
     # while vLLM measures what it needs of a GPU, it counts as its own what a learner takes of it meanwhile
-    started, learner = await _both(start_engine(), lambda: learn(plan.learner), in_turn=plan.in_turn)
-    engine = SupervisedEngine(started, start_engine, restarts=config.run.retries)
+    started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
+    engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
     policy = LivePolicy(config, folder, learn, engine, learner, adapters=plan.model.engine.adapters)
     parts.push_async_callback(policy.close)

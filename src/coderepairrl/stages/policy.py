@@ -74,7 +74,8 @@ class LivePolicy:
         *,
         adapters: bool = False,
     ) -> None:
-        """`learner` is fresh from `start`; from here on it is this object's to replace and to close.
+        """`learner` is fresh from `start`; from here on it is this object's to replace and to close. Where the two have
+        a device by turns it is the learner's, and `engine` sleeps, until `restore` has ended.
 
         A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not.
         """
@@ -86,6 +87,7 @@ class LivePolicy:
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
         self._fresh = True
+        self._turns = config.engine.share_devices == "turns"
         self._live: Published | None = None
 
     @property
@@ -105,6 +107,7 @@ class LivePolicy:
         they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
         weights differ from the logged ones: another machine, or other versions of the libraries.
         """
+        await self._take_device()
         again = replayed(self.run, history)
         start = again.start - 1
         configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}
@@ -120,6 +123,9 @@ class LivePolicy:
                 await self._learner.step(made.samples, made.episodes, made.tokens)
         if self._learner.version:
             await self._serve(await self._verified(history, history.step))
+        elif self._turns:
+            await self._learner.put_away()
+            await self.engine.wake()
 
     async def _begin(self, config: Config, step: int) -> None:
         """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
@@ -155,7 +161,9 @@ class LivePolicy:
         """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
 
         To the learner's metrics it adds ``sync_seconds``, ``sync_bytes`` and, where there are several, ``servers``: how
-        many serve.
+        many serve. Where engine and learner have a device by turns, also how long it took the engine to fall asleep
+        (``sleep_seconds``) and, within the sync, to wake up (``wake_seconds``), and the learner's ``moved_bytes`` to
+        come (``take_back_seconds``) and to go (``put_away_seconds``).
 
         Without rows nothing changes.
         """
@@ -163,6 +171,7 @@ class LivePolicy:
             return {}, self._live.checksum if self._live else ""
         for attempt in range(self.config.run.retries + 1):
             try:
+                taken = await self._take_device()
                 metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
                 published = await self._publish()
                 synced = await self._serve(published)
@@ -172,7 +181,7 @@ class LivePolicy:
                     raise
                 self.restarts += 1
                 await self.restore(history)
-        return metrics | synced, published.checksum
+        return metrics | taken | synced, published.checksum
 
     async def save(self, step: int) -> Path:
         """Write ``checkpoints/STEP`` and drop the oldest beyond `run.keep_checkpoints`."""
@@ -195,18 +204,34 @@ class LivePolicy:
             return await self._learner.offer(route)
         return await self._learner.publish(self._form)
 
+    async def _take_device(self) -> dict[str, float]:
+        """Where it is had by turns, make the device the learner's: how long that took. Nothing to do where it is."""
+        if not self._turns:
+            return {}
+        began = time.monotonic()
+        await self.engine.sleep()
+        asleep = time.monotonic()
+        await self._learner.take_back()
+        taken = time.monotonic() - asleep
+        return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(taken, 3)}
+
     async def _serve(self, published: Published) -> dict[str, float]:
-        """Make weights live: how many bytes the engine read, how long that took, and how many servers have them."""
+        """Make weights live, on a device that is had by turns after the learner has left it: how many bytes the engine
+        read, how long that took, and how many servers have them."""
         size, began = weights.size(published.path), time.monotonic()
+        moved = await self._learner.put_away() if self._turns else 0
+        away = time.monotonic()
         await self.engine.load(*published)
-        seconds = time.monotonic() - began
+        numbers = {"sync_seconds": round(time.monotonic() - away, 3), "sync_bytes": size}
+        if self._turns:
+            wake = round((await self.engine.health()).get("wake_seconds", 0.0), 3)
+            numbers |= {"put_away_seconds": round(away - began, 3), "wake_seconds": wake, "moved_bytes": moved}
         if self._live is not None and self._live.path != published.path:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
-        found = {"sync_seconds": round(seconds, 3), "sync_bytes": size}
         if isinstance(self.config.engine.options.get("url"), list):
-            found["servers"] = (await self.engine.health()).get("servers", 1)
-        return found
+            numbers["servers"] = (await self.engine.health()).get("servers", 1)
+        return numbers
 
 
 def replayed(run: RunFolder, history: History) -> range:

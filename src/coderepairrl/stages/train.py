@@ -180,13 +180,12 @@ def summarise_step(
     which the learner waited for groups for so long.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
+    overlap = ahead.window.staleness and "sleep_seconds" not in learned
     metrics = {
         **step_metrics(groups, batch, numbers),
         **references.metrics(groups),
         **{name: round(value, 3) for name, value in seconds.items()},
-        "tokens_per_second": round(
-            sampled / (sum(seconds.values()) if ahead.window.staleness else seconds["rollout_seconds"]), 1
-        ),
+        "tokens_per_second": round(sampled / (sum(seconds.values()) if overlap else seconds["rollout_seconds"]), 1),
         **({"ahead": len(ahead.slots)} if ahead.window.staleness else {}),
     }
     return {

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl import models
 from coderepairrl.assembly.sizing import engine as engine_side
@@ -45,6 +45,15 @@ class PlannedServer:
         return None if self.room is None else self.memory.cached(self.room)
 
 
+class Moves(NamedTuple):
+    """What is moved where engine and learner have a GPU by turns, in bytes."""
+
+    host: int
+    """That is in the host's memory at once at most: page-locked copies are kept."""
+    step: int
+    """In a step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A run by its numbers. `memory` is that of each GPU in bytes, None where it is not known."""
@@ -74,11 +83,31 @@ class Estimate:
         return self.memory is not None or bool(self.config.train.devices or self.server)
 
     def needs(self, gpu: int) -> float:
-        """Bytes that are taken of a GPU; a server takes its share whatever it needs."""
-        learner = self.learner.peak + learner_side.RESERVE * self.on_gpus if gpu in self.learning else 0
+        """Bytes that are taken of a GPU; a server takes its share whatever it needs. By turns it is the larger turn's,
+        with what the other process keeps there: its context, libraries and captured graphs."""
+        beside = learner_side.RESERVE * self.on_gpus
+        learner = self.learner.peak + beside if gpu in self.learning else 0
         if self.server is None or gpu not in self.server.gpus:
             return learner
-        return learner + (self.server.room or self.server.memory.fixed)
+        engine = self.server.room or self.server.memory.fixed
+        if learner and self.turns:
+            return max(engine + beside, learner + engine_side.RESERVE)
+        return learner + engine
+
+    @property
+    def turns(self) -> bool:
+        """Whether the engine sleeps while the learner steps."""
+        return self.config.engine.share_devices == "turns"
+
+    def moves(self) -> Moves | None:
+        """What goes to the host's memory and back; None where engine and learner have no GPU by turns."""
+        if self.server is None or not self.turns:
+            return None
+        engine, learner = self.server.memory, self.learner
+        served = (engine.weights + engine.adapters) * self.server.settings.gpus
+        trained = learner.adapters + learner.optimizer
+        held = learner.weights + trained
+        return Moves(served + held, 2 * served + held + (trained if self.settings.lora else held))
 
     @property
     def problem(self) -> str:
@@ -102,7 +131,7 @@ class Estimate:
                 parts = [f"{name} {size / GB:.1f}" for name, size in self._parts(gpu)]
                 return (
                     f"GPU {gpu} has {self.memory / GB:.1f} GB, and {needs / GB:.1f} are needed: {', '.join(parts)} "
-                    "(of work and logits the larger counts)"
+                    f"(of work and logits the larger counts{', of engine and learner as well' * self.turns})"
                 )
         return ""
 
@@ -116,6 +145,8 @@ class Estimate:
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+        if moved := self.moves():
+            plan["turns"] = {"host_gb": round(moved.host / GB, 2), "moved_in_a_step_gb": round(moved.step / GB, 2)}
         if self.server and (tokens := self.server.kv_tokens) is not None:
             server = self.server.settings
             plan["kv_tokens"] = tokens * server.replicas

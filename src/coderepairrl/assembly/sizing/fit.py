@@ -107,6 +107,9 @@ def _moves(given: Estimate) -> Iterator[Move]:
         now = given.server.settings.share
         for share in sorted((0.95, *(tenth / 10 for tenth in range(9, 0, -1))), key=lambda share: abs(share - now)):
             yield Move("share", (_args(config, SHARE_NAMES, f"{share:g}"),))
+    together = {*given.serving} & {*given.learning} and not given.turns
+    if together and train.processes == 1 and config.engine.weights == "file":
+        yield Move("turns", ("engine.share_devices=turns",))
     if train.precision == "fp32":
         yield Move("precision", ("train.precision=bf16",))
     if train.processes > 1 and train.strategy != "fsdp2":

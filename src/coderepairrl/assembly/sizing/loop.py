@@ -17,6 +17,7 @@ from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import (
     LEARNING,
     SAMPLING,
+    SWITCHING,
     TOOLS,
     WAITING,
     WEIGHTS,
@@ -34,6 +35,8 @@ STEPS = 6
 """That are simulated beside the first ones, which fill the queue."""
 PUBLISHED = 0.45 * GB
 """Bytes of new weights in a second: a model of 0.6B from an H100's learner (docs/measurements/performance.md)."""
+MOVED = 20 * GB
+"""Bytes in a second between a GPU and page-locked memory of its host: an assumption, not a measurement."""
 BETTER = 0.02
 """By how much another division of the GPUs has to be better to be proposed."""
 SettingsOf = Callable[[Config], LearnSettings]
@@ -86,6 +89,7 @@ class Planned:
             learning=_learning(given, pilot if timed else None),
             sync=pilot.sync if pilot is not None and timed else _sent(given) / PUBLISHED,
             shared=bool({*given.serving} & {*given.learning}),
+            switch=moved.step / MOVED if (moved := given.moves()) else 0.0,
             steps=(steps := min(config.run.steps, rollout.max_staleness + 1 + STEPS)),
             later=config.run.steps - steps,
         )
@@ -126,8 +130,8 @@ class Planned:
                 "episodes": episodes(config),
                 "tokens": round(spent.tokens / len(spent.ends)),
                 "seconds": _rounded(spent.step),
-                "engine": _shares(spent, spent.engine, (SAMPLING, TOOLS, WAITING, WEIGHTS)),
-                "learner": _shares(spent, spent.learner, (LEARNING, WAITING, WEIGHTS)),
+                "engine": _shares(spent, spent.engine, (SAMPLING, TOOLS, WAITING, SWITCHING, WEIGHTS)),
+                "learner": _shares(spent, spent.learner, (LEARNING, WAITING, SWITCHING, WEIGHTS)),
                 "running": f"{spent.at_once:.1f} of {_places(self.loop)} replies at once",
                 "ends_by": _ends(spent),
                 "limit": self._limit(spent),
@@ -197,6 +201,8 @@ class Planned:
                 "tokens": f"{first.given} of prompt; a call samples {call.sampled}, and {call.given} are given to it",
                 "seconds": f"{plan.call_seconds:g} between calls, {plan.attempt_seconds:g} to open, diff and grade",
             }
+        if moved := self.given.moves():
+            shown["switching"] = f"{moved.step / GB:.1f} GB to and from the host's memory at {MOVED / GB:g} GB/s"
         if self.timed:
             return shown | {"speeds": f"those of {plan.run}, its {self.pilot.processes if self.pilot else 1} learners"}
         return shown | {

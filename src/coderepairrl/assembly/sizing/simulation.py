@@ -23,8 +23,10 @@ from coderepairrl.rollout.ahead import Begun
 from coderepairrl.types import Limits
 
 SAMPLING, TOOLS, WAITING, LEARNING, WEIGHTS = "sampling", "tools", "waiting", "learning", "weights"
+SWITCHING = "switching"
 """What a side does. The engine samples, has attempts under way that ask nothing (their tools run), or has none; the
-learner learns, or waits for groups; both hand over weights. Where they share a GPU, the engine stops meanwhile."""
+learner learns, or waits for groups; both hand over weights. Where they share a GPU, the engine stops
+meanwhile; where they have it by turns, they also switch."""
 
 
 class Call(NamedTuple):
@@ -74,6 +76,8 @@ class Loop:
     """Seconds until new weights are live, in which nothing is sampled."""
     shared: bool = False
     """Whether engine and learner have their GPUs together."""
+    switch: float = 0.0
+    """Seconds of a step in which one leaves a GPU and the other comes, both ways."""
     steps: int
     later: int = 0
 
@@ -189,7 +193,7 @@ class _Run:
         self.spent.sampling += seconds * any(each.running and not each.paused for each in self.replicas)
         for replica in self.replicas:
             if replica.paused:
-                state = self.learner if self.learner == WEIGHTS else WAITING
+                state = self.learner if self.learner in (WEIGHTS, SWITCHING) else WAITING
             elif replica.running:
                 state = SAMPLING
                 self.spent.running += len(replica.running) * seconds
@@ -238,9 +242,16 @@ class _Run:
             self.spent.tokens += sum(row.tokens for row in group.rows)
             self.spent.sampled += sum(row.sampled for row in group.rows)
             self.spent.age += self.version - (group.version or 0)
-        self.learner = LEARNING
+        learn = partial(self._learn, [group.rows for group in groups[: self.loop.per_step]])
         self._pause(self.loop.shared)
-        self._after(self.loop.learning([group.rows for group in groups[: self.loop.per_step]]), self._publish)
+        if not self.loop.switch:
+            return learn()
+        self.learner = SWITCHING
+        self._after(self.loop.switch, learn)
+
+    def _learn(self, groups: Groups) -> None:
+        self.learner = LEARNING
+        self._after(self.loop.learning(groups), self._publish)
 
     def _publish(self) -> None:
         self.learner = WEIGHTS

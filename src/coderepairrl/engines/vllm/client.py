@@ -85,6 +85,14 @@ class VllmEngine(Engine):
         """
         return await self._served.load(path, version, checksum, agree)
 
+    async def sleep(self) -> None:
+        """See `Engine.sleep`; a server that fails in it, or in waking up, is ended, so that another can be started."""
+        await self._served.sleep()
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        await self._served.wake()
+
     async def receivers(self) -> int:
         """Workers of the server, all of which take the weights of an offer."""
         return await self._served.receivers()
@@ -99,7 +107,8 @@ class VllmEngine(Engine):
 
         ``version``; requests ``running`` and ``waiting``, those that wait here included; tokens
         since the start: ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and
-        ``generated_tokens``; ``kv_used``, the share of the cache that is in use; ``adapters`` at the server.
+        ``generated_tokens``; ``kv_used``, the share of the cache that is in use; ``adapters`` at the server;
+        ``sleep_seconds`` and ``wake_seconds`` of its last sleep.
         """
         self._link.require_alive()
         await self._link.call("GET", "/health")
@@ -108,7 +117,8 @@ class VllmEngine(Engine):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        return counters | {"version": self._served.version, "adapters": self._served.adapters}
+        own = {"version": self._served.version, "adapters": self._served.adapters}
+        return counters | own | self._served.halts.seconds
 
     async def close(self) -> None:
         """End a server of our own; leave one that was joined. Requests still open raise `EngineFault`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from coderepairrl.engines.vllm.server import Gone, VllmServer
+from coderepairrl.engines.vllm.server import Gone, Query, VllmServer
 from coderepairrl.errors import EngineFault
 
 
@@ -24,7 +24,7 @@ class Link:
         path: str,
         *,
         body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
+        query: Query | None = None,
         seconds: float = 0.0,
     ) -> str:
         """The answer's body, within `seconds` (`patience` if 0). Raises `Refused`, and `Gone` for a dead server."""
@@ -34,21 +34,19 @@ class Link:
             self.die(str(fault))
             raise
 
-    async def post(
-        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, str] | None = None
-    ) -> str:
+    async def post(self, path: str, *, body: Mapping[str, Any] | None = None, query: Query | None = None) -> str:
         """POST to a server that is not known to be dead. Raises `EngineFault` otherwise."""
         self.require_alive()
         return await self.call("POST", path, body=body, query=query)
+
+    def die(self, why: str) -> None:
+        """Mark the server as dead; the first reason is kept."""
+        self._dead = self._dead or why
 
     @property
     def alive(self) -> bool:
         """Whether it is not known to be dead."""
         return self._dead is None
-
-    def die(self, why: str) -> None:
-        """Mark the server as dead; the first reason is kept."""
-        self._dead = self._dead or why
 
     def require_alive(self) -> None:
         """Raise `EngineFault` with the reason of a death."""

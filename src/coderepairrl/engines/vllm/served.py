@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.engines.vllm.halts import Halts
 from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.server import Gone, Refused
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
@@ -47,6 +48,7 @@ class Served:
         """Names at the server, oldest first; new requests use the last one."""
         self._checksum = ""
         """Of the newest adapter."""
+        self.halts = Halts(link, traffic)
         self._loading = asyncio.Lock()
 
     @property
@@ -76,15 +78,32 @@ class Served:
         """See `VllmEngine.load`."""
         async with self._loading:
             self._link.require_alive()
-            if weights.is_offer(path):
-                await self._receive(path, checksum)
-            else:
-                await asyncio.to_thread(weights.verify, path, checksum)
-            if weights.is_adapter(path):
-                await self._add(path, version, checksum, agree)
-            else:
-                await self._replace(path, version, checksum, agree)
+            async with self.halts.over():
+                if weights.is_offer(path):
+                    await self._receive(path, checksum)
+                else:
+                    await asyncio.to_thread(weights.verify, path, checksum)
+                if weights.is_adapter(path):
+                    if self.halts.asleep:  # first, for it may have to wait for requests to end
+                        await self.halts.wake()
+                    await self._add(path, version, checksum, agree)
+                else:
+                    await self._replace(path, version, checksum, agree)
             return version
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        async with self._loading:
+            self._link.require_alive()
+            if not self.halts.asleep:
+                await self.halts.sleep()
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        async with self._loading:
+            self._link.require_alive()
+            async with self.halts.over():
+                pass
 
     async def receivers(self) -> int:
         """Workers of the server, all of which take the weights of an offer."""
@@ -128,9 +147,9 @@ class Served:
             for stream in self._traffic.streams:
                 stream.straddles = True
             try:
-                await self._link.call("POST", "/pause", query={"mode": "keep"})
+                await self.halts.pause()
                 refused = await self._swap_or_undo(path, version, checksum, agree)
-                await self._link.call("POST", "/resume")
+                await self.halts.resume()
             except BaseException as error:  # also if cancelled: held requests must not continue
                 self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
                 await self._link.server.close(grace=0.0)

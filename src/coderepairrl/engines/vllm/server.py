@@ -22,6 +22,8 @@ import aiohttp
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 
+SLEEP = "--enable-sleep-mode"
+"""vLLM 0.32 for CPUs refuses it, and sleeps and wakes without it, but frees nothing."""
 VERSIONS = "0.32."
 """The supported minor version: vLLM's RL routes change between minor versions."""
 EXTENSION = Path(__file__).parent / "extension"
@@ -38,6 +40,8 @@ _ROUTES = (
     "/reset_prefix_cache",
     "/update_weight_version",
 )
+Query = Mapping[str, str] | Sequence[tuple[str, str]]
+"""What follows the question mark of an address; a name may occur several times."""
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
@@ -105,6 +109,8 @@ class VllmServer:
         address = str(folder / "socket")
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
+        if on_cpu:
+            command = [word for word in command if word != SLEEP]
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
         own = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
@@ -153,7 +159,7 @@ class VllmServer:
         *,
         seconds: float,
         body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
+        query: Query | None = None,
     ) -> str:
         """The text of the answer, within `seconds`."""
         try:

@@ -14,6 +14,7 @@ from coderepairrl.engines.vllm.fleet import Fleet
 from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check
 from coderepairrl.engines.vllm.server import (
+    SLEEP,
     VllmServer,
     check_routes,
     check_version,
@@ -66,6 +67,8 @@ class Vllm(EngineSpec):
     """Largest rank of an adapter that can be loaded, 0 for no adapters. None is the rank that the run needs."""
     max_loras: int = MAX_LORAS
     """Adapters at the server at once, the new one included."""
+    sleeps: bool = False
+    """Start it so that it can be put to sleep, as ``engine.share_devices=turns`` does."""
     start_seconds: float = 600.0
     """Time limit for its start."""
     patience: float = 300.0
@@ -111,6 +114,15 @@ class Vllm(EngineSpec):
                 fix="leave engine.options.lora_rank out, or set it to 0 to send merged weights",
             )
         return self
+
+    def with_sleep(self) -> Vllm:
+        """See `EngineSpec.with_sleep`."""
+        if self.url:
+            raise ConfigError(
+                "engine.share_devices=turns, and engine.options.url joins a server that others may use",
+                fix="leave engine.options.url out, so that it is started here, or engine.share_devices=false",
+            )
+        return replace(self, sleeps=True)
 
     def on_gpus(self, visible: str) -> Vllm:
         """See `EngineSpec.on_gpus`."""
@@ -196,6 +208,7 @@ class Vllm(EngineSpec):
         own = arguments(
             model, POLICY, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
         )
+        own += [SLEEP] * self.sleeps
         log, python = log_dir / "engine.log", self.python or default_python()
         return await VllmServer.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
 

@@ -19,7 +19,7 @@ class Stream:
 
 
 class Traffic:
-    """At most `slots` open streams; none begins while they are `held`."""
+    """At most `slots` open streams; none begins from `hold` on until `release`, nor while they are `held`."""
 
     def __init__(self, slots: int) -> None:
         self.streams: set[Stream] = set()
@@ -30,6 +30,7 @@ class Traffic:
         self.fewer = asyncio.Event()
         """Set whenever a stream ends."""
         self._room = asyncio.Semaphore(slots)
+        self._holds = 0
         self._admit = asyncio.Event()
         self._admit.set()
 
@@ -68,10 +69,21 @@ class Traffic:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Within, no request begins."""
-        self._admit.clear()
+        self.hold()
         try:
             yield
         finally:
+            self.release()
+
+    def hold(self) -> None:
+        """Let no request begin until a `release` for each `hold`."""
+        self._holds += 1
+        self._admit.clear()
+
+    def release(self) -> None:
+        """See `hold`."""
+        self._holds -= 1
+        if not self._holds:
             self._admit.set()
 
     def silence(self) -> float:

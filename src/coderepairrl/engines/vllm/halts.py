@@ -1,0 +1,95 @@
+"""A server that computes nothing for a while: paused while its weights change, or asleep while its GPU is another's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from coderepairrl.engines.vllm.link import Link
+from coderepairrl.engines.vllm.server import Gone
+from coderepairrl.engines.vllm.traffic import Traffic
+from coderepairrl.errors import EngineFault
+
+
+class Halts:
+    """Requests at the server stay there (vLLM's mode ``keep``) and go on afterwards.
+
+    It sleeps at vLLM's level 1: weights and adapters go to the host's memory, the cache of keys and values is dropped,
+    and those of the requests that are kept are computed again. Level 2 would save the copy where full weights are sent
+    anyway, but also lose what vLLM derives from weights and has in no file.
+    """
+
+    def __init__(self, link: Link, traffic: Traffic) -> None:
+        self.asleep = False
+        self.seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
+        """Of the last time that it fell asleep, and that it woke."""
+        self._link = link
+        self._traffic = traffic
+
+    async def pause(self) -> None:
+        """Stop, with the weights where they can be replaced: of a server that sleeps they come back alone."""
+        if self.asleep:
+            await self._wake("weights")
+        else:
+            await self._link.call("POST", "/pause", query={"mode": "keep"})
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        if self.asleep:
+            await self.wake()
+        else:
+            await self._link.call("POST", "/resume")
+
+    async def sleep(self) -> None:
+        """Fall asleep. A server that fails in it is ended: nobody knows what it still holds of the GPU."""
+        self._traffic.hold()
+        self.asleep = True
+        self.seconds = dict.fromkeys(self.seconds, 0.0)
+        began = time.monotonic()
+        await self._or_end("/sleep", {"level": "1", "mode": "keep"})
+        self.seconds["sleep_seconds"] = time.monotonic() - began
+
+    async def wake(self) -> None:
+        """Wake up whole, and go on with what was kept; new requests begin at the end of `over`. As `sleep` if it fails.
+
+        Raises `Gone` with the server's reason.
+        """
+        answer = await self._wake()
+        if json.loads(answer)["status"] != "awake":
+            self._link.die(why := f"the server did not wake up: {answer}")
+            await self._link.server.close(grace=0.0)
+            raise Gone(why)
+        self.asleep = False
+
+    @asynccontextmanager
+    async def over(self) -> AsyncIterator[None]:
+        """At its end a server that slept is awake, whatever happened within, or dead, and new requests begin."""
+        slept = self.asleep
+        try:
+            yield
+        finally:
+            try:
+                if self.asleep and self._link.alive:
+                    await self.wake()
+            finally:
+                if slept:
+                    self._traffic.release()
+
+    async def _wake(self, *tags: str) -> str:
+        began = time.monotonic()
+        answer = await self._or_end("/wake_up", [("tags", tag) for tag in tags])
+        self.seconds["wake_seconds"] += time.monotonic() - began
+        return answer
+
+    async def _or_end(self, path: str, query: dict[str, str] | list[tuple[str, str]]) -> str:
+        try:
+            return await self._link.call("POST", path, query=query)
+        except BaseException as error:  # also if cancelled
+            why = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
+            self._link.die(why)
+            await self._link.server.close(grace=0.0)
+            if isinstance(error, EngineFault):
+                raise Gone(why) from error
+            raise

@@ -1,0 +1,49 @@
+"""A whole run whose engine and learner have a device by turns, as far as a CPU has something to give away: the engine
+is stopped while the learner steps, and the learner's tensors are elsewhere while the engine samples."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from e2e.conftest import Project
+
+TERMS = ("engine=e2e_engines:SleepingTiny", "engine.share_devices=turns")
+OURS = {f"learn/{name}_seconds" for name in ("sleep", "take_back", "put_away", "wake")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_by_turns(staleness: int, project: Project) -> None:
+    """An engine that refuses to wake up once is replaced by one with the new weights, and nothing is lost."""
+    ahead = (f"rollout.max_staleness={staleness}", "train.old_logprobs=recomputed") if staleness else ()
+    done = project.crrl("train", str(project.config), *TERMS, *ahead, "run.steps=3", "run.checkpoint_every=2", "--json")
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["version"] == 3 and summary["account"]["balanced"]
+    assert "the engine died, and another is started: the server failed to wake up: CUDA out of memory" in done.stderr
+    steps = [record for record in project.records() if record["type"] == "step"]
+    for step in steps:
+        assert step["metrics"].keys() >= OURS and step["metrics"]["learn/moved_bytes"] > 0
+        assert staleness or step["metrics"]["learn/mismatch_max"] < 1e-4
+    sampled = [turn for step in steps for turn in step["episodes"]]
+    assert len(sampled) == len(set(sampled)) == 3 * 2 * 3, "each episode is trained once"
+    resumed = project.crrl("train", str(project.run.path), "run.steps=4", "--resume", "--json")  # weights are verified
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "fix"),
+    [
+        (("engine=tiny",), "engine 'tiny' cannot sleep", "in nobody's way"),
+        (("engine=vllm", "engine.options.url=http://localhost:1"), "others may use", "share_devices=false"),
+        ((*TERMS, "train.processes=2"), "train.processes=2", "train.processes=1"),
+        (("engine=e2e_engines:ReceivingTiny", "engine.weights=ipc"), "engine.weights=ipc", "leave engine.weights out"),
+    ],
+)
+def test_what_cannot_make_room_is_refused(
+    overrides: tuple[str, ...], message: str, fix: str, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refused = project.crrl("train", str(project.config), *overrides, "engine.share_devices=turns", check=False)
+    assert refused.returncode == 2 and message in refused.stderr and fix in refused.stderr

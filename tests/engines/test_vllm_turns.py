@@ -1,0 +1,141 @@
+"""A server that sleeps while the learner has its GPU: our side, against a scripted server.
+
+The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real one, as far as it sleeps on a CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout import SupervisedEngine
+from coderepairrl.types import Sampling
+
+from . import fake_vllm
+from .conftest import ask
+from .test_vllm import adapter, joined, state, weights_named, wire
+
+__all__ = ["joined", "wire"]
+TEN = Sampling(max_tokens=10)
+
+
+async def under_way(engine: Engine) -> AsyncIterator[tuple[int, int]]:
+    """A request that ends only after new weights; yields its (token, version) pairs."""
+    async for chunk in engine.generate([fake_vllm.UNTIL_SWAP], TEN, 0):
+        for token in chunk.ids:
+            yield token, chunk.version
+
+
+async def test_a_request_is_carried_over_and_new_ones_wait(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    held = under_way(joined)
+    assert [await anext(held), await anext(held)] == [(0, 0), (1, 0)]
+    await joined.sleep()
+    assert state(wire).asleep == {"weights", "kv_cache"}
+    await joined.sleep()
+    assert [call for call in state(wire).calls if "sleep" in call] == ["/sleep?level=1&mode=keep"]
+    asked = len(state(wire).requests)
+    waiting = asyncio.create_task(ask(joined, [1], TEN))
+    await asyncio.sleep(0.1)
+    assert not waiting.done() and len(state(wire).requests) == asked
+    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
+    del state(wire).calls[:]
+    assert await joined.load(path, 1, checksum) == 1
+    steps = [call.partition("?tags=")[0::2] for call in state(wire).calls]
+    assert steps == [
+        ("/wake_up", "weights"),
+        ("/reset_prefix_cache?reset_running_requests=true", ""),
+        ("/update_weight_version", ""),
+        ("/wake_up", ""),
+    ], "weights are replaced before the cache is back, so that nothing is computed with old ones"
+    assert [pair async for pair in held] == [(token, 1) for token in range(2, 10)]
+    assert (await waiting)[2] == [1] * 10
+
+
+async def test_adapters_come_after_a_server_is_awake(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+    await joined.load(*numbered(*adapter(tmp_path / "a"), 1))
+    await joined.sleep()
+    waiting = asyncio.create_task(ask(joined, [1], TEN))
+    await asyncio.sleep(0.05)
+    await joined.load(*numbered(*adapter(tmp_path / "b"), 2))
+    assert (await waiting)[2] == [2] * 10, "what came while it slept has the new adapter"
+    calls = [call for call in state(wire).calls if "lora" in call or "wake" in call]
+    assert calls[-2:] == ["/wake_up", "/v1/load_lora_adapter"] or calls[-3:-1] == ["/wake_up", "/v1/load_lora_adapter"]
+    health = await joined.health()
+    assert health["sleep_seconds"] > 0 and health["wake_seconds"] > 0
+
+
+def numbered(path: Path, checksum: str, version: int) -> tuple[Path, int, str]:
+    return path, version, checksum
+
+
+async def test_refused_weights_leave_it_awake_with_the_old_ones(
+    joined: VllmEngine, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
+    await joined.sleep()
+    with pytest.raises(EngineFault):
+        await joined.load(path, 1, checksum[::-1])
+    assert not state(wire).asleep and (await ask(joined, [1], TEN))[2] == [0] * 10
+    await joined.sleep()
+    await joined.wake()
+    await joined.wake()
+    assert (await ask(joined, [1], TEN))[2] == [0] * 10
+
+
+@pytest.mark.parametrize(("route", "after"), [("/sleep", 0), ("/wake_up", 0), ("/wake_up", 1)])
+async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has_the_weights(
+    route: str, after: int, miniature: Path, tmp_path: Path
+) -> None:
+    """Also the second part of a waking: weights are there, the cache is not."""
+    servers: list[TestServer] = []
+
+    async def start() -> Engine:
+        server = TestServer(fake_vllm.make_app())
+        await server.start_server()
+        servers.append(server)
+        return await Vllm(url=str(server.make_url("/"))).start(miniature, log_dir=tmp_path)
+
+    said: list[str] = []
+    engine = SupervisedEngine(await start(), start, restarts=2, on_death=said.append)
+    state(servers[0]).fails[route] = after
+    held = under_way(engine)
+    await anext(held)
+    path, checksum = weights_named(miniature, tmp_path / "new.safetensors")
+    await engine.sleep()
+    waiting = asyncio.create_task(ask(engine, [1], TEN))
+    await asyncio.sleep(0.1)
+    assert len(servers) == 1, "the GPU is the learner's: no server is started on it"
+    assert await engine.load(path, 1, checksum) == 1
+    with pytest.raises(EngineFault, match="CUDA out of memory"):
+        [pair async for pair in held]
+    assert (await waiting)[2] == [1] * 10, "nobody else notices"
+    assert (await engine.health())["restarts"] == 1 and len(servers) == 2
+    assert [why for why in said if "CUDA out of memory" in why] == said and len(said) == 1
+    await engine.close()
+    for server in servers:
+        await server.close()
+
+
+async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
+    await joined.sleep()
+    joined._link.patience = 0.3
+    state(wire).hangs.add("/wake_up")
+    with pytest.raises(EngineFault, match="failed to wake up: /wake_up did not answer within 0 s"):
+        await joined.wake()
+    with pytest.raises(EngineFault, match="wake_up"):
+        await ask(joined, [1], TEN)
+
+
+def test_what_is_not_ours_is_not_put_to_sleep() -> None:
+    with pytest.raises(ConfigError, match="others may use"):
+        Vllm(url="http://localhost:1").with_sleep()
+    assert Vllm().with_sleep().sleeps

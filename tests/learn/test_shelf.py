@@ -1,0 +1,74 @@
+"""What a learner has on its device goes to the host and comes back bit for bit, and steps go on as if it had not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from coderepairrl.config.schema import Lora
+from coderepairrl.learn import LearnSettings
+from coderepairrl.learn.shelf import Shelf
+from coderepairrl.learn.trainer import Trainer
+
+LENGTHS = [30, 12, 45]
+KINDS = {
+    "all weights": LearnSettings(algorithm="grpo", lr=1e-2),
+    "a reference": LearnSettings(algorithm="grpo", lr=1e-2, beta=0.1),
+    "adapters": LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4)),
+    "bf16": LearnSettings(algorithm="grpo", lr=1e-2, precision="bf16", lora=Lora(rank=4)),
+    "muon": LearnSettings(algorithm="grpo", lr=1e-2, optimizer="muon"),
+    "values": LearnSettings(algorithm="ppo", lr=1e-2, value_head=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_go_on_bit_for_bit(kind, miniature, make_rows, tmp_path):
+    straight, moved = (Trainer(miniature, KINDS[kind]) for _ in range(2))
+    for seed in range(3):
+        assert moved.step(make_rows(LENGTHS, seed)) == straight.step(make_rows(LENGTHS, seed))
+        published = [trainer.publish(tmp_path / "published")[2] for trainer in (moved, straight)]
+        size = moved.put_away()
+        assert size > 0 and moved.put_away() == 0
+        for trainer, name in ((moved, "moved"), (straight, "straight")):
+            trainer.save(tmp_path / f"{name}{seed}")  # from the host's memory
+        assert moved.take_back() == size and moved.take_back() == 0
+        assert [trainer.publish(tmp_path / "published")[2] for trainer in (moved, straight)] == published
+        saved = [{f.name: f.read_bytes() for f in (tmp_path / f"{n}{seed}").glob("*")} for n in ("moved", "straight")]
+        assert saved[0] == saved[1]
+
+
+def test_tied_weights_stay_one(miniature, make_rows):
+    trainer = Trainer(miniature, KINDS["all weights"])
+    head, table = trainer.policy.model.get_output_embeddings().weight, trainer.policy.tables[0]
+    tied = head.data_ptr() == table.data_ptr()
+    trainer.put_away()
+    trainer.take_back()
+    assert (head.data_ptr() == table.data_ptr()) == tied
+    own, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    twin.weight = torch.nn.Parameter(own.weight.data)  # another parameter on the same values
+    shelf = Shelf(torch.device("cpu"))
+    optimizer = torch.optim.AdamW(own.parameters())
+    assert shelf.put([own, twin], optimizer) == 4 * (9 + 3 + 3)
+    own.weight.data[0, 0] = 7.0
+    assert twin.weight[0, 0] == 7.0
+    shelf.take()
+    own.weight.data[0, 0] = 8.0
+    assert twin.weight[0, 0] == 8.0
+
+
+def test_meanwhile_nothing_is_computed(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, KINDS["adapters"])
+    trainer.save(tmp_path / "saved")
+    trainer.put_away()
+    for use in (
+        lambda: trainer.step(make_rows(LENGTHS)),
+        lambda: trainer.measure(make_rows(LENGTHS)),
+        lambda: trainer.logprobs([[1, 2, 3]], 1.0),
+        lambda: trainer.publish(tmp_path),
+        lambda: trainer.restore(tmp_path / "saved"),
+    ):
+        with pytest.raises(ValueError, match="take them back first"):
+            use()
+    trainer.take_back()
+    trainer.restore(tmp_path / "saved")
+    assert len(trainer.step(make_rows(LENGTHS))) > 0

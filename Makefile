@@ -50,10 +50,11 @@ test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
 test-tutorials: .venv/.dev  ## the commands of docs/start, as they are printed
 	$(BIN)/python -m pytest -m slow tests/docs
 
-test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes (what they share and round changes nothing), studies, also on Ray, a pipeline
+test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes (what they share and round changes nothing), studies and episodes on Ray, a pipeline
 	scripts/setup.sh dev,deepspeed,bitsandbytes,ray
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 \
-		tests/learn tests/assembly tests/stages/test_study.py tests/e2e/test_study.py tests/e2e/test_pipeline.py
+		tests/learn tests/assembly tests/stages/test_study.py tests/e2e/test_study.py tests/e2e/test_pipeline.py \
+		tests/e2e/test_on_ray.py
 
 test-vllm: .venv/.dev .venv/.vllm  ## the real vLLM server on this CPU: exam, adapters, weights, two steps of hello
 	CRRL_TEST_VLLM=1 $(BIN)/python -m pytest -n 1 -m "slow and not by_hand" --durations=0 \

@@ -23,6 +23,7 @@ STUBS = {
     "scontrol": 'echo "$@" >>"$CALLS/scontrol"; [ "$1" = requeue ] || printf "%s\\n" ${NODES:-first second}',
     "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
     "curl": "exit 0",
+    "ray": 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN $*" >>"$CALLS/ray"; [ "$1" != start ] || exec /bin/sleep 60',
     "sleep": "exec /bin/sleep 0.1",
     # a run whose time is up right after it began, and that ends as `crrl train` and `crrl eval` do
     "crrl": """
@@ -146,6 +147,28 @@ def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
     done = cluster.submit("nodes.sh", "a.toml", MODEL="/models/m", VLLM_PYTHON="python-vllm")
     assert done.returncode and not cluster.called("crrl")
     assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
+
+
+def test_nodes_that_make_episodes(cluster: Cluster) -> None:
+    done = cluster.submit("ray.sh", "a.toml", "run.steps=0", RAY="ray", PORT="6400", HEAD_CPUS="2")
+    assert done.returncode == 0, done.stderr
+    modes, tokens, commands = zip(*(call.split(" ", 2) for call in cluster.called("ray")), strict=True)
+    assert set(modes) == {"token"} and len(set(tokens)) == 1 and len(tokens[0]) == 32, "others are kept out"
+    common = "--num-gpus=0 --disable-usage-stats --block"
+    assert sorted(commands) == [
+        "health-check --address first:6400",
+        f"start --address=first:6400 {common}",
+        f"start --head --port=6400 --num-cpus=2 --include-dashboard=false {common}",
+    ]
+    asked = "train a.toml run.steps=0 rollout.executor=ray rollout.ray.address=first:6400"
+    assert cluster.called("crrl") == [f"{asked} --dry-run --json", asked]
+
+
+def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
+    (cluster.path / "bin" / "ray").write_text("#!/bin/sh\necho no port >&2; exit 7\n")
+    done = cluster.submit("ray.sh", "a.toml", RAY="ray")
+    assert done.returncode and not cluster.called("crrl")
+    assert "no port" in (cluster.path / "logs" / f"ray-t{os.getpid()}.log").read_text()
 
 
 def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> None:

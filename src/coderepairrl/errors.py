@@ -54,6 +54,9 @@ class Several(CodeRepairError):
         self.problems = tuple(problems)
         self.exit_code = problems[0].exit_code
 
+    def __reduce__(self) -> tuple[type[Several], tuple[tuple[CodeRepairError, ...]]]:
+        return Several, (self.problems,)
+
 
 def several(problems: Sequence[CodeRepairError]) -> CodeRepairError:
     """One error for `problems` (at least one), each once, the user's own mistakes before what the machine lacks.
@@ -191,6 +194,12 @@ class RewardFault(Fault):
 
 class GraderFault(RewardFault):
     """A task's checks cannot run in the sandbox, whatever the patch: a program or module that they need is missing."""
+
+
+class NodeFault(Fault):
+    """Another machine, or a process on it, that makes episodes was lost."""
+
+    boundary = "node"
 
 
 class LearnerFault(Fault):

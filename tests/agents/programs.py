@@ -22,7 +22,7 @@ from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, Chunk, SandboxBackend
-from coderepairrl.rollout import Rollout, Terms, Ticket
+from coderepairrl.rollout import Local, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
@@ -318,14 +318,16 @@ async def play(
     backend = backend or sandbox_or_skip(agent)
     try:
         rollout = Rollout(
-            gateway=gateway,
+            executor=Local(
+                gateway,
+                {
+                    "": Terms(
+                        Loud(agent, said), backend, limits or RECOMMENDED, {"train": rewards.make({"patch_lines": 1.0})}
+                    )
+                },
+            ),
             log=log,
             concurrency=1,
-            kinds={
-                "": Terms(
-                    Loud(agent, said), backend, limits or RECOMMENDED, {"train": rewards.make({"patch_lines": 1.0})}
-                )
-            },
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
         episode = await rollout.run(Ticket(task, "train", 1, "toy/add-1", 0, 7, Sampling()))

@@ -24,7 +24,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
+from coderepairrl.rollout import Group, Local, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.stats import summarise
@@ -156,17 +156,19 @@ async def attempts(
     await gateway.start(socket=folder / "gateway.sock")
     try:
         rollout = Rollout(
-            gateway=gateway,
+            executor=Local(
+                gateway,
+                {
+                    "": Terms(
+                        Command(**AGENT),
+                        backend,
+                        Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
+                        {"train": rewards.make({"patch_lines": 1.0})},
+                    )
+                },
+            ),
             log=log,
             concurrency=1,
-            kinds={
-                "": Terms(
-                    Command(**AGENT),
-                    backend,
-                    Limits(calls=30, tokens=1 << 16, seconds=120.0, turn_tokens=4096),
-                    {"train": rewards.make({"patch_lines": 1.0})},
-                )
-            },
         )
         task = Task("toy/add", ISSUE, "python", f"dir:{folder / 'repo'}", ORACLE)
         [group] = await collect(rollout, slots("train", 1, [task], count, seed=0), sampling=Sampling(), retries=2)

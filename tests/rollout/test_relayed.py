@@ -11,7 +11,7 @@ from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Rollout, Terms, Ticket
+from coderepairrl.rollout import Local, Rollout, Terms, Ticket
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -30,17 +30,19 @@ async def rollout(folder: Path, *answers: Answer) -> AsyncIterator[Rollout]:
         )
         await server.start()
         yield Rollout(
-            gateway=server,
+            executor=Local(
+                server,
+                {
+                    "": Terms(
+                        ScriptedAgent([Say("Hello."), Write("a.py", "x = 1\n"), Say("Bye.")]),
+                        ScriptedBackend(),
+                        Limits(),
+                        {"eval": [(ScriptedReward(default=0.5), 1.0)]},
+                    )
+                },
+            ),
             log=log,
             concurrency=1,
-            kinds={
-                "": Terms(
-                    ScriptedAgent([Say("Hello."), Write("a.py", "x = 1\n"), Say("Bye.")]),
-                    ScriptedBackend(),
-                    Limits(),
-                    {"eval": [(ScriptedReward(default=0.5), 1.0)]},
-                )
-            },
         )
         await server.stop()
     log.close()

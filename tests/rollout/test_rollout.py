@@ -24,6 +24,7 @@ from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
     Curriculum,
     Group,
+    Local,
     Rollout,
     Share,
     SupervisedEngine,
@@ -114,18 +115,20 @@ def make(
     OPEN.append(log)
     gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
     return Rollout(
-        gateway=gateway,
+        executor=Local(
+            gateway,
+            {
+                "": Terms(
+                    agent,
+                    backend or ScriptedBackend({"a.py": b"x = 0\n"}),
+                    Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
+                    {"train": [(reward or Chatter(), 1.0)]},
+                    side_calls,
+                )
+            },
+        ),
         log=log,
         concurrency=3,
-        kinds={
-            "": Terms(
-                agent,
-                backend or ScriptedBackend({"a.py": b"x = 0\n"}),
-                Limits(calls=4, tokens=2000, seconds=5.0, turn_tokens=16),
-                {"train": [(reward or Chatter(), 1.0)]},
-                side_calls,
-            )
-        },
     )
 
 
@@ -267,7 +270,9 @@ async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: 
     task = replace(TASKS[0], workspace=f"dir:{folder}", reference=oracle)
     backend = sandbox.make(sandbox.choose().name)
     rollout = make(gateway, tmp_path, agent, backend=backend)
-    rollout.kinds = {"": replace(rollout.kinds[""], rewards={"train": rewards.make({"patch_lines": 1.0})})}
+    rollout.executor.kinds = {
+        "": replace(rollout.executor.kinds[""], rewards={"train": rewards.make({"patch_lines": 1.0})})
+    }
     [group] = await groups_of(rollout, [task])
     assert [episode.reward for episode in group.episodes] == [1.0, 1.0, 1.0]
     logged = [record["verdict"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]

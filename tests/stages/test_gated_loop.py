@@ -23,7 +23,7 @@ from coderepairrl.errors import ExitCode, HealthGateError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
-from coderepairrl.rollout import Curriculum, Rollout, Share, Terms
+from coderepairrl.rollout import Curriculum, Local, Rollout, Share, Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages import gates
@@ -138,17 +138,19 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     )
     await gateway.start()
     rollout = Rollout(
-        gateway=gateway,
+        executor=Local(
+            gateway,
+            {
+                "": Terms(
+                    cast(Any, Agent(fault)),
+                    ScriptedBackend({"a.py": b"x = 0\n"}),
+                    Limits(calls=4, tokens=2000, seconds=30.0, turn_tokens=16),
+                    {"train": [(Reward(fault), 1.0)]},
+                )
+            },
+        ),
         log=log,
         concurrency=4,
-        kinds={
-            "": Terms(
-                cast(Any, Agent(fault)),
-                ScriptedBackend({"a.py": b"x = 0\n"}),
-                Limits(calls=4, tokens=2000, seconds=30.0, turn_tokens=16),
-                {"train": [(Reward(fault), 1.0)]},
-            )
-        },
     )
     tasks = tuple(Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(4))
     try:

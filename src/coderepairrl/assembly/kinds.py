@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from coderepairrl import rewards
+from coderepairrl.assembly.place import Place, choose_place, limits
+from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.config.schema import TaskKind
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import nearest
+from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Terms
 from coderepairrl.types import Task
 
@@ -24,6 +28,44 @@ def of_kind(config: Config, kind: TaskKind) -> Config:
             "rollout": config.rollout.model_copy(update=limits),
         }
     )
+
+
+def make_kinds(
+    config: Config,
+    plain: tuple[Made[list[Weighted]], Made[list[Weighted]], Made[Place]],
+    evaluations: Made[Mapping[str, tuple[Task, ...]]],
+    problems: Problems,
+) -> Made[Mapping[str, Terms]]:
+    """The terms of each kind of tasks; `plain` are what is paid, what evaluations measure, and the place of all."""
+    parts = {"": (config, *plain)}
+    for name, kind in config.kinds.items():
+        own = of_kind(config, kind)
+        paid, measured, place = plain
+        if kind.reward:
+            paid = measured = problems.attempt(lambda own=own: rewards.make(own.reward))  # type: ignore[misc]
+        parts[name] = own, paid, measured, choose_place(own, problems) if kind.agent else place
+    others = {
+        name: choose_place(config.model_copy(update={"agent": each.agent}), problems)
+        for name, each in config.eval.each.items()
+        if each.agent is not None
+    }
+
+    def terms() -> Mapping[str, Terms]:
+        return {
+            name: Terms(
+                place.value.agent,
+                place.value.sandbox,
+                limits(own),
+                {"train": paid.value, **dict.fromkeys(evaluations.value, measured.value)},
+                own.rollout.side_calls,
+                {phase: (there.value.agent, there.value.sandbox) for phase, there in others.items()}
+                if own.agent == config.agent
+                else {},
+            )
+            for name, (own, paid, measured, place) in parts.items()
+        }
+
+    return problems.attempt(terms)
 
 
 def check_kinds(kinds: Mapping[str, Terms], tasks: Iterable[Task]) -> None:

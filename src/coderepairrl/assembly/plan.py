@@ -12,10 +12,11 @@ from typing import TypeVar
 from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.curriculum import curriculum
-from coderepairrl.assembly.kinds import check_kinds, of_kind
+from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
+from coderepairrl.assembly.nodes import check_executor, require_ray
 from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
@@ -28,7 +29,6 @@ from coderepairrl.config.schema import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec
-from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Curriculum, Share, Terms
 from coderepairrl.types import Limits, Task
 
@@ -176,12 +176,14 @@ def evaluation(
         )
 
     measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
-    kinds = _kinds(config, (measured, measured, place), eval_tasks, problems)
+    kinds = make_kinds(config, (measured, measured, place), eval_tasks, problems)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
     for name, held_out in _or(eval_tasks, {}).items():
         check_first_requests(name, held_out)
     problems.attempt(lambda: require_trackers(config.log))
+    problems.attempt(lambda: check_executor(config, remote=isinstance(chosen.value, RemoteModel)))
+    problems.attempt(lambda: require_ray(config))
     if eval_tasks and not everything:
         problems.add(
             TaskError(
@@ -233,6 +235,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     if not resumed:
         problems.attempt(lambda: check_clip(config))
     problems.attempt(lambda: _check_learns_from_rewards(config))
+    problems.attempt(lambda: check_executor(config))
     learner = problems.attempt(lambda: settings(config))
     model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
     if learner:
@@ -245,7 +248,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     engine, split = _engine(config, model, problems)
     read, eval_tasks = read_tasks(config, problems)
     sources = read
-    kinds = _kinds(config, (paid, measured, place), eval_tasks, problems)
+    kinds = make_kinds(config, (paid, measured, place), eval_tasks, problems)
     policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
     if config.tasks.too_long == "drop":
         sources = problems.attempt(lambda: without_too_long(config, policy.value, kinds.value, read.value))
@@ -331,47 +334,10 @@ def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made
 def _lacking(config: Config, engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:
     absent = Problems()
     absent.attempt(lambda: require_trackers(config.log))
+    absent.attempt(lambda: require_ray(config))
     absent.attempt(lambda: engine.value.require())
     absent.attempt(lambda: require_packages(learner.value))
     return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))
-
-
-def _kinds(
-    config: Config,
-    plain: tuple[Made[list[Weighted]], Made[list[Weighted]], Made[Place]],
-    evaluations: Made[Mapping[str, tuple[Task, ...]]],
-    problems: Problems,
-) -> Made[Mapping[str, Terms]]:
-    """The terms of each kind of tasks; `plain` are what is paid, what evaluations measure, and the place of all."""
-    parts = {"": (config, *plain)}
-    for name, kind in config.kinds.items():
-        own = of_kind(config, kind)
-        paid, measured, place = plain
-        if kind.reward:
-            paid = measured = problems.attempt(lambda own=own: rewards.make(own.reward))  # type: ignore[misc]
-        parts[name] = own, paid, measured, choose_place(own, problems) if kind.agent else place
-    others = {
-        name: choose_place(config.model_copy(update={"agent": each.agent}), problems)
-        for name, each in config.eval.each.items()
-        if each.agent is not None
-    }
-
-    def terms() -> Mapping[str, Terms]:
-        return {
-            name: Terms(
-                place.value.agent,
-                place.value.sandbox,
-                limits(own),
-                {"train": paid.value, **dict.fromkeys(evaluations.value, measured.value)},
-                own.rollout.side_calls,
-                {phase: (there.value.agent, there.value.sandbox) for phase, there in others.items()}
-                if own.agent == config.agent
-                else {},
-            )
-            for name, (own, paid, measured, place) in parts.items()
-        }
-
-    return problems.attempt(terms)
 
 
 def _or(made: Made[T], otherwise: T) -> T:

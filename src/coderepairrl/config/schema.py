@@ -284,8 +284,27 @@ class Engine(Section):
     machine needs one on a shared file system."""
 
 
+class RayCluster(Section):
+    """Episodes on a Ray cluster: actors, each with a gateway, agents and sandboxes of its own
+    (docs/guides/cluster.md)."""
+
+    address: str = "auto"
+    """The cluster: `auto` is the one that this machine belongs to, `HOST:PORT` one by name, and `local` starts one on
+    this machine alone."""
+    episodes: int = Field(default=8, ge=1)
+    """Episodes at once of an actor. As many actors are asked for as `rollout.concurrency` takes."""
+    cpus: float = Field(default=1.0, gt=0)
+    """Of a machine's CPUs what an actor claims, so how many Ray places on it."""
+    patience: float = Field(default=300.0, gt=0)
+    """Seconds that a run waits while the cluster has no actor for it, before it ends."""
+
+
 class Rollout(Section):
     """How episodes are made."""
+
+    executor: Literal["local", "ray"] = "local"
+    """Where: on this machine, or on the machines of a Ray cluster (docs/guides/cluster.md)."""
+    ray: RayCluster = RayCluster()
 
     tasks_per_step: int = Field(default=4, ge=1)
     """Tasks in a batch."""

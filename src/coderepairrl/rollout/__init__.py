@@ -3,8 +3,9 @@
 from coderepairrl.rollout.ahead import Ahead, Window
 from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
-from coderepairrl.rollout.episodes import Rollout, Terms, Ticket, derive_seed
+from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, derive_seed
 from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
+from coderepairrl.rollout.local import Local
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
@@ -13,7 +14,9 @@ __all__ = [
     "Band",
     "Curriculum",
     "EasyFirst",
+    "Executor",
     "Group",
+    "Local",
     "Rollout",
     "Share",
     "Slot",

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
-from coderepairrl.errors import Fault
-from coderepairrl.gateway import Gateway
-from coderepairrl.gateway.side import side_turns
-from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rewards import Weighted, on_state_and_patch, score
-from coderepairrl.rollout.attempts import Attempt, attempt
+from coderepairrl.protocols import Agent, SandboxBackend
+from coderepairrl.rewards import Weighted
 from coderepairrl.runs import Log
-from coderepairrl.sandbox.standing import Standing
-from coderepairrl.types import (
-    AgentReport,
-    Ending,
-    Episode,
-    Limits,
-    Sampling,
-    Score,
-    SideCalls,
-    Task,
-    Verified,
-)
-
-_CRASH_CHARS = 20_000
-_PRINTED_CHARS = 8_000
+from coderepairrl.types import Episode, Limits, Sampling, SideCalls, Task, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +69,29 @@ class Terms:
         return self.side_calls or self.agent.side_calls
 
 
-class Rollout:
-    """Makes episodes. Everything that happens is in the log before anything else is done with it.
+class Executor(Protocol):
+    """Where attempts are made."""
 
-    `kinds` are the terms of tasks by their kind; a kind that is not among them has those of ``""``.
-    """
+    async def run(self, ticket: Ticket) -> Episode:
+        """Make the attempt, each of its turns in the log before its client learns of it, and judge what came of it.
+
+        Infrastructure faults give a VOID episode. Raises `CodeRepairError` for what no other attempt would escape.
+        """
+        ...
+
+
+class Rollout:
+    """Makes episodes. Everything that happens is in the log before anything else is done with it."""
 
     def __init__(
         self,
         *,
-        gateway: Gateway,
-        kinds: Mapping[str, Terms],
+        executor: Executor,
         log: Log,
         concurrency: int,
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> None:
-        self.gateway = gateway
-        self.kinds = kinds
+        self.executor = executor
         self.log = log
         self.on_episode = on_episode
         self._room = asyncio.Semaphore(concurrency)
@@ -127,91 +115,7 @@ class Rollout:
                 kind=ticket.task.kind,
                 seed=ticket.seed,
             )
-            episode = await self._attempt(ticket)
+            episode = await self.executor.run(ticket)
             self.log.append("verdict", verdict=replace(episode, turns=()))
             self.on_episode(episode)
             return episode
-
-    async def _attempt(self, ticket: Ticket) -> Episode:
-        terms = (self.kinds.get(ticket.task.kind) or self.kinds[""]).of(ticket.phase)
-        judged = replace(ticket.task, verified=ticket.verified)
-        on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
-        state: tuple[Score, ...] = ()
-        clock, rewarding = time.monotonic, dict[str, float]()
-        started = clock()
-        episode = Episode(
-            id=ticket.episode,
-            task_id=ticket.task.id,
-            phase=ticket.phase,
-            step=ticket.step,
-            group=ticket.group,
-            attempt=ticket.attempt,
-            ending=Ending.VOID,
-            kind=ticket.task.kind,
-            language=ticket.task.language,
-            repository=ticket.task.repository,
-            difficulty=ticket.task.difficulty,
-        )
-
-        async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
-            at = clock()
-            scores = await score(rewards, judged, episode, backend)
-            rewarding["reward"] = rewarding.get("reward", 0.0) + clock() - at
-            return scores
-
-        async def judge_state(box: Sandbox, patch: bytes) -> None:
-            nonlocal state
-            state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
-
-        made = await attempt(
-            self.gateway,
-            ticket.task,
-            terms.agent,
-            terms.sandbox,
-            name=ticket.episode,
-            limits=terms.limits,
-            seed=ticket.seed,
-            sampling=ticket.sampling,
-            at_end=judge_state if on_state else None,
-        )
-        side = await asyncio.to_thread(side_turns, made.turns, terms.side, ticket.task.prompt)
-        episode = _ended(replace(episode, turns=made.turns, side=side), made)
-        timings = dict(made.timings)
-        if made.fault is None:
-            timings["tools"] = sum(call.seconds for call in episode.tool_calls)
-            try:
-                scores = await judge(on_patch, episode, terms.sandbox)
-                episode = replace(episode, scores=(*scores, *state))
-            except Fault as fault:
-                episode = _void(episode, fault)
-        timings |= rewarding | {"total": clock() - started}
-        return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
-
-
-def _ended(episode: Episode, made: Attempt) -> Episode:
-    """`episode` with what came of its attempt, but for scores."""
-    report = made.outcome if isinstance(made.outcome, AgentReport) else None
-    calls = None if report is None or made.fault is not None else report.tool_calls
-    episode = replace(
-        episode,
-        patch=made.patch,
-        printed=_shortened(made.printed, _PRINTED_CHARS),
-        tool_calls=calls or (),
-        calls_known=calls is not None,
-    )
-    if made.fault is not None:
-        return _void(episode, made.fault)
-    crash = _shortened(str(made.outcome)) if made.ending is Ending.CRASH and report is None else ""
-    return replace(episode, ending=made.ending, reason=made.reason, crash=crash)
-
-
-def _void(episode: Episode, fault: Fault) -> Episode:
-    words = _shortened(f"{type(fault).__name__}: {fault}")
-    return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
-
-
-def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
-    """`text` without its middle, where it is longer than `most` characters: a policy can write it."""
-    left_out = len(text) - most
-    half = most // 2
-    return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"

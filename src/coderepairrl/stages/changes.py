@@ -22,6 +22,7 @@ MAY_CHANGE = (
     *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
     # where and how fast the same is computed
     *("engine", "gpu", "plan", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
+    *("rollout.executor", "rollout.ray"),
     "train.gradient_checkpointing",
     # what an attempt may spend
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),

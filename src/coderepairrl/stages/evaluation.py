@@ -18,13 +18,14 @@ from coderepairrl.assembly.plan import AgentPlan, ServingPlan, resolve_evaluatio
 from coderepairrl.assembly.replying import replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import Gateway, ReplySource
+from coderepairrl.gateway import ReplySource
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.runs.storage import difference, digests
+from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.history import read_history
-from coderepairrl.stages.parts import Bench, make_rollout, until_called_off
+from coderepairrl.stages.parts import Bench, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard, measured_by
 from coderepairrl.stages.trackers import following
@@ -32,7 +33,7 @@ from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
-from coderepairrl.types import Episode, Sampling
+from coderepairrl.types import Episode
 
 Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
 """As `assembly.replying.replying`."""
@@ -136,9 +137,7 @@ async def measure(
 
             async with (
                 opens(plan, folder.logs) as source,
-                Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept).listening(
-                    socket=home / "gateway.sock"
-                ) as gateway,
+                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say) as rollout,
                 following(folder, config.log, progress.say),
             ):
                 bench = Bench(
@@ -146,7 +145,7 @@ async def measure(
                     folder=folder,
                     log=log,
                     eval_tasks=plan.eval_tasks,
-                    rollout=make_rollout(plan, gateway, log, on_episode),
+                    rollout=rollout,
                     progress=progress,
                     shard=shard,
                     model_name=config.model.path,

@@ -14,20 +14,21 @@ from typing import Any, TypeVar
 
 from coderepairrl import models, tokens
 from coderepairrl.assembly.imitation import ImitationPlan
-from coderepairrl.assembly.plan import AgentPlan, Plan
+from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import replace_folder, write_sums
+from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.policy import LivePolicy
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.sync.shared import shared_folder
 from coderepairrl.sync.streamed import Streamed
-from coderepairrl.types import Episode, Sampling, Task
+from coderepairrl.types import Task
 
 T = TypeVar("T")
 
@@ -80,13 +81,17 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
-        gateway = await open_gateway(parts, plan, model, engine, log, shared / "gateway.sock")
+        source = policy_source(plan, model, engine)
+        socket = shared / "gateway.sock"
+        rollout = await parts.enter_async_context(
+            open_rollout(plan, source, log, socket, progress.episode, progress.say)
+        )
         yield Parts(
             config=plan.config,
             folder=folder,
             log=log,
             eval_tasks=plan.eval_tasks,
-            rollout=make_rollout(plan, gateway, log, progress.episode),
+            rollout=rollout,
             progress=progress,
             curriculum=plan.curriculum,
             policy=policy,
@@ -191,10 +196,8 @@ async def start_learner(
     )
 
 
-async def open_gateway(
-    parts: AsyncExitStack, plan: Plan, model: Path, engine: Engine, log: Log, socket: Path
-) -> Gateway:
-    """The gateway, which writes each turn to `log`."""
+def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
+    """The policy's replies: what `engine` samples, read by the tokenizer of `model`."""
     config = plan.config
     drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
     codec = (
@@ -202,25 +205,7 @@ async def open_gateway(
         if drawn
         else plan.model.codec
     )
-
-    gateway = Gateway(
-        PolicySource(codec, engine, config.rollout.history_policy),
-        sampling=Sampling(),
-        on_turn=log.turn,
-        accept=config.gateway.accept,
-    )
-    return await parts.enter_async_context(gateway.listening(socket=socket))
-
-
-def make_rollout(plan: Plan | AgentPlan, gateway: Gateway, log: Log, on_episode: Callable[[Episode], None]) -> Rollout:
-    """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`."""
-    return Rollout(
-        gateway=gateway,
-        kinds=plan.kinds,
-        log=log,
-        concurrency=plan.config.rollout.concurrency,
-        on_episode=on_episode,
-    )
+    return PolicySource(codec, engine, config.rollout.history_policy)
 
 
 async def _both(

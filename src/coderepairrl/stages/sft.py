@@ -22,7 +22,7 @@ from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
-from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
@@ -32,14 +32,15 @@ from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder, open_run
 from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import digests
+from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Bench, initial_model, make_rollout, start_learner, until_called_off
+from coderepairrl.stages.parts import Bench, initial_model, start_learner, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
 from coderepairrl.stages.used import metered
 from coderepairrl.sync.shared import shared_folder
-from coderepairrl.types import Sample, Sampling
+from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
 """The metric by which a run stops early."""
@@ -340,9 +341,10 @@ async def _bench(
     engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
     parts.push_async_callback(engine.close)
     source = PolicySource(plan.model.codec, engine, config.rollout.history_policy)
-    gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept)
-    await parts.enter_async_context(gateway.listening(socket=outbox / "gateway.sock"))
-    rollout = make_rollout(plan.rollouts, gateway, log, progress.episode)
+    socket = outbox / "gateway.sock"
+    rollout = await parts.enter_async_context(
+        open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)
+    )
     bench = Bench(config=config, folder=folder, log=log, eval_tasks=tasks, rollout=rollout, progress=progress)
     return bench, engine
 

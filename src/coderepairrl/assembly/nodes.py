@@ -1,0 +1,77 @@
+"""What other machines need in order to make a plan's attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.util import find_spec
+
+from coderepairrl import rewards
+from coderepairrl.assembly.kinds import make_kinds
+from coderepairrl.assembly.place import choose_place
+from coderepairrl.assembly.problems import Made, Problems
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.rollout import Terms
+from coderepairrl.rollout.exchange import Setup
+from coderepairrl.tokens import Codec
+from coderepairrl.types import Task
+
+
+def setup(
+    config: Config, codec: Codec, *, sandbox: str, evaluations: Mapping[str, tuple[Task, ...]], learns: bool
+) -> Setup:
+    """What a node makes the attempts of a plan with that has this `config`, in the `sandbox` that was chosen for it.
+
+    Without `learns` there are only `evaluations`.
+    """
+    if codec.loaded_from is None:
+        raise AssertionError("a plan's codec is loaded from a folder")
+    if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
+        config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
+    return Setup(
+        codec.loaded_from,
+        config.rollout.history_policy,
+        config.gateway.accept,
+        partial(terms, config, tuple(evaluations), learns),
+    )
+
+
+def terms(config: Config, evaluations: tuple[str, ...], learns: bool) -> Mapping[str, Terms]:
+    """How attempts are made and judged, by the kind of task: the parts of `config`, found and made on this machine.
+
+    Raises `ConfigError` and `PrerequisiteError`, or `Several`.
+    """
+    problems = Problems()
+    paid = problems.attempt(lambda: rewards.make(config.reward if learns else config.eval.reward or config.reward))
+    measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
+    place = choose_place(config, problems)
+    phases = Made[Mapping[str, tuple[Task, ...]]]([dict.fromkeys(evaluations, ())])
+    made = make_kinds(config, (paid, measured, place), phases, problems)
+    problems.report()
+    return made.value
+
+
+def check_executor(config: Config, *, remote: bool = False) -> None:
+    """Raise `ConfigError` for what attempts on other machines cannot do; `remote` is for a model that somebody else
+    serves."""
+    if config.rollout.executor == "local":
+        return
+    if remote:
+        raise ConfigError(
+            "attempts with a model that somebody else serves are made on one machine, for they hardly load it",
+            fix="leave rollout.executor out",
+        )
+    address = config.rollout.ray.address
+    if (address not in ("auto", "local") and not address.rpartition(":")[2].isdecimal()) or "://" in address:
+        raise ConfigError(
+            f"rollout.ray.address={address}: the run itself is on a machine of the cluster, so no client's address will"
+            " do",
+            fix="auto, local, or HOST:PORT of the cluster's head (ray start prints it)",
+        )
+
+
+def require_ray(config: Config) -> None:
+    """Raise `PrerequisiteError` where Ray is needed and not installed."""
+    if config.rollout.executor == "ray" and find_spec("ray") is None:
+        raise PrerequisiteError("rollout.executor=ray needs the package ray", fix="pip install 'coderepairrl[ray]'")

@@ -1,0 +1,66 @@
+"""Opens what makes a plan's attempts: on this machine, or on those of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from coderepairrl.assembly.nodes import setup
+from coderepairrl.assembly.plan import AgentPlan, Plan
+from coderepairrl.gateway import Gateway, PolicySource, ReplySource
+from coderepairrl.rollout import Executor, Local, Rollout
+from coderepairrl.rollout.on_ray import on_ray
+from coderepairrl.runs import Log
+from coderepairrl.types import Episode, Sampling
+
+
+@asynccontextmanager
+async def open_rollout(
+    plan: Plan | AgentPlan,
+    source: ReplySource,
+    log: Log,
+    socket: Path,
+    on_episode: Callable[[Episode], None],
+    say: Callable[[str], None],
+) -> AsyncIterator[Rollout]:
+    """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`.
+
+    Replies come from `source`. `socket` is the one of a gateway on this machine; `say` tells of machines that are lost.
+    Raises `PrerequisiteError` and `RunError` where a Ray cluster does not serve.
+    """
+    async with _executor(plan, source, log, socket, say) as executor:
+        yield Rollout(executor=executor, log=log, concurrency=plan.config.rollout.concurrency, on_episode=on_episode)
+
+
+@asynccontextmanager
+async def _executor(
+    plan: Plan | AgentPlan, source: ReplySource, log: Log, socket: Path, say: Callable[[str], None]
+) -> AsyncIterator[Executor]:
+    config = plan.config
+    if config.rollout.executor == "local":
+        gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept)
+        async with gateway.listening(socket=socket):
+            yield Local(gateway, plan.kinds)
+        return
+    if not isinstance(source, PolicySource):
+        raise AssertionError("the plan allows no other model")
+    cluster, concurrency = config.rollout.ray, config.rollout.concurrency
+    async with on_ray(
+        setup(
+            config,
+            source.codec,
+            sandbox=plan.place.sandbox.name,
+            evaluations=plan.eval_tasks,
+            learns=isinstance(plan, Plan),
+        ),
+        source.engine,
+        log.turn,
+        address=cluster.address,
+        concurrency=concurrency,
+        room=min(cluster.episodes, concurrency),
+        cpus=cluster.cpus,
+        patience=cluster.patience,
+        say=say,
+    ) as executor:
+        yield executor

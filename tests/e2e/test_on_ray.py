@@ -1,0 +1,112 @@
+"""Episodes on a real Ray: the same as on one machine, also where one of two nodes is killed."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import test_slurm as slurm
+from coderepairrl.errors import ExitCode
+from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.types import Ending, Episode
+from e2e.conftest import Project, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ON_RAY = ("rollout.executor=ray", "rollout.ray.episodes=2", "rollout.ray.patience=60")
+
+
+@pytest.fixture
+def project(project: Project, isolating: None) -> Project:
+    pytest.importorskip("ray")
+    return replace(project, forked=False)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two nodes for actors, one each, beside that of the run itself."""
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.workers = [made.add_node(num_cpus=1), made.add_node(num_cpus=1)]
+    yield made
+    made.shutdown()
+
+
+def essence(episode: Episode) -> tuple[Any, ...]:
+    """An episode but for times."""
+    turns = [replace(turn, started=0.0, ended=0.0, digest="") for turn in episode.turns]
+    scores = [(score.name, score.value) for score in episode.scores]
+    return episode.id, episode.task_id, episode.ending, turns, episode.patch, scores, episode.side
+
+
+def result(project: Project) -> tuple[list[Any], list[Any]]:
+    """What a run has come to: its whole episodes without the numbers of their retries, and the weights of its steps."""
+    records = project.records()
+    made = [each for each in logged_episodes(iter(records)) if each.ending is not Ending.VOID]
+    plain = sorted(essence(replace(each, id=each.id.partition("-retry")[0])) for each in made)
+    return plain, [record["checksum"] for record in records if record["type"] == "step"]
+
+
+def trained(project: Project, name: str, *overrides: str) -> Project:
+    """A run of its own folder."""
+    home = project.path / name
+    home.mkdir()
+    made = replace(project, path=home)
+    made.train(*overrides)
+    return made
+
+
+def test_results_are_those_of_one_machine(project: Project) -> None:
+    evaluated = ("eval.before=true", "eval.after=true")
+    there = trained(project, "ray", *ON_RAY, "rollout.ray.address=local", *evaluated)
+    here = trained(project, "local", *evaluated)
+    assert result(there) == result(here)
+    assert len(result(here)[1]) == 3
+
+
+async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project: Project, cluster: Any) -> None:
+    here = trained(project, "local")
+    there = replace(project, path=project.path / "two")
+    there.path.mkdir()
+    arguments = (
+        "train",
+        str(project.config),
+        *ON_RAY,
+        f"rollout.ray.address={cluster.address}",
+        "rollout.concurrency=4",
+    )
+    with there.started(*arguments) as process:
+        # both make episodes, and some of the second step are under way
+        await until(process, lambda: sum(each["type"] == "verdict" for each in there.records()) > 8)
+        cluster.remove_node(cluster.workers[0], allow_graceful=False)
+        printed = "".join(map(str, process.communicate(timeout=300)))
+        assert process.returncode == ExitCode.DONE, printed
+    lost = [each for each in logged_episodes(iter(there.records())) if each.ending is Ending.VOID]
+    assert {each.reason for each in lost} == {"node"}, printed
+    assert all(each.fault.startswith("NodeFault: actor ") and "was lost: Actor" in each.fault for each in lost)
+    assert f"; {len(lost)} episodes were made there, and are void" in printed
+    assert result(there) == result(here), "the same seeds gave the same episodes, wherever they were made"
+
+
+def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> None:
+    """With two nodes that are this machine: of Slurm itself this proves nothing."""
+    jobs, here = slurm.Cluster(tmp_path), socket.gethostname()
+    (tmp_path / "bin" / "scontrol").write_text(f"#!/bin/sh\nprintf '{here}\\n{here}\\n'\n")
+    shutil.copy(project.config, tmp_path / "a.toml")
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = str(free.getsockname()[1])
+    ray, crrl = Path(sys.executable).with_name("ray"), f"{sys.executable} -m coderepairrl.cli"
+    more = {"RAY": str(ray), "CRRL": crrl, "PORT": port, "PYTHONPATH": project.environment()["PYTHONPATH"]}
+    done = jobs.submit("ray.sh", "a.toml", "run.steps=1", SLURMD_NODENAME=here, **more)
+    assert done.returncode == 0, done.stdout + done.stderr + "".join(map(str, (tmp_path / "logs").glob("*")))
+    assert "actor 0 on" not in done.stderr, "none was lost"
+    assert [each["type"] for each in RunFolder(tmp_path / "runs" / "e2e").records()].count("step") == 1

@@ -1,0 +1,191 @@
+"""What is said where a cluster or one of its machines will not do. The real Ray is in `e2e/test_on_ray.py`."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coderepairrl import tokens
+from coderepairrl.assembly.nodes import check_executor, require_ray
+from coderepairrl.config import Config
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import CodeRepairError, ConfigError, NodeFault, PrerequisiteError
+from coderepairrl.rollout import Terms, on_ray
+from coderepairrl.rollout.exchange import Setup, pack, unpack
+from coderepairrl.rollout.on_ray import Actor, versions
+
+
+class RayError(Exception):
+    """Of Ray: all of its own."""
+
+
+class ObjectStoreFullError(RayError):
+    """Of Ray."""
+
+
+def fake(init: Any = None, options: Any = None) -> SimpleNamespace:
+    """As much of Ray as is asked for before there is an actor."""
+    return SimpleNamespace(
+        is_initialized=lambda: init is None,
+        init=init,
+        shutdown=lambda: None,
+        kill=lambda actor: None,
+        exceptions=SimpleNamespace(RayError=RayError),
+        cluster_resources=lambda: {"CPU": 4.0},
+        available_resources=lambda: {"CPU": 1.0},
+        remote=lambda cls: SimpleNamespace(options=lambda **_: options),
+    )
+
+
+def raising(error: Exception) -> Any:
+    def init(**_: Any) -> None:
+        raise error
+
+    return init
+
+
+def nothing() -> Mapping[str, Terms]:
+    return {}
+
+
+async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address: str = "auto") -> CodeRepairError:
+    """What is raised instead of an executor."""
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    loaded_from = tokens.load(model).loaded_from
+    assert loaded_from is not None
+    with pytest.raises(CodeRepairError) as caught:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(
+                on_ray.on_ray(
+                    Setup(loaded_from, "splice", (), nothing),
+                    ScriptedEngine(lambda ids, sampling, seed: []),
+                    lambda episode, turn: None,
+                    address=address,
+                    concurrency=2,
+                    room=1,
+                    cpus=2.0,
+                    patience=0.3,
+                    say=print,
+                )
+            )
+    return caught.value
+
+
+async def test_without_a_cluster(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = await opened(miniature, monkeypatch, fake(raising(ConnectionError("Could not find any running Ray"))))
+    assert isinstance(error, PrerequisiteError)
+    assert str(error) == "cannot join the Ray cluster auto: ConnectionError: Could not find any running Ray"
+    assert "docs/guides/cluster.md" in error.fix and "rollout.ray.address=local" in error.fix
+
+
+async def test_another_version_of_ray(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\nThis process was with:\n    Ray: 2.60.0"
+    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError(words))))
+    assert isinstance(error, PrerequisiteError)
+    assert "cluster was started with: Ray: 2.9.0 This process was with: Ray: 2.60.0" in str(error)
+    assert "the same Ray and Python on all of its machines" in error.fix
+
+
+async def test_an_address_where_nothing_listens(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        error = await opened(miniature, monkeypatch, fake(raising(AssertionError("asked"))), address)
+    assert isinstance(error, PrerequisiteError) and f"nothing listens at the Ray address {address}" in str(error)
+
+
+async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remote(*_: Any) -> None:
+        raise ObjectStoreFullError("Failed to put object: the object store is full.\n\tobjects: 12\nSpill or raise it.")
+
+    error = await opened(miniature, monkeypatch, fake(options=SimpleNamespace(remote=remote)))
+    assert str(error).startswith("no machine has made episodes for 0.3 seconds: actor ")
+    assert "ObjectStoreFullError: Failed to put object: the object store is full. Spill or raise it." in str(error)
+    assert str(error).endswith("; an actor takes 2 CPUs, and of the cluster's 4 there are 1 free")
+
+
+async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
+    def full(*_: Any) -> None:
+        raise ObjectStoreFullError("the object store is full")
+
+    method = SimpleNamespace(remote=full)
+    line = on_ray._ActorLine(fake(), SimpleNamespace(take=method, give=method, close=method), "actor 3 on there")
+    for asked in (line.send([]), line.receive()):
+        with pytest.raises(
+            NodeFault, match="^actor 3 on there was lost: ObjectStoreFullError: the object store is full$"
+        ):
+            await asked
+    await line.close()
+
+
+async def wrong(actor: Actor) -> CodeRepairError:
+    name, packed = await actor.open()
+    assert name == socket.gethostname()
+    error: CodeRepairError = unpack(packed)
+    assert isinstance(error, PrerequisiteError)
+    return error
+
+
+async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
+    error = await wrong(Actor(versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
+    assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
+    assert "the same versions on all machines" in error.fix
+
+
+async def test_a_machine_without_the_folder(tmp_path: Path) -> None:
+    error = await wrong(Actor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
+
+
+async def test_an_actor_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    setup = Setup(tokens.LoadedFrom("nowhere", "auto", False), "splice", (), lacking)
+    error = await wrong(Actor(versions(), str(tmp_path), ["/somewhere/of/mine"], pack(setup), 100))
+    assert (str(error), error.fix) == ("bubblewrap is not installed", "install it")
+    assert sys.path.pop() == "/somewhere/of/mine", "where a user's own classes are"
+
+
+def lacking() -> Mapping[str, Terms]:
+    raise PrerequisiteError("bubblewrap is not installed", fix="install it")
+
+
+LOCAL = Config.model_validate({"run": {"name": "a"}})
+
+
+def asked(address: str = "auto") -> Config:
+    return Config.model_validate({"run": {"name": "a"}, "rollout": {"executor": "ray", "ray": {"address": address}}})
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", ""])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(ConfigError, match="rollout.ray.address=") as caught:
+        check_executor(asked(address))
+    assert "HOST:PORT" in caught.value.fix
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "head:6379", "[::1]:6379"])
+def test_addresses(address: str) -> None:
+    check_executor(asked(address))
+
+
+def test_somebody_elses_model_needs_no_cluster() -> None:
+    with pytest.raises(ConfigError, match="somebody else serves"):
+        check_executor(asked(), remote=True)
+    check_executor(LOCAL, remote=True)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coderepairrl.assembly.nodes.find_spec", lambda name: None)
+    with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
+        require_ray(asked())
+    assert caught.value.fix == "pip install 'coderepairrl[ray]'"
+    require_ray(LOCAL)

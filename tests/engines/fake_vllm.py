@@ -48,6 +48,8 @@ class State:
         self.connections: set[Any] = set()
         self.ill = False
         self.asleep: set[str] = set()
+        self.loras = 4
+        """Adapters that it takes at once."""
         self.fails: dict[str, int] = {}
         """Routes that answer with 500, and how many calls before they do."""
         self.hangs: set[str] = set()
@@ -226,13 +228,16 @@ async def tell(request: web.Request) -> web.Response:
                     "generation_config": "vllm",
                     "hf_overrides": {},
                 },
-                "lora_config": {"max_lora_rank": state.rank} if state.rank else None,
+                "lora_config": {"max_lora_rank": state.rank, "max_loras": state.loras} if state.rank else None,
                 "cache_config": {"cache_dtype": "auto"},
             }
         },
         "/openapi.json": {"paths": {route: {} for route in ROUTES}},
         "/v1/models": {
-            "data": [{"id": "policy", "max_model_len": state.context}, *({"id": name} for name in state.adapters)]
+            "data": [
+                {"id": "policy", "root": state.model, "max_model_len": state.context},
+                *({"id": name} for name in state.adapters),
+            ]
         },
     }
     return web.json_response(answers[request.path])

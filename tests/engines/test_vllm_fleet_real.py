@@ -34,13 +34,13 @@ Most of what an attempt sends in the end is its own."""
 
 
 @contextmanager
-def serving(model: Path, log: Path) -> Iterator[tuple[str, int]]:
+def serving(model: Path, log: Path, *more: str) -> Iterator[tuple[str, int]]:
     """The command of the guide, on a port of the loopback; its address and its process group."""
     port = unused_port()
     command = [default_python(), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--model", str(model), "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
     command += ["--generation-config", "vllm", "--worker-extension-cls", "crrl_worker.Extension", "--enforce-eager"]
-    command += ["--no-enable-chunked-prefill", "--max-model-len", "2048", "--dtype", "float32"]
+    command += ["--no-enable-chunked-prefill", "--max-model-len", "2048", "--dtype", "float32", *more]
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1"}
     variables |= {"PYTHONPATH": str(EXTENSION), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     variables |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}

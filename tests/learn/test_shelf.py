@@ -16,6 +16,7 @@ KINDS = {
     "a reference": LearnSettings(algorithm="grpo", lr=1e-2, beta=0.1),
     "adapters": LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4)),
     "bf16": LearnSettings(algorithm="grpo", lr=1e-2, precision="bf16", lora=Lora(rank=4)),
+    "int8": LearnSettings(algorithm="grpo", lr=1e-2, quantise="int8", lora=Lora(rank=4)),
     "muon": LearnSettings(algorithm="grpo", lr=1e-2, optimizer="muon"),
     "values": LearnSettings(algorithm="ppo", lr=1e-2, value_head=True),
 }

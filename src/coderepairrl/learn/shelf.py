@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from coderepairrl.learn.quantised import Frozen
+
 Place = tuple[object, ...]
 
 
@@ -78,10 +80,13 @@ def _held(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Ite
             if parameter.grad is not None:
                 yield parameter.grad
         yield from module.buffers()
+        for layer in module.modules():
+            if isinstance(layer, Frozen):
+                yield from layer.codes.values()
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
 def _place(tensor: Tensor) -> Place:
     """Where a tensor's values are: those of tied ones are in one place."""
-    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride()
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

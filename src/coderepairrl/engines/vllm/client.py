@@ -12,7 +12,7 @@ from typing import Any
 
 from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.served import Agree, Served, alone
-from coderepairrl.engines.vllm.server import Gone
+from coderepairrl.engines.vllm.server import Gone, Refused
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Chunk, Engine
@@ -41,12 +41,22 @@ class VllmEngine(Engine):
     """
 
     def __init__(
-        self, link: Link, model: Path, checksum: str, *, policy: str, context: int, slots: int, max_loras: int
+        self,
+        link: Link,
+        model: Path,
+        checksum: str,
+        *,
+        policy: str,
+        context: int,
+        slots: int,
+        max_loras: int,
+        tenant: str | None = None,
     ) -> None:
+        """Where others use the server, `tenant` tells the names of this engine's adapters from theirs."""
         self.context = context
         self._link = link
         self._traffic = Traffic(slots)
-        self._served = Served(link, self._traffic, policy, model, checksum, max_loras)
+        self._served = Served(link, self._traffic, policy, model, checksum, max_loras, tenant)
         self._vocabulary = vocabulary(model)
         self._watch = asyncio.create_task(self._watch_over())
 
@@ -72,6 +82,10 @@ class VllmEngine(Engine):
                     async with contextlib.aclosing(self._tokens(stream, request)) as chunks:
                         async for chunk in chunks:
                             yield chunk
+            except Refused as refusal:
+                if (stale := self._served.stale(stream, refusal)) is not None:
+                    raise stale from refusal
+                raise
             except Gone as fault:
                 self._link.die(str(fault))
                 self._link.require_alive()  # with the first reason
@@ -121,7 +135,9 @@ class VllmEngine(Engine):
         return counters | own | self._served.halts.seconds
 
     async def close(self) -> None:
-        """End a server of our own; leave one that was joined. Requests still open raise `EngineFault`."""
+        """End a server of our own; leave one that was joined, without our adapters where others use it. Requests still
+        open raise `EngineFault`."""
+        await self._served.leave()
         self._link.die("the engine was closed")
         self._watch.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -115,6 +115,8 @@ def check(options: Mapping[str, Any]) -> None:
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
         )
+    if options.get("shared"):
+        _check_shared(options)
     if not options.get("url"):
         if isinstance(options.get("url"), Sequence) and not isinstance(options["url"], str):
             raise ConfigError("engine.options.url is a list of no server", fix="name one, or leave it out to start one")
@@ -139,6 +141,19 @@ def check(options: Mapping[str, Any]) -> None:
                 f"engine.options.{name} is for a server that is started here, and engine.options.url joins one",
                 fix="leave one of them out",
             )
+
+
+def _check_shared(options: Mapping[str, Any]) -> None:
+    if len(addresses(options.get("url", ""))) != 1:
+        raise ConfigError(
+            "engine.options.shared is for a server that several runs join",
+            fix="start one with --enable-lora (docs/guides/engines.md), and name it in engine.options.url",
+        )
+    if options.get("lora_rank") == 0:
+        raise ConfigError(
+            "engine.options.shared, and engine.options.lora_rank=0 sends full weights, which the other runs would get",
+            fix="leave engine.options.lora_rank out, or take a server for each run",
+        )
 
 
 def _check_args(args: Sequence[str]) -> None:

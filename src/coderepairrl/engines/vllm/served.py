@@ -6,7 +6,7 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from coderepairrl.sync import weights
 
 Agree = Callable[[], Awaitable[bool]]
 """Waits until other servers have new weights, too; False where one has not, and they are to be given up."""
+_LOOK = 0.1
+"""Seconds between two looks at what others have at the server."""
 _ELSEWHERE = "another server of this engine refused them"
 
 
@@ -31,9 +33,17 @@ class Served:
     """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
 
     def __init__(
-        self, link: Link, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
+        self,
+        link: Link,
+        traffic: Traffic,
+        policy: str,
+        model: Path,
+        checksum: str,
+        most_adapters: int,
+        tenant: str | None = None,
     ) -> None:
-        """`policy` is the server's name for the folder `model`, which it serves as version 0."""
+        """`policy` is the server's name for the folder `model`, which it serves as version 0. Where others use it, too,
+        its weights stay as they are, and `tenant` is in the names of the adapters that are ours."""
         self.version = 0
         self._link = link
         self._traffic = traffic
@@ -44,6 +54,8 @@ class Served:
         self._base = 0
         """Version of the full weights."""
         self._most_adapters = most_adapters
+        self._shared = tenant is not None
+        self._prefix = f"{policy}-{tenant}-v" if self._shared else f"{policy}-v"
         self._adapters: list[str] = []
         """Names at the server, oldest first; new requests use the last one."""
         self._checksum = ""
@@ -64,9 +76,14 @@ class Served:
     async def begin(self, left: Sequence[str] | None) -> None:
         """Make the server serve version 0. A server of our own (`left` is None) only has to label it so.
 
-        From one that was joined, adapters `left` by an earlier run are unloaded, and the model is loaded again.
+        From one that was joined, adapters `left` by an earlier run are unloaded, and the model is loaded again; from
+        one that others use those alone that are left of this run.
         """
-        if left is None:
+        if self._shared:
+            for name in left or ():
+                if name.startswith(self._prefix):
+                    await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+        if self._shared or left is None:
             await self._link.post("/update_weight_version", body={"new_version": "0"})
             return
         for name in left:
@@ -119,8 +136,26 @@ class Served:
             raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
         return ranges
 
+    def stale(self, stream: Stream, refusal: Refused) -> EngineFault | None:
+        """The fault where a request was refused because its adapter is gone."""
+        if stream.model == self._policy or "answered 404" not in str(refusal):
+            return None
+        return EngineFault(
+            f"the server has no adapter {stream.model} any more, which was loaded there: {refusal}",
+            fix="has it been started anew, or does another run unload adapters? Each that uses it needs"
+            " engine.options.shared=true; --resume loads the adapter again",
+        )
+
+    async def leave(self) -> None:
+        """Unload our adapters from a server that others use."""
+        if self._shared and self._link.alive:
+            for name in self._adapters:
+                with suppress(EngineFault):  # it has just died, and nothing is left to unload
+                    await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+
     async def _receive(self, offer: Path, checksum: str) -> None:
         """Let the workers receive the offered weights into memory. If it fails, they serve as before."""
+        self._require_own()
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._fits(offer)
@@ -140,6 +175,7 @@ class Served:
 
     async def _replace(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
         """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
+        self._require_own()
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._fits, path)
@@ -201,7 +237,7 @@ class Served:
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
-        name = f"{self._policy}-v{version}"
+        name = f"{self._prefix}{version}"
         if name in self._adapters[-1:] and checksum == self._checksum:
             return
         if name in self._adapters:
@@ -221,8 +257,22 @@ class Served:
         self._adapters.append(name)
         self.version, self._checksum = version, checksum
 
+    def _require_own(self) -> None:
+        if self._shared:
+            raise EngineFault(
+                "engine.options.shared: full weights would replace those that other runs sample from",
+                fix="train.lora=true, or a server for each run",
+            )
+
+    async def _at_server(self) -> int:
+        """Adapters there, those of others included."""
+        if not self._shared:
+            return len(self._adapters)
+        return len(json.loads(await self._link.call("GET", "/v1/models"))["data"]) - 1
+
     async def _make_room(self) -> None:
-        """Unload adapters that no request uses; wait for requests to end while there are too many."""
+        """Unload adapters that no request uses; wait for requests to end while there are too many, where others use the
+        server also for theirs."""
         deadline = asyncio.get_running_loop().time() + self._link.patience
         while True:
             self._traffic.fewer.clear()
@@ -230,15 +280,21 @@ class Served:
             for name in [name for name in self._adapters[:-1] if name not in used]:
                 await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
                 self._adapters.remove(name)
-            if len(self._adapters) < self._most_adapters:
+            if (there := await self._at_server()) < self._most_adapters:
                 return
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._traffic.fewer.wait()
+                    if self._shared:
+                        await asyncio.sleep(_LOOK)
+                    else:
+                        await self._traffic.fewer.wait()
             except TimeoutError:
+                of_others = f", {there - len(self._adapters)} of them of other runs," if self._shared else ""
                 raise EngineFault(
-                    f"{len(self._adapters)} adapters are in use after {self._link.patience:.0f} s",
-                    fix="raise engine.options.max_loras",
+                    f"{there} adapters{of_others} are in use after {self._link.patience:.0f} s",
+                    fix="start the server with --max-loras, two for each run"
+                    if self._shared
+                    else "raise engine.options.max_loras",
                 ) from None
 
 

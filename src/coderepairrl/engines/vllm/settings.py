@@ -32,6 +32,8 @@ class ServerSettings:
     """What must be the same at every server, by what sets it."""
     rank: int
     """Largest rank of an adapter; 0 without adapters."""
+    adapters: int = 0
+    """How many there may be at once."""
 
     @classmethod
     async def of(cls, server: VllmServer, seconds: float) -> ServerSettings:
@@ -47,7 +49,7 @@ class ServerSettings:
                 **{argument: model[name] for name, argument in _OF_MODEL.items()},
                 "--kv-cache-dtype": config["cache_config"]["cache_dtype"],
             }
-            return cls(server.where, shared, lora.get("max_lora_rank", 0))
+            return cls(server.where, shared, lora.get("max_lora_rank", 0), lora.get("max_loras", 0))
         except (Refused, ValueError, LookupError, TypeError, AttributeError) as error:
             raise PrerequisiteError(
                 f"{server.where} does not say how it was started: {_ROUTE}: {error!r}",
@@ -68,4 +70,13 @@ class ServerSettings:
                 f"adapters of rank {rank}, and {self.where} takes them up to rank {self.rank}",
                 fix=f"start it with --enable-lora --max-lora-rank {rank}, or set engine.options.lora_rank=0 to send"
                 " merged weights",
+            )
+
+    def check_room(self, rank: int) -> None:
+        """Raise `ConfigError` where several runs cannot have adapters of this `rank` at the server, an old and a new
+        one each."""
+        if self.rank < rank or self.adapters < 2:
+            raise ConfigError(
+                f"adapters of rank {rank}, and {self.where} takes {self.adapters} up to rank {self.rank}",
+                fix=f"start it with --enable-lora --max-lora-rank {rank} and --max-loras, two for each run",
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ class _Model(NamedTuple):
 
     name: str
     context: int
+    root: str
+    """Its folder, as the server knows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class Vllm(EngineSpec):
     url: str | Sequence[str] = ""
     """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files; of
     several, each has a part of the requests."""
+    shared: bool = False
+    """Other runs use the server at `url` at the same time: only adapters are sent, under names of this run."""
     affinity: bool = True
     """Of several servers, the one that was sent the longest part of a prompt has it, if it is not much busier than the
     others; else the least busy one."""
@@ -151,13 +156,21 @@ class Vllm(EngineSpec):
         if len(self.urls) > 1:
             return await self._join_all(model, checksum)
         server = VllmServer.at(self.urls[0]) if self.urls else await self._serve(model, log_dir)
-        return await self._engine(server, model, checksum)
+        return await self._engine(server, model, checksum, _tenant(log_dir) if self.shared else None)
 
-    async def _engine(self, server: VllmServer, model: Path, checksum: str) -> VllmEngine:
-        """An engine of `server`, which is closed if that fails."""
+    async def _engine(self, server: VllmServer, model: Path, checksum: str, tenant: str | None = None) -> VllmEngine:
+        """An engine of `server`, which is closed if that fails; where others use it, `tenant` is in the names of its
+        adapters."""
         try:
             link, joined = Link(server, self.patience), bool(self.urls)
             served, adapters = await _model_of(link, joined=joined)
+            most = self.max_loras if self.adapters else 0
+            if tenant is not None:
+                await _check_same(server, served, model, checksum)
+                if most:
+                    found = await ServerSettings.of(server, self.patience)
+                    found.check_room(self.lora_rank or 0)
+                    most = found.adapters
             engine = VllmEngine(
                 link,
                 model,
@@ -165,7 +178,8 @@ class Vllm(EngineSpec):
                 policy=served.name,
                 context=served.context,
                 slots=self.slots,
-                max_loras=self.max_loras if self.adapters else 0,
+                max_loras=most,
+                tenant=tenant,
             )
             try:
                 await engine.begin(adapters if joined else None)
@@ -213,13 +227,34 @@ class Vllm(EngineSpec):
         return await VllmServer.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
 
 
+def _tenant(log_dir: Path) -> str:
+    """What tells the adapters of a run from those of others at a server: the same when it is resumed."""
+    return hashlib.sha256(str(log_dir.resolve()).encode()).hexdigest()[:10]
+
+
 async def _model_of(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
     """The server's model, and the names of its adapters. Raises `PrerequisiteError` for an unsupported server."""
     if joined:
         await check_version(link.server, link.patience)
         await check_routes(link.server, link.patience)
     [served, *adapters] = json.loads(await link.server.call("GET", "/v1/models", seconds=link.patience))["data"]
-    return _Model(served["id"], served["max_model_len"]), [adapter["id"] for adapter in adapters]
+    return _Model(served["id"], served["max_model_len"], served.get("root", "")), [
+        adapter["id"] for adapter in adapters
+    ]
+
+
+async def _check_same(server: VllmServer, served: _Model, model: Path, checksum: str) -> None:
+    """Raise `ConfigError` where others sample from other weights than those of the folder `model`."""
+    root = Path(served.root)
+    same = root.resolve() == model.resolve()
+    if not same and root.is_dir():
+        same = await asyncio.to_thread(weights.checksum, root) == checksum
+    if not same:
+        raise ConfigError(
+            f"{server.where} serves {served.root}, and the adapters of this run are on {model}",
+            fix="start it with the folder that all runs begin with, and name that in model.path (model.init=random"
+            " draws other weights for each seed)",
+        )
 
 
 def _check_folder(model: Path) -> None:

@@ -1,0 +1,144 @@
+"""Several runs at one server, each with adapters of its own: our side, against a scripted server.
+
+The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from coderepairrl.assembly.route import check_route
+from coderepairrl.config import load
+from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.types import Sampling
+
+from . import fake_vllm
+from .conftest import ask
+from .test_vllm import adapter, state, weights_named
+
+TEN = Sampling(max_tokens=10)
+
+
+@pytest.fixture
+async def wire(miniature: Path) -> AsyncIterator[TestServer]:
+    server = TestServer(fake_vllm.make_app())
+    await server.start_server()
+    state(server).model, state(server).rank = str(miniature), 16
+    yield server
+    await server.close()
+
+
+async def run_of(wire: TestServer, miniature: Path, folder: Path, rank: int = 8) -> VllmEngine:
+    engine = await Vllm(url=str(wire.make_url("/")), shared=True, lora_rank=rank).start(miniature, log_dir=folder)
+    assert isinstance(engine, VllmEngine)
+    return engine
+
+
+async def test_runs_do_not_disturb_each_other(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    """Same versions, other weights; nobody is paused, no cache is dropped, and each unloads what is its own."""
+    one, two = [await run_of(wire, miniature, tmp_path / name) for name in ("one", "two")]
+    assert await ask(one, [1], TEN) == await ask(two, [1], TEN), "the base, as it is at the server"
+    long = one.generate([fake_vllm.UNTIL_SWAP], TEN, 0)
+    await anext(long)
+    for version in (1, 2, 3):
+        for name, engine in (("one", one), ("two", two)):
+            path, checksum = adapter(tmp_path / f"{name}{version}")
+            assert await engine.load(path, version, checksum) == version
+            assert (await ask(engine, [1], TEN))[2] == [version] * 10
+    assert {chunk.version async for chunk in long} == {0}
+    paths = sorted(Path(path).name for path in state(wire).adapters.values())
+    assert paths in (["one3", "two3"], ["one2", "one3", "two2", "two3"], ["one3", "two2", "two3"])
+    asked = {request["model"] for request in state(wire).requests}
+    assert len(asked) == 7 and not {"/pause", "/resume", "/sleep"} & {
+        call.partition("?")[0] for call in state(wire).calls
+    }
+    assert not any("reset_prefix_cache" in call for call in state(wire).calls) and not state(wire).reloads
+    await two.close()
+    assert all("one" in path for path in state(wire).adapters.values()), "what others have stays"
+    assert (await ask(one, [1], TEN))[2] == [3] * 10
+    await one.close()
+    assert not state(wire).adapters
+
+
+async def test_a_run_that_was_killed_takes_its_own_away_when_it_is_resumed(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    killed, other = [await run_of(wire, miniature, tmp_path / name) for name in ("killed", "other")]
+    for engine, name in ((killed, "a"), (other, "b")):
+        await engine.load(*numbered(adapter(tmp_path / name), 1))
+    killed._link.die("kill -9")
+    await killed.close()
+    assert len(state(wire).adapters) == 2
+    resumed = await run_of(wire, miniature, tmp_path / "killed")
+    assert [Path(path).name for path in state(wire).adapters.values()] == ["b"]
+    await resumed.load(*numbered(adapter(tmp_path / "c"), 1))
+    assert (await ask(other, [1], TEN))[2] == (await ask(resumed, [1], TEN))[2] == [1] * 10
+    await asyncio.gather(resumed.close(), other.close())
+
+
+def numbered(given: tuple[Path, str], version: int) -> tuple[Path, int, str]:
+    return given[0], version, given[1]
+
+
+async def test_a_full_server_is_waited_for_and_then_named(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    state(wire).loras = 2
+    one, two = [await run_of(wire, miniature, tmp_path / name) for name in ("one", "two")]
+    await one.load(*numbered(adapter(tmp_path / "a"), 1))
+    await two.load(*numbered(adapter(tmp_path / "b"), 1))
+    one._link.patience = 0.3
+    with pytest.raises(EngineFault, match="2 adapters, 1 of them of other runs, are in use") as full:
+        await one.load(*numbered(adapter(tmp_path / "c"), 2))
+    assert "--max-loras, two for each run" in full.value.fix
+    assert (await ask(one, [1], TEN))[2] == [1] * 10
+    one._link.patience = 30.0
+    loading = asyncio.create_task(one.load(*numbered(adapter(tmp_path / "d"), 2)))
+    await asyncio.sleep(0.2)
+    assert not loading.done()
+    await two.close()
+    assert await loading == 2
+    await one.close()
+
+
+async def test_an_adapter_that_is_gone_is_a_clear_error(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    one = await run_of(wire, miniature, tmp_path / "one")
+    await one.load(*numbered(adapter(tmp_path / "a"), 1))
+    state(wire).adapters.clear()
+    with pytest.raises(EngineFault, match="has no adapter policy-.*-v1 any more") as gone:
+        await ask(one, [1], TEN)
+    assert "--resume loads the adapter again" in gone.value.fix
+    await one.close()
+
+
+async def test_what_cannot_be_shared_is_refused(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="adapters of rank 32, and .* takes 4 up to rank 16") as small:
+        await run_of(wire, miniature, tmp_path, rank=32)
+    assert "--max-lora-rank 32" in small.value.fix
+    state(wire).loras = 1
+    with pytest.raises(ConfigError, match="takes 1 up to rank 16"):
+        await run_of(wire, miniature, tmp_path)
+    state(wire).loras, state(wire).model = 4, "/elsewhere/model"
+    with pytest.raises(ConfigError, match="serves /elsewhere/model"):
+        await run_of(wire, miniature, tmp_path)
+    state(wire).model = str(miniature)
+    engine = await run_of(wire, miniature, tmp_path)
+    path, checksum = weights_named(miniature, tmp_path / "full.safetensors")
+    with pytest.raises(EngineFault, match="full weights would replace those that other runs sample from"):
+        await engine.load(path, 1, checksum)
+    await engine.close()
+    for options, message in (
+        ({}, "several runs join"),
+        ({"url": ["http://a:1", "http://b:1"]}, "several runs join"),
+        ({"url": "http://a:1", "lora_rank": 0}, "full weights, which the other runs would get"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Vllm(shared=True, **options)  # type: ignore[arg-type]
+    spec = Vllm(shared=True, url="http://a:1")
+    config = load("hello", ["engine=vllm", "engine.options={ url = 'http://a:1', shared = true }"])
+    with pytest.raises(ConfigError, match="all weights are trained"):
+        check_route(config, spec)

@@ -22,10 +22,11 @@ from coderepairrl.types import Sample
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
 from peak import Peak
 
-PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76}
+PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
 """Billions of parameters."""
 LORA = Lora(rank=4, alpha=8)
 SMALL = Architecture(64, 192, 3, 6, 96, kv_heads=2, head_dim=16)
+SPARSE = replace(SMALL, experts=8, chosen=2, expert=24)
 KINDS = [
     LearnSettings(algorithm="grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
     for precision in ("fp32", "bf16")
@@ -44,6 +45,8 @@ def name_of(settings: LearnSettings) -> str:
 def model_of(shape: Architecture, settings: LearnSettings, kind: str = "qwen3"):
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    kind = "qwen3_moe" if shape.experts and kind == "qwen3" else kind
+
     half = settings.precision == "bf16" and settings.lora is not None
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(
@@ -61,22 +64,51 @@ def test_parameters_are_those_of_the_model(size):
     with torch.device("meta"):
         model = model_of(shallow, LearnSettings())
     assert sum(p.numel() for p in model.parameters()) == shallow.parameters
-    adapters.attach(model, Lora())
+    adapters.attach(model, adapters.resolved(model, Lora()))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == shallow.adapters(32, Lora().targets)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral"])
+def test_a_token_goes_through_some_experts():
+    shape = KNOWN["Qwen3-30B-A3B"]
+    assert shape.active / 1e9 == pytest.approx(3.35, rel=1e-2), "published as 3.3B"
+    assert KNOWN["Qwen3-14B"].active == KNOWN["Qwen3-14B"].parameters
+    assert shape.kv_width == 2 * 48 * 4 * 128
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [0]},
+        {"num_local_experts": None},
+        {"quantization_config": {"a": 1}},
+    ],
+)
+def test_a_mixture_of_layers_is_not_planned(config, tmp_path):
+    with torch.device("meta"):
+        model = model_of(SPARSE, LearnSettings())
+    model.config.save_pretrained(tmp_path)
+    assert Architecture.read(tmp_path) is not None
+    said = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | config))
+    assert Architecture.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "mixtral"])
 def test_a_folder_says_the_same(kind, tmp_path):
     shape = replace(SMALL, heads=4, tied=kind == "qwen2")
+    if kind == "qwen3_moe":
+        shape = replace(shape, experts=8, chosen=2, expert=24)
     with torch.device("meta"):
         model = model_of(shape, LearnSettings(), kind)
     model.config.save_pretrained(tmp_path)
     read = Architecture.read(tmp_path)
     assert read is not None
     assert read.parameters == sum(p.numel() for p in model.parameters())
-    assert (read.context, read.tied, read.qk_norm) == (shape.context, shape.tied, kind == "qwen3")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+    assert (read.context, read.tied, read.qk_norm) == (shape.context, shape.tied, kind.startswith("qwen3"))
+    assert bool(read.experts) == (kind in ("qwen3_moe", "mixtral"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba"}))
     assert Architecture.read(tmp_path) is None
 
 
@@ -98,9 +130,10 @@ def saved(shape: Architecture, settings: LearnSettings, tokens: int, kind: str =
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=name_of)
-@pytest.mark.parametrize("kind", ["qwen3", "llama"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
 def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
-    shape, tokens = replace(SMALL, layers=2, heads=6 if kind == "qwen3" else 4, qk_norm=kind == "qwen3"), 48
+    small = SPARSE if kind == "qwen3_moe" else SMALL
+    shape, tokens = replace(small, layers=2, heads=4 if kind == "llama" else 6, qk_norm=kind != "llama"), 48
     settings = settings.but(micro_tokens=tokens)
     deeper = replace(shape, layers=3)  # of a first layer of frozen weights less is kept
     planned = (
@@ -128,10 +161,11 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [*KINDS, MUON], ids=name_of)
-def test_a_step_takes_what_was_planned(settings, folder):
+@pytest.mark.parametrize("shape", [SMALL, SPARSE], ids=["dense", "experts"])
+def test_a_step_takes_what_was_planned(shape, settings, folder):
     """Of the real trainer: weights and moments exactly, what comes and goes at most 15 % less."""
-    trainer = Trainer(folder(SMALL), settings)
-    planned = learner_memory(SMALL, settings, longest=1)
+    trainer = Trainer(folder(shape), settings)
+    planned = learner_memory(shape, settings, longest=1)
     trainer.step(rows(16, 2))
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
     moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)

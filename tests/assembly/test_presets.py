@@ -21,7 +21,14 @@ from coderepairrl.config import load, shipped
 PRESETS = sorted(
     name for name in shipped() if not name.startswith("sft-") and not load(name).model.path.startswith("builtin:")
 )
-GPUS = {"thesis": (1, 2), "thesis-8b": (1, 1), "thesis-32b": (2, 4), "draft": (1, 2), "qwen3-14b": (1, 2)}
+GPUS = {
+    "thesis": (1, 2),
+    "thesis-8b": (1, 1),
+    "thesis-32b": (2, 4),
+    "draft": (1, 2),
+    "qwen3-14b": (1, 2),
+    "qwen3-30b-a3b": (2, 2),
+}
 """That serve, and that learn; the others share one."""
 ROW = {
     "repo": "o/toy",
@@ -44,7 +51,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         folder.mkdir(parents=True)
         for file in tiny.glob("tokenizer*"):
             shutil.copy(file, folder)
-        (folder / "config.json").write_text(json.dumps(spec | shape.config | {"dtype": "bfloat16"}))
+        kind = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]} if shape.experts else {}
+        (folder / "config.json").write_text(json.dumps(spec | shape.config | {"dtype": "bfloat16"} | kind))
         (folder / "model.safetensors").touch()
     for name, count in (("gym", 800), ("multilingual", 293)):
         rows = ({**ROW, "instance_id": f"{name}-{number}"} for number in range(count))

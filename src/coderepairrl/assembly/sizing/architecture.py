@@ -1,4 +1,4 @@
-"""The numbers of a dense transformer, from its config.json or, where it is not here, as they were published."""
+"""The numbers of a transformer, from its config.json or, where it is not here, as they were published."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, Self
 
 from coderepairrl.errors import ConfigError
 
-KINDS = ("qwen3", "qwen2", "llama", "mistral")
-"""Values of ``model_type`` that are known here: a gated MLP and grouped attention, and no experts."""
+EXPERTS = {"qwen3_moe": "moe_intermediate_size", "mixtral": "intermediate_size"}
+"""Kinds with experts, by how config.json calls the width of one."""
+KINDS = ("qwen3", "qwen2", "llama", "mistral", *EXPERTS)
+"""Values of ``model_type`` that are known here: grouped attention, and a gated MLP or experts in every layer."""
 _SAID = {
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
     "max_position_embeddings",
@@ -44,6 +46,12 @@ class Architecture:
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
     """Whether its file has 16 bits a weight."""
+    experts: int = 0
+    """Of a layer; 0 where it has one MLP, of the width `intermediate`."""
+    chosen: int = 0
+    """Experts that a token goes through."""
+    expert: int = 0
+    """Width of an expert."""
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -58,6 +66,13 @@ class Architecture:
             return None
         if raw.get("quantization_config"):
             return None
+        experts = chosen = expert = 0
+        if kind in EXPERTS:
+            experts = raw.get("num_experts", raw.get("num_local_experts"))  # of the hub, and as transformers writes it
+            chosen, expert = raw.get("num_experts_per_tok"), raw.get(EXPERTS[kind])
+        plain = raw.get("decoder_sparse_step", 1) == 1 and not raw.get("mlp_only_layers")  # experts in every layer
+        if not plain or any(not isinstance(number, int) for number in (experts, chosen, expert)):
+            return None
         heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
         return cls(
             hidden=raw["hidden_size"],
@@ -68,18 +83,22 @@ class Architecture:
             kv_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             tied=bool(raw.get("tie_word_embeddings", False)),
-            qk_norm=kind == "qwen3",
+            qk_norm=kind.startswith("qwen3"),
             qkv_bias=biased or kind == "qwen2",
             o_bias=biased and kind != "qwen2",
             context=raw["max_position_embeddings"],
             scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
             half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
+            experts=experts,
+            chosen=chosen,
+            expert=expert,
         )
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its dimensions by their names in config.json."""
-        return {
+        """Its dimensions by their names in config.json, experts by Qwen3's."""
+        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size") if self.experts else ()
+        return dict(zip(names, (self.experts, self.chosen, self.expert), strict=False)) | {
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -103,22 +122,31 @@ class Architecture:
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
-        """A layer's matrices by name, ``(in, out)``."""
+        """A layer's linear layers by name, ``(in, out)``. Experts are none: all of a layer are one tensor."""
         h, f, q, k = self.hidden, self.intermediate, self.queries, self.keys
         attention = {"q_proj": (h, q), "k_proj": (h, k), "v_proj": (h, k), "o_proj": (q, h)}
-        return attention | {"gate_proj": (h, f), "up_proj": (h, f), "down_proj": (f, h)}
+        return attention if self.experts else attention | {"gate_proj": (h, f), "up_proj": (h, f), "down_proj": (f, h)}
+
+    @property
+    def matrices(self) -> int:
+        """Weights of a layer's linear layers, and of what chooses its experts."""
+        return sum(rows * columns for rows, columns in self.linear.values()) + self.experts * self.hidden
 
     @property
     def products(self) -> int:
-        """Weights of a layer that every token is multiplied by."""
-        return sum(rows * columns for rows, columns in self.linear.values())
+        """Weights of a layer that a token is multiplied by."""
+        return self.matrices + self.chosen * self._expert
+
+    @property
+    def _expert(self) -> int:
+        return 3 * self.hidden * self.expert
 
     @property
     def layer(self) -> int:
         """Parameters of a layer."""
         norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
         biases = (self.queries + 2 * self.keys) * self.qkv_bias + self.hidden * self.o_bias
-        return self.products + norms + biases
+        return self.matrices + self.experts * self._expert + norms + biases
 
     @property
     def embedding(self) -> int:
@@ -134,6 +162,11 @@ class Architecture:
     def parameters(self) -> int:
         """All of them, tied ones once."""
         return self.layers * self.layer + self.root
+
+    @property
+    def active(self) -> int:
+        """Parameters that a token goes through."""
+        return self.parameters - self.layers * (self.experts - self.chosen) * self._expert
 
     @property
     def kv_width(self) -> int:
@@ -152,8 +185,9 @@ KNOWN = {
     "Qwen3-8B": Architecture(4096, 12_288, 36, 32, 151_936),
     "Qwen3-14B": Architecture(5120, 17_408, 40, 40, 151_936),
     "Qwen3-32B": Architecture(5120, 25_600, 64, 64, 151_936),
+    "Qwen3-30B-A3B": Architecture(2048, 6144, 48, 32, 151_936, kv_heads=4, experts=128, chosen=8, expert=768),
 }
-"""Dense Qwen3 by the last part of their names: the numbers of their published config.json."""
+"""Qwen3 by the last part of their names: the numbers of their published config.json."""
 
 
 def known(path: str) -> Architecture | None:

@@ -172,7 +172,10 @@ class EngineMemory:
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """What each GPU of the server holds."""
     size, parts = server.size, server.tensor * server.pipeline
-    widest = 2 * model.intermediate // server.tensor + 6 * model.hidden
+    widest = 2 * model.intermediate // server.tensor
+    if model.experts:
+        widest = model.chosen * (2 * model.expert // server.tensor + model.hidden)
+    widest += 6 * model.hidden
     return EngineMemory(
         weights=size * model.parameters // parts,
         adapters=size * server.adapters * model.adapters(server.rank, server.targets) // parts if server.rank else 0,

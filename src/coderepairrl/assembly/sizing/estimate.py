@@ -140,6 +140,8 @@ class Estimate:
         lora = self.settings.lora
         trained = self.model.adapters(lora.rank, lora.targets) if lora else self.model.parameters
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
+        if self.model.experts:
+            plan["active_parameters"] = self.model.active
         for names, gpu in self._alike():
             plan[names] = {f"{name}_gb".replace(" ", "_"): round(size / GB, 2) for name, size in self._parts(gpu)}
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
@@ -160,18 +162,22 @@ class Estimate:
 
     @property
     def utilisation(self) -> float:
-        """The share of a GPU's products and bandwidth that is reached."""
-        given = self.config.gpu.utilisation
-        return given or next(share for least, share in REACHED if self.model.parameters >= least)
+        """The share of a GPU's products that is reached, by the parameters that a token goes through."""
+        return self.config.gpu.utilisation or _reached(self.model.active)
+
+    @property
+    def reading(self) -> float:
+        """The share of a GPU's bandwidth that is reached, by the parameters that a step reads: of many sequences, all."""
+        return self.config.gpu.utilisation or _reached(self.model.parameters)
 
     def served(self) -> Server | None:
-        """The server by the seconds of its parts, of which each reaches `utilisation` of what a GPU can: a step of
+        """The server by the seconds of its parts, of which each reaches its share of what a GPU can: a step of
         decoding reads the weights, and keys and values of what is cached, and every token is a product with the layers'
         weights. None where there is no server of ours, or it is not known how much it holds."""
         if self.server is None or (tokens := self.server.kv_tokens) is None:
             return None
         gpu, settings, memory = self.config.gpu, self.server.settings, self.server.memory
-        read = gpu.bandwidth_gb * GB * self.utilisation
+        read = gpu.bandwidth_gb * GB * self.reading
         products = 2 * self.model.layers * self.model.products
         token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * self.utilisation)
         return Server(
@@ -227,6 +233,10 @@ class Estimate:
             yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
 
 
+def _reached(parameters: int) -> float:
+    return next(share for least, share in REACHED if parameters >= least)
+
+
 def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     """The numbers of a run, or why there are none.
 
@@ -239,7 +249,7 @@ def estimate(config: Config, settings: LearnSettings) -> Estimate | str:
     model = _architecture(config.model)
     if model is None:
         kinds = ", ".join(KINDS)
-        return f"{config.model.path} is no dense, plain model of {kinds} with all its numbers in config.json"
+        return f"{config.model.path} is no plain model of {kinds} with all its numbers in config.json"
     memory = config.gpu.memory_gb * GB or _memory()
     teacher = Architecture.read(Path(settings.teacher)) if settings.teacher else None
     learner = learner_memory(model, settings, longest=config.rollout.tokens, gpu=memory is not None, teacher=teacher)

@@ -111,7 +111,7 @@ def _moments(model: Architecture, settings: LearnSettings, count: int) -> int:
     if settings.optimizer == "adamw_8bit":
         return 2 * count + 2 * count // BLOCK * 4
     if settings.optimizer == "muon":
-        return 8 * count - 4 * model.layers * model.products
+        return 8 * count - 4 * model.layers * model.matrices
     return 8 * count
 
 
@@ -146,8 +146,10 @@ def _activations(
     layer = (_kept(model, settings) + more) * tokens
     stream = model.hidden * (2 if lora and half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    casts = 2 * (count if lora else model.layers * model.products) if half else 0  # weights in bfloat16
-    passing = max(_passing(model, settings), copies) * tokens + (0 if lora else 4 * model.hidden * model.intermediate)
+    casts = 2 * (count if lora else model.layers * model.matrices) if half else 0  # weights in bfloat16, but experts
+    gradient = 2 * model.experts * model.expert if model.experts else model.intermediate
+    passing = max(_passing(model, settings), copies) * tokens + (0 if lora else 4 * model.hidden * gradient)
+    layer += 4 * model.experts  # where each one's tokens end
     if not settings.gradient_checkpointing:
         return model.layers * layer + ends + casts, passing
     shared = 0 if lora and half else stream  # the layer's input is kept once
@@ -156,24 +158,38 @@ def _activations(
 
 def _kept(model: Architecture, settings: LearnSettings) -> int:
     """Bytes per token that a layer keeps for its backward pass."""
-    h, q, k, f = model.hidden, model.queries, model.keys, model.intermediate
+    h, q, k, f = model.hidden, model.queries, model.keys, 0 if model.experts else model.intermediate
     norm = model.qk_norm
+    more = _kept_by_experts(model, settings) if model.experts else 0
     scales = 4 * (2 + (model.heads + model.kv_heads) * norm) + 4 * model.heads  # of norms; log-sums of attention
-    rank = settings.lora.rank * len(settings.lora.targets) if settings.lora else 0
+    rank = settings.lora.rank * len(model.linear.keys() & set(settings.lora.targets)) if settings.lora else 0
     match settings.precision, settings.lora is not None:
         case "fp32", False:
-            return 4 * (6 * h + (4 if norm else 2) * q + (4 if norm else 2) * k + 4 * f) + scales
+            kept = 4 * (6 * h + (4 if norm else 2) * q + (4 if norm else 2) * k + 4 * f)
         case "fp32", True:  # frozen weights keep no input; adapters keep theirs
-            return 4 * (4 * h + (3 if norm else 2) * q + (3 if norm else 2) * k + 4 * f + rank) + scales
+            kept = 4 * (4 * h + (3 if norm else 2) * q + (3 if norm else 2) * k + 4 * f + rank)
         case _, False:  # norms in float32, and an input in bfloat16 for each of five matrices
-            return 26 * h + (10 if norm else 4) * q + (10 if norm else 4) * k + 8 * f + scales
+            kept = 26 * h + (10 if norm else 4) * q + (10 if norm else 4) * k + 8 * f
         case _:
-            return 12 * h + (8 if norm else 4) * q + (8 if norm else 4) * k + 8 * f + 2 * rank + scales
+            kept = 12 * h + (8 if norm else 4) * q + (8 if norm else 4) * k + 8 * f + 2 * rank
+    return kept + scales + more
+
+
+def _kept_by_experts(model: Architecture, settings: LearnSettings) -> int:
+    """Bytes per token of the experts that it goes through, beside what an MLP of no width keeps: trained ones are
+    computed in float32, frozen ones keep no input."""
+    h, f, lora, half = model.hidden, model.expert, settings.lora is not None, settings.precision == "bf16"
+    size = 2 if half and lora else 4
+    each = size * (3 * f + h if lora else 4 * f + 2 * h) + 32 + (2 if half else 4)  # their order, and weights
+    return model.chosen * each + 4 * model.experts - (2 if half else 4 * lora) * h
 
 
 def _passing(model: Architecture, settings: LearnSettings) -> int:
     """Bytes per token of gradients on their way through a layer's MLP, where the peak is."""
     h, f = model.hidden, model.intermediate
+    if model.experts:
+        size, inputs = (2 if settings.precision == "bf16" and settings.lora else 4), 1 + (settings.precision == "fp32")
+        return size * (inputs * h + model.chosen * (h + 2 * model.expert))
     if settings.precision == "fp32":
         return 4 * (h + 2 * f)
     return max(2 * h + 4 * f, 10 * h) if settings.lora is None else max(2 * h + 5 * f // 2, 8 * h)

@@ -205,8 +205,9 @@ class Planned:
             shown["switching"] = f"{moved.step / GB:.1f} GB to and from the host's memory at {MOVED / GB:g} GB/s"
         if self.timed:
             return shown | {"speeds": f"those of {plan.run}, its {self.pilot.processes if self.pilot else 1} learners"}
+        read = f"{self.given.reading:g} " if self.given.reading != self.given.utilisation else ""
         return shown | {
-            "gpu": f"{self.given.utilisation:g} of {gpu.tflops:g} TFLOP/s and of {gpu.bandwidth_gb:g} GB/s",
+            "gpu": f"{self.given.utilisation:g} of {gpu.tflops:g} TFLOP/s and {read}of {gpu.bandwidth_gb:g} GB/s",
             "new_weights": f"{_sent(self.given) / GB:.2f} GB at {PUBLISHED / GB:g} GB/s",
             "prefixes": "what a group shares is computed once in a pass, by engine and learner",
         }

@@ -39,8 +39,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_vllm_computes_what_the_learner_does(model_type: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("model_type", "fused"), [*((each, False) for each in FAMILIES), ("qwen3_moe", True)])
+def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
+    """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
     from coderepairrl.learn.pack import pack, scored
     from coderepairrl.learn.policy import Policy, init_random
 
@@ -49,11 +50,19 @@ def test_vllm_computes_what_the_learner_does(model_type: str, tmp_path: Path) ->
     config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
     (tmp_path / "config" / "config.json").write_text(json.dumps(config))
     init_random(tmp_path / "config", tmp_path / "model", 0)
-    ours = Policy.load(tmp_path / "model").logprobs(pack(scored([ROW])), 1.0).tolist()
+    policy = Policy.load(tmp_path / "model")
+    ours = policy.logprobs(pack(scored([ROW])), 1.0).tolist()
+    served = tmp_path / "model"
+    if fused:
+        served = tmp_path / "checkpoint"
+        served.mkdir()
+        policy.save(served)
+        index = json.loads((served / "model.safetensors.index.json").read_text())
+        assert "model.layers.0.mlp.experts.gate_up_proj" in index["weight_map"]
     (tmp_path / "ask.py").write_text(ASK)
     alone = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     alone |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    command = [default_python(), str(tmp_path / "ask.py"), str(tmp_path / "model"), json.dumps(ROW)]
+    command = [default_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW)]
     done = subprocess.run(command, env=os.environ | alone, cwd=tmp_path, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
     assert said, done.stderr[-2000:]

@@ -121,7 +121,7 @@ def _copy(folder: Path, target: Path) -> None:
 
 
 def _fused(folder: Path) -> bool:
-    """Whether a checkpoint has experts as transformers computes them, in one tensor, which engines do not read."""
+    """Whether a checkpoint has experts as transformers computes them, in one tensor, which not all engines read."""
     index = folder / "model.safetensors.index.json"
     return index.is_file() and any(".experts." in name for name in json.loads(index.read_text("utf-8"))["weight_map"])
 

@@ -167,7 +167,7 @@ class Estimate:
 
     @property
     def reading(self) -> float:
-        """The share of a GPU's bandwidth that is reached, by the parameters that a step reads: of many sequences, all."""
+        """The share of a GPU's bandwidth that is reached, by all parameters: many sequences need nearly all experts."""
         return self.config.gpu.utilisation or _reached(self.model.parameters)
 
     def served(self) -> Server | None:

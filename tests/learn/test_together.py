@@ -27,8 +27,9 @@ STRATEGIES = ["ddp", "fsdp2", "zero2", "zero3"]
 
 
 @asynccontextmanager
-async def learner(model, tmp_path, settings):
-    running = await Learner.start(model, settings, log_dir=tmp_path / "logs", publish_dir=tmp_path / "weights")
+async def learner(model, tmp_path, settings, nodes=None):
+    folders = {"log_dir": tmp_path / "logs", "publish_dir": tmp_path / "weights"}
+    running = await Learner.start(model, settings, **folders, nodes=nodes)
     try:
         yield running
     finally:
@@ -61,10 +62,10 @@ def forked(rows):
     return rows
 
 
-async def same_as_one(model, make_rows, tmp_path, settings):
+async def same_as_one(model, make_rows, tmp_path, settings, nodes=None):
     """Steps, checkpoint, resume and published weights of two processes, against one trainer; one of them is killed."""
     alone = Trainer(model, settings.but(processes=1, strategy="ddp"))
-    async with learner(model, tmp_path, settings) as two:
+    async with learner(model, tmp_path, settings, nodes) as two:
         for lengths, seed in BATCHES:
             rows = forked(make_rows(lengths, seed))
             close_to(await two.step(rows, 8), alone.step(rows, 8))  # of which some have no row

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
+from coderepairrl.learn import rendezvous
 from coderepairrl.protocols import EngineSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -31,21 +32,30 @@ def split(config: Config, serving_takes: bool) -> Split:
     process of ours that takes GPUs (`EngineSpec.takes_gpus`).
 
     Raises `ConfigError` for a GPU that is not there or named twice, for as many learner processes as have no GPU of
-    their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set.
+    their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set; `UsageError` for a
+    rendezvous that is no address.
     """
     check_named(config, serving_takes)
+    if config.train.rendezvous:
+        rendezvous.Address.parse(config.train.rendezvous)
     serving, learning = config.engine.devices, config.train.devices
     there = visible()
     chosen = Split(
         _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
     )  # checked before they are compared
-    if there and not learning and config.train.processes > len(there):
+    if there and not learning and config.train.processes_here > len(there):
         raise ConfigError(
-            f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
+            f"{_processes(config)} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
     _check_apart(config, shared(config, serving_takes))
     return chosen
+
+
+def require_key(config: Config) -> None:
+    """Raise `PrerequisiteError` where the learner's nodes would not recognise each other."""
+    if config.train.nodes > 1:
+        rendezvous.key()
 
 
 def check_named(config: Config, serving_takes: bool) -> None:
@@ -58,9 +68,9 @@ def check_named(config: Config, serving_takes: bool) -> None:
         )
     if VISIBLE in config.engine.options.get("env", {}):
         raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
-    if learning and len(learning) != config.train.processes:
+    if learning and len(learning) != config.train.processes_here:
         raise ConfigError(
-            f"train.devices={list(learning)} for train.processes={config.train.processes}",
+            f"train.devices={list(learning)} for {_processes(config)}",
             fix=f"each learner process takes one GPU: train.devices={_so_many(config)}",
         )
     for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
@@ -116,7 +126,13 @@ def _so_many(config: Config) -> list[int]:
     """The learner's GPUs if there were one for each process."""
     own = config.train.devices
     others = (number for number in count() if number not in (*own, *config.engine.devices))
-    return list(islice((*own, *islice(others, config.train.processes)), config.train.processes))
+    return list(islice((*own, *islice(others, config.train.processes_here)), config.train.processes_here))
+
+
+def _processes(config: Config) -> str:
+    """Those on this machine, as the settings have them."""
+    train = config.train
+    return f"train.processes={train.processes}" + (f" on train.nodes={train.nodes}" if train.nodes > 1 else "")
 
 
 def shared(config: Config, serving_takes: bool) -> set[int]:
@@ -124,7 +140,7 @@ def shared(config: Config, serving_takes: bool) -> set[int]:
     there = range(len(visible()))
     if not serving_takes:
         return set()
-    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
+    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes_here])
 
 
 def on_one_gpu(config: Config, serving_takes: bool) -> bool:

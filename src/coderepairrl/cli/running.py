@@ -1,4 +1,4 @@
-"""``crrl hello``, ``train``, ``sft``: runs."""
+"""``crrl hello``, ``train``, ``sft``: runs; ``learner``: a further node of one."""
 
 from __future__ import annotations
 
@@ -74,6 +74,19 @@ def sft(
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else table(result))
+
+
+def learner(
+    rendezvous: Annotated[str, typer.Argument(help="HOST:PORT, the train.rendezvous of the run")],
+    node: Annotated[int, typer.Option(min=1, help="which of train.nodes this is; 0 is where `crrl train` runs")],
+    seconds: Annotated[float, typer.Option(min=1.0, help="how long the run may take to begin")] = 600.0,
+    logs: Annotated[Path, typer.Option(help="folder for the logs of the processes here")] = Path("logs"),
+) -> None:
+    """A further node of a learner (train.nodes): waits for `crrl train`, works with it, and ends with it."""
+    from coderepairrl.learn.node import work
+    from coderepairrl.learn.rendezvous import Address
+
+    asyncio.run(work(Address.parse(rendezvous), node, seconds=seconds, log_dir=logs))
 
 
 def config(

@@ -498,7 +498,7 @@ class Learning(Section):
     attention: Attention = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
-    """Learner processes on this machine, one per device, that share each batch."""
+    """Learner processes, one per device, that share each batch: on this machine, or spread over `train.nodes`."""
     strategy: Strategy = "ddp"
     """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
     too. `zero2` and `zero3` need the package deepspeed."""
@@ -561,9 +561,28 @@ class Train(Learning):
     is to measure them, with weight 0."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
+    nodes: int = Field(default=1, ge=1)
+    """Machines that the learner's processes are on, this one included, as many on each (docs/guides/cluster.md)."""
+    rendezvous: str = ""
+    """With `nodes`: HOST:PORT of this machine where the others find it, with `crrl learner HOST:PORT --node N`."""
+    node_seconds: float = Field(default=600.0, gt=0)
+    """With `nodes`: how long the others may take to come, at the start and after one has left."""
     patience: float = Field(default=3600.0, gt=0)
     """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
     killed and restarted (run.retries)."""
+
+    @property
+    def processes_here(self) -> int:
+        """Learner processes on this machine."""
+        return self.processes // self.nodes
+
+    @model_validator(mode="after")
+    def _on_nodes(self) -> Train:
+        if self.processes % self.nodes:
+            raise ValueError(f"nodes={self.nodes} do not divide processes={self.processes}: as many are on each")
+        if (self.nodes > 1) != bool(self.rendezvous):
+            raise ValueError("nodes, if there are several, and rendezvous belong together: set both or neither")
+        return self
 
     @model_validator(mode="after")
     def _one_schedule(self) -> Train:

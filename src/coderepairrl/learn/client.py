@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
+from coderepairrl.learn import rendezvous
+from coderepairrl.learn.nodes import Nodes, RemoteChild
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.sync.weights import Published
@@ -36,7 +38,7 @@ class Learner:
     seconds.
     """
 
-    def __init__(self, children: Sequence[Child], publish_dir: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, children: Sequence[Child | RemoteChild], publish_dir: Path, patience: float = PATIENCE) -> None:
         self._children = children
         self._publish_dir = publish_dir
         self._patience = patience
@@ -57,16 +59,18 @@ class Learner:
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
         patience: float = PATIENCE,
+        nodes: Nodes | None = None,
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
         `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
-        are used if there are any; with `gpu` there must be some.
+        are used if there are any; with `gpu` there must be some. With `nodes` each has as many of the processes, the
+        first ones here.
         """
         learner = cls([], publish_dir, patience)
         try:
-            learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
+            learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {}, nodes)
             start = {"model": str(model.resolve()), "settings": settings.model_dump(), "gpu": gpu}
             learner.notices = await learner._call("start", **start)
         except BaseException:
@@ -77,7 +81,7 @@ class Learner:
     @property
     def pids(self) -> tuple[int, ...]:
         """Of the processes."""
-        return tuple(child.process.pid for child in self._children)
+        return tuple(child.pid for child in self._children)
 
     async def step(
         self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
@@ -163,9 +167,9 @@ class Learner:
                     await asyncio.gather(*(child.send(frame) for child in self._children))
                     replies = await self._replies()
             except TimeoutError:
-                stopped = [str(child.process.pid) for child in self._children if child.stopped]
+                stopped = [child.name for child in self._children if child.stopped]
                 for child in self._children:
-                    child.process.kill()
+                    child.kill()
                 why = f": process {', '.join(stopped)} was stopped" if stopped else ""
                 raise LearnerFault(
                     f"the learner did not answer {frame['op']} within {self._patience:g} s, and was killed{why}",
@@ -196,7 +200,7 @@ class Learner:
             _, left = await asyncio.wait(left, timeout=_GRACE)
         for child, reply in zip(self._children, waiting, strict=True):
             if reply in left:
-                child.process.kill()
+                child.kill()
                 reply.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
         raise ChildDied("\n".join(str(end) for end in ended if isinstance(end, ChildDied)))
@@ -240,30 +244,62 @@ async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> None:
     """Run an operation without a trainer in a process of its own."""
-    learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
+    learner = Learner(await _spawn(1, log_dir, log_dir, {}, None), log_dir)
     try:
         await learner._call(op, **arguments)
     finally:
         await learner.close()
 
 
-async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
+async def _spawn(
+    processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: Nodes | None
+) -> list[Child | RemoteChild]:
     """Start the processes, with the environment by which they find each other; all or none."""
+    if nodes is not None:
+        return await _spawn_across(processes, log_dir, extra, nodes)
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)
     meeting = shared / f".ranks-{secrets.token_hex(8)}"
-    children: list[Child] = []
+    children: list[Child | RemoteChild] = []
     try:
         for rank in range(processes):
             env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
             env |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "GLOO_SOCKET_IFNAME": _LOOPBACK}
-            log = log_dir / (f"learner-{rank}.log" if rank else "learner.log")
-            children.append(await Child.spawn(_MODULE, log=log, env=env))
+            children.append(await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env))
     except BaseException:
         await asyncio.gather(*(child.close() for child in children))
         raise
     return children
+
+
+async def _spawn_across(
+    processes: int, log_dir: Path, extra: Mapping[str, str], nodes: Nodes
+) -> list[Child | RemoteChild]:
+    """As `_spawn`, on all `nodes`: the others first, which have to come."""
+    here = processes // nodes.count
+    children: list[Child | RemoteChild] = []
+    try:
+        with nodes.listen() as meeting:  # bound here, so that torch listens there alone
+            address, port = meeting.getsockname()[:2]
+            remote = await nodes.begin(processes, port)
+            children += remote
+            local: list[Child | RemoteChild] = []
+            for rank in range(here):
+                env = {**extra, **rendezvous.environment(rank, rank, here, processes, f"{address}:{port}", address)}
+                env |= {} if rank else {"CRRL_LISTEN": str(meeting.fileno())}
+                given = [] if rank else [meeting.fileno()]
+                child = await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env, given=given)
+                local.append(child)
+                children.append(child)
+    except BaseException:
+        await asyncio.gather(*(child.close() for child in children))
+        raise
+    return [*local, *remote]
+
+
+def _log(log_dir: Path, rank: int) -> Path:
+    return log_dir / (f"learner-{rank}.log" if rank else "learner.log")
 
 
 def _packed(samples: Sequence[Sample]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -101,6 +102,10 @@ class Alone:
     def gather(self, value: T) -> list[T]:
         """The `value` of each process, by rank."""
         return [value]
+
+    def at_hand(self, folder: Path) -> AbstractContextManager[Path]:
+        """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
+        return nullcontext(folder)
 
 
 def _same_bits() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -16,12 +18,18 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from coderepairrl.learn.carry import carried
 from coderepairrl.learn.parallel import Alone, T
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
 
 RANK, RANKS, MEETING = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
 """Environment of one of several learner processes: its number, how many there are, the file of their rendezvous."""
+LOCAL, LOCALS, STORE, LISTEN = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CRRL_STORE", "CRRL_LISTEN"
+"""The same on its node; and where there are several nodes, in place of the file, HOST:PORT of the rendezvous, and the
+first process's descriptor that listens there."""
+_MEET = timedelta(seconds=300)
+"""For all to come."""
 
 
 class Together(Alone):
@@ -30,15 +38,22 @@ class Together(Alone):
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
         self.rank, self.ranks = int(os.environ[RANK]), int(os.environ[RANKS])
+        local, locals_ = int(os.environ[LOCAL]), int(os.environ[LOCALS])
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.rank)
-            self.device = torch.device("cuda", self.rank)
-        distributed.init_process_group(
-            "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo",
-            init_method=f"file://{os.environ[MEETING]}",
-            rank=self.rank,
-            world_size=self.ranks,
-        )
+            torch.cuda.set_device(local)
+            self.device = torch.device("cuda", local)
+        backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"
+        self._leaders: distributed.ProcessGroup | None = None
+        """The first processes of the nodes, where there are several."""
+        if STORE in os.environ:
+            store = _store(self.rank, self.ranks)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
+            self._leaders = distributed.new_group(list(range(0, self.ranks, locals_)), backend="gloo")
+        else:
+            distributed.init_process_group(
+                backend, init_method=f"file://{os.environ[MEETING]}", rank=self.rank, world_size=self.ranks
+            )
+        self._first_here = self.rank - local
 
     @property
     def load_device(self) -> torch.device:
@@ -68,6 +83,12 @@ class Together(Alone):
         distributed.all_gather_object(everyone, value)
         return everyone
 
+    def at_hand(self, folder: Path) -> AbstractContextManager[Path]:
+        """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
+        if self._leaders is None:
+            return nullcontext(folder)
+        return carried(folder, self._leaders, self.gather, rank=self.rank, leader=self._first_here)
+
     def _options(self, policy: Policy) -> dict[str, Any]:
         """Arguments for `Accelerator`."""
         cpu = self.device.type == "cpu"
@@ -87,3 +108,12 @@ class Together(Alone):
                 mixed_precision_policy=mixed if full_bf16 else None,
             ),
         }
+
+
+def _store(rank: int, ranks: int) -> Any:
+    """The rendezvous of processes on several nodes."""
+    host, _, port = os.environ[STORE].rpartition(":")
+    listening = int(os.environ[LISTEN]) if LISTEN in os.environ else None
+    return distributed.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), ranks, is_master=rank == 0, timeout=_MEET, master_listen_fd=listening
+    )

@@ -74,14 +74,16 @@ class Trainer:
         """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
         self.settings = settings
         self.parallel = _parallel(settings)
-        self.policy = Policy.load(model, settings, self.parallel.load_device)
         self.reference: Policy | None = None
-        if settings.beta > 0 and settings.lora is None:
-            self.reference = Policy.load(model, settings, self.parallel.load_device)
-            self.reference.model.requires_grad_(False)
+        with self.parallel.at_hand(model) as folder:
+            self.policy = Policy.load(folder, settings, self.parallel.load_device)
+            if settings.beta > 0 and settings.lora is None:
+                self.reference = Policy.load(folder, settings, self.parallel.load_device)
+                self.reference.model.requires_grad_(False)
         self.teacher: Policy | None = None
         if settings.teacher:
-            self.teacher = Policy.load(Path(settings.teacher), settings, self.parallel.load_device, frozen=True)
+            with self.parallel.at_hand(Path(settings.teacher)) as folder:
+                self.teacher = Policy.load(folder, settings, self.parallel.load_device, frozen=True)
         self.version = 0
         self.updates = 0
         self.optimizer = _optimizer(self.policy, settings)
@@ -239,6 +241,12 @@ class Trainer:
             problem = damage(folder)
         if problem := next(filter(None, self.parallel.gather(problem)), ""):  # also a barrier: `recover` comes first
             raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
+        with self.parallel.at_hand(folder) as there:
+            version, updates = self._read(there)
+        self.version, self.updates = version, updates
+
+    def _read(self, folder: Path) -> tuple[int, int]:
+        """Take weights and moments from a checkpoint; returns its version and updates. Raises `UsageError`."""
         try:
             counters = json.loads((folder / _COUNTERS).read_text())
             version, updates, schema = counters["version"], counters["updates"], counters["schema"]
@@ -259,7 +267,7 @@ class Trainer:
                 self._take(found, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
-        self.version, self.updates = version, updates
+        return version, updates
 
     def _take(self, found: Sequence[tuple[Mapping[str, nn.Parameter], shards.Stored]], moments: shards.Stored) -> None:
         keys: dict[str, list[str]] = {}

@@ -133,9 +133,16 @@ class Child:
 
     @classmethod
     async def spawn(
-        cls, module: str, args: Sequence[str] = (), *, log: Path, env: Mapping[str, str] | None = None
+        cls,
+        module: str,
+        args: Sequence[str] = (),
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        given: Sequence[int] = (),
     ) -> Self:
-        """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
+        """Start ``python -m module args...`` with one torch thread, its output appended to `log`. It has the
+        descriptors that are `given`, by the same numbers."""
         ours, theirs = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
@@ -147,7 +154,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), *given],
                 env=variables,
                 start_new_session=True,
             )
@@ -158,6 +165,20 @@ class Child:
             process.wait()
             raise
         return cls(process, reader, writer, log, log_start)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return str(self.pid)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self.process.kill()
 
     @property
     def stopped(self) -> bool:

@@ -17,7 +17,7 @@ from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded
+from coderepairrl.learn import Learner, LearnSettings, Nodes, init_random, merge, rendezvous, rounded
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -159,8 +159,10 @@ async def open_policy(
             return made
         return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
+    nodes = await open_nodes(parts, config)
+
     async def learn(settings: LearnSettings) -> Learner:
-        return await start_learner(plan, settings, folder, model, outbox)
+        return await start_learner(plan, settings, folder, model, outbox, nodes)
 
     async def start_first() -> Engine:
         made = await start_engine()
@@ -181,8 +183,24 @@ async def open_policy(
     return engine, policy
 
 
+async def open_nodes(parts: AsyncExitStack, config: Config) -> Nodes | None:
+    """The learner's other nodes, for which it listens until `parts` are taken down; None where there are none."""
+    train = config.train
+    if train.nodes == 1:
+        return None
+    address = rendezvous.Address.parse(train.rendezvous)
+    nodes = await Nodes.open(address, train.nodes, rendezvous.key(), train.node_seconds)
+    parts.push_async_callback(nodes.close)
+    return nodes
+
+
 async def start_learner(
-    plan: Plan | ImitationPlan, settings: LearnSettings, folder: RunFolder, model: Path, outbox: Path
+    plan: Plan | ImitationPlan,
+    settings: LearnSettings,
+    folder: RunFolder,
+    model: Path,
+    outbox: Path,
+    nodes: Nodes | None,
 ) -> Learner:
     """A learner on the run's own devices, with the weights of `model`. Raises what `Learner.start` raises."""
     return await Learner.start(
@@ -193,6 +211,7 @@ async def start_learner(
         env=plan.devices.learner,
         gpu=bool(plan.config.train.devices),
         patience=plan.config.train.patience,
+        nodes=nodes,
     )
 
 

@@ -23,7 +23,7 @@ from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Account, Form, Learner
+from coderepairrl.learn import Account, Form, Learner, Nodes
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
@@ -34,7 +34,7 @@ from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Bench, initial_model, start_learner, until_called_off
+from coderepairrl.stages.parts import Bench, initial_model, open_nodes, start_learner, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
@@ -62,6 +62,7 @@ class _Run:
     history: History
     model: Path
     outbox: Path
+    nodes: Nodes | None
     learner: Learner
     bench: Bench | None
     engine: SupervisedEngine | None
@@ -187,7 +188,7 @@ async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
             if attempt == run.plan.config.run.retries:
                 raise
             await run.learner.close()
-            run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox)
+            run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.nodes)
             await _restore(run)
     raise AssertionError("unreachable")
 
@@ -298,6 +299,7 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
         bench, engine = None, None
         if plan.rollouts is not None:
             bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)
+        nodes = await open_nodes(parts, plan.config)
         run = _Run(
             plan=plan,
             folder=folder,
@@ -306,7 +308,8 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
             history=history,
             model=model,
             outbox=outbox,
-            learner=await start_learner(plan, plan.learner, folder, model, outbox),
+            nodes=nodes,
+            learner=await start_learner(plan, plan.learner, folder, model, outbox, nodes),
             bench=bench,
             engine=engine,
             first=_first(folder),

@@ -75,7 +75,7 @@ class Estimate:
     @property
     def learning(self) -> tuple[int, ...]:
         """The learner's GPUs by number."""
-        return self.config.train.devices or tuple(range(self.config.train.processes))
+        return self.config.train.devices or tuple(range(self.config.train.processes_here))
 
     @property
     def on_gpus(self) -> bool:

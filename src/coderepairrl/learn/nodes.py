@@ -1,0 +1,289 @@
+"""The controller's end of a learner whose processes are on several nodes: who has come, and what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterable
+from typing import Any, Self
+
+from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, UsageError
+from coderepairrl.learn import rendezvous
+from coderepairrl.learn.rendezvous import Address, Link
+from coderepairrl.processes.children import ChildDied, Frame
+
+_BEGIN, _END = 120.0, 20.0
+"""Seconds for a node to start its processes, and to end them."""
+
+
+class RemoteChild:
+    """One of the learner's processes on another node, for `Learner` the same as a `Child`."""
+
+    def __init__(self, node: Node, rank: int, pid: int, *, leads: bool) -> None:
+        self.pid = pid
+        self.stopped = False
+        self._node = node
+        self._rank = rank
+        self._leads = leads
+        """Whether it is the node's first: requests travel once to each node."""
+        self._said: asyncio.Queue[Frame | ChildDied] = asyncio.Queue()
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.pid} on {self._node.name}"
+
+    async def send(self, frame: Frame) -> None:
+        """See `Child.send`."""
+        if self._leads:
+            try:
+                await self._node.link.send({"request": frame})
+            except OSError as error:
+                raise ChildDied(f"{self._node.name} left: {error}") from error
+
+    async def receive(self) -> Frame:
+        """See `Child.receive`."""
+        said = await self._said.get()
+        if isinstance(said, ChildDied):
+            self._said.put_nowait(said)  # so it stays
+            raise said
+        return said
+
+    def kill(self) -> None:
+        """Have all of the node's processes killed, as the caller does with every other."""
+        if self._leads:
+            self._node.tell({"kill": True})
+
+    async def close(self) -> None:
+        """End the node's processes; the node stays."""
+        if self._leads:
+            with contextlib.suppress(LearnerFault):  # it left, and its processes end with it
+                await self._node.ask({"end": True}, _END)
+
+    def heard(self, said: Frame | ChildDied) -> None:
+        """What the node says of this process."""
+        self._said.put_nowait(said)
+
+
+class Node:
+    """A node that has come."""
+
+    def __init__(self, number: int, host: str, link: Link) -> None:
+        self.link = link
+        self.name = f"node {number} ({host})"
+        self.children: dict[int, RemoteChild] = {}
+        """Its processes, by rank."""
+        self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def tell(self, frame: Frame) -> None:
+        """Send what no answer is waited for."""
+
+        async def send() -> None:
+            with contextlib.suppress(OSError):  # it left, which `listen` finds, too
+                await self.link.send(frame)
+
+        task = asyncio.ensure_future(send())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def ask(self, frame: Frame, seconds: float) -> Frame:
+        """Raises `LearnerFault` when it is gone, or says nothing."""
+        while not self._answers.empty():  # of a question that nobody waits for any more
+            if self._answers.get_nowait() is None:
+                self._answers.put_nowait(None)
+                break
+        try:
+            await self.link.send(frame)
+            async with asyncio.timeout(seconds):
+                answer = await self._answers.get()
+        except (OSError, TimeoutError) as error:
+            raise LearnerFault(f"{self.name} does not answer: {error or type(error).__name__}") from error
+        if answer is None:
+            self._answers.put_nowait(None)
+            raise LearnerFault(f"{self.name} left")
+        if "error" in answer:
+            raise LearnerFault(f"{self.name}: {answer['error']}")
+        return answer
+
+    async def listen(self) -> None:
+        """Until it is gone."""
+        why = "it hung up"
+        try:
+            while True:
+                frame = await self.link.receive()
+                child = self.children.get(frame.get("rank", -1))
+                if child is None:
+                    if "rank" not in frame:
+                        self._answers.put_nowait(frame)
+                elif "died" in frame:
+                    child.heard(ChildDied(f"{self.name}: {frame['died']}"))
+                else:
+                    child.heard(frame["reply"])
+        except (OSError, ValueError, LookupError) as error:
+            why = str(error)
+        self._answers.put_nowait(None)
+        for child in self.children.values():
+            child.heard(ChildDied(f"{self.name} left the run: {why}"))
+
+
+class Nodes:
+    """The learner's other nodes, numbered from 1: they come, are checked, work for one learner after the other, and may
+    leave and come again."""
+
+    def __init__(self, address: Address, count: int, key: bytes, seconds: float) -> None:
+        self.count = count
+        """Nodes, this one included."""
+        self._address = address
+        self._key = key
+        self._seconds = seconds
+        self._here: dict[int, Node] = {}
+        self._refused: CodeRepairError | None = None
+        """The last one that was refused since somebody began to wait."""
+        self._changed = asyncio.Event()
+        self._talking: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def open(cls, address: Address, count: int, key: bytes, seconds: float) -> Self:
+        """Listen at `address`, and nowhere else. Waiting for the nodes takes at most so many `seconds` at a time.
+
+        Raises `UsageError` for an address that is not this machine's, or taken.
+        """
+        nodes = cls(address, count, key, seconds)
+        try:
+            nodes._server = await asyncio.start_server(nodes._greet, address.host, address.port)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at train.rendezvous={address}: {error.strerror or error}",
+                fix="an address of this machine and a port that is free",
+            ) from error
+        return nodes
+
+    def listen(self) -> socket.socket:
+        """A listening socket on a free port of the same address, for torch's own rendezvous."""
+        family, kind, _, _, where = socket.getaddrinfo(self._address.host, 0, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind)
+        found.bind(where)
+        found.listen(1024)
+        return found
+
+    async def begin(self, world: int, port: int) -> list[RemoteChild]:
+        """Have every node start its part of `world` processes, that meet at `port` of the rendezvous' address.
+
+        Raises `LearnerFault` for one that does not come in time, `PrerequisiteError` for one with other versions, and
+        `UsageError` for one with a number that it cannot have.
+        """
+        each = world // self.count
+        nodes = await self._all_here()
+        children: list[RemoteChild] = []
+        for number, node in nodes:
+            node.children = {}
+            store = f"{self._address.host}:{port}"
+            ranks = range(number * each, (number + 1) * each)
+            told = await node.ask({"begin": {"first": ranks[0], "count": each, "world": world, "store": store}}, _BEGIN)
+            for rank, pid in zip(ranks, told["begun"], strict=True):
+                node.children[rank] = RemoteChild(node, rank, pid, leads=rank == ranks[0])
+            children += node.children.values()
+        return children
+
+    async def close(self) -> None:
+        """Send the nodes home."""
+        if self._server is not None:
+            self._server.close()
+        for node in list(self._here.values()):
+            node.tell({"over": True})
+        await asyncio.gather(*(task for node in self._here.values() for task in node._telling))
+        for node in list(self._here.values()):
+            await node.link.close()
+        for task in self._talking:
+            task.cancel()
+        await asyncio.gather(*self._talking, return_exceptions=True)
+
+    async def _all_here(self) -> list[tuple[int, Node]]:
+        self._refused = None
+        try:
+            async with asyncio.timeout(self._seconds):
+                while missing := [number for number in range(1, self.count) if number not in self._here]:
+                    if self._refused is not None:
+                        raise self._refused
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise LearnerFault(
+                f"{_names(missing)} not come to {self._address} within {self._seconds:g} s",
+                fix=f"start there: crrl learner {self._address} --node {missing[0]}, with the same {rendezvous.KEY},"
+                " and go on with --resume; or raise train.node_seconds",
+            ) from None
+        return sorted(self._here.items())
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._talking.add(task)
+        link = Link(reader, writer)
+        number = 0
+        try:
+            number, host = await self._recognise(link)
+            node = self._here[number] = Node(number, host, link)
+            self._changed.set()
+            await node.listen()
+            if self._here.get(number) is node:
+                del self._here[number]
+        except (OSError, ValueError, LookupError, TypeError, TimeoutError):
+            pass  # a stranger, or one that hung up meanwhile: nobody was promised anything
+        except CodeRepairError as error:
+            self._refused = error
+            self._changed.set()
+        except asyncio.CancelledError:
+            return
+        finally:
+            self._talking.discard(task)
+            await link.close()
+
+    async def _recognise(self, link: Link) -> tuple[int, str]:
+        """A node's number and host, once it has proven that it has the key. Raises what is said of it."""
+        hello = await link.answer()
+        number, theirs, ours = int(hello["node"]), str(hello["nonce"]), rendezvous.nonce()
+        await link.send({"nonce": ours, "proof": rendezvous.proof(self._key, "controller", number, theirs, ours)})
+        reply = await link.answer()
+        if not rendezvous.same(reply["proof"], rendezvous.proof(self._key, "node", number, theirs, ours)):
+            raise ValueError("another key")
+        host, found = str(reply["host"])[:200], dict(reply["versions"])
+        try:
+            self._check(number, host, found)
+        except CodeRepairError as error:
+            kind = "prerequisite" if isinstance(error, PrerequisiteError) else "usage"
+            await link.send({"error": str(error), "fix": error.fix, "kind": kind})
+            raise
+        await link.send({"welcome": os.uname().nodename})
+        return number, host
+
+    def _check(self, number: int, host: str, found: dict[str, Any]) -> None:
+        name = f"node {number} ({host})"
+        if not 1 <= number < self.count:
+            raise UsageError(
+                f"{name} has come, and train.nodes={self.count}",
+                fix=f"--node is from 1 to {self.count - 1}: node 0 is where crrl train runs",
+            )
+        if number in self._here:
+            raise UsageError(
+                f"{name} has come, and node {number} is here: {self._here[number].name}",
+                fix="give each node a number of its own",
+            )
+        ours = rendezvous.versions()
+        differing = [package for package in ours if ours[package] != found.get(package)]
+        if differing:
+            listed = ", ".join(f"{each} {found.get(each)} (here {ours[each]})" for each in differing)
+            raise PrerequisiteError(
+                f"{name} has other versions: {listed}",
+                fix="install the same on every node: scripts/setup.sh there, from the same commit",
+            )
+
+
+def _names(missing: Iterable[int]) -> str:
+    numbers = list(missing)
+    listed = ", ".join(map(str, numbers))
+    return f"node {listed} has" if len(numbers) == 1 else f"nodes {listed} have"

@@ -24,11 +24,14 @@ STUBS = {
     "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
     "curl": "exit 0",
     "ray": 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN $*" >>"$CALLS/ray"; [ "$1" != start ] || exec /bin/sleep 60',
+    "getent": 'echo "$@" >>"$CALLS/getent"; printf "10.0.0.1 STREAM first\\n10.0.0.1 DGRAM\\n"',
+    "openssl": "echo 0123456789abcdef0123456789abcdef",
     "sleep": "exec /bin/sleep 0.1",
     # a run whose time is up right after it began, and that ends as `crrl train` and `crrl eval` do
     "crrl": """
 echo "$@" >>"$CALLS/crrl"
 case "$*" in
+learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; [ -e "$CALLS/again" ] || { : >"$CALLS/again"; exit 1; }; exit ;;
 *--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\", \\"steps\\": 1}"; exit ;;
 *--resume* | *run.steps=0*) exit "${STATUS:-0}" ;;
 *" -o "*) run=${*##* } ;;
@@ -169,6 +172,22 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
     done = cluster.submit("ray.sh", "a.toml", RAY="ray")
     assert done.returncode and not cluster.called("crrl")
     assert "no port" in (cluster.path / "logs" / f"ray-t{os.getpid()}.log").read_text()
+
+
+def test_nodes_that_learn_together(cluster: Cluster) -> None:
+    """One of them fails once, and is started again; all have one key."""
+    more = {"NODES": "first second third", "PORT": "29500"}
+    done = cluster.submit("learners.sh", "a.toml", "train.processes=6", "run.steps=0", **more)
+    assert done.returncode == 0, done.stderr
+    called, rendezvous = cluster.called("crrl"), "10.0.0.1:29500"
+    working = [call for call in called if call.startswith("learner")]
+    logs = f"--logs logs/t{os.getpid()}"
+    wanted = {f"learner {rendezvous} --node {n} {logs}-{name}" for n, name in ((1, "second"), (2, "third"))}
+    assert set(working) == wanted
+    assert len(working) == 3 and set(cluster.called("keys")) == {"0123456789abcdef" * 2}
+    asked = f"train a.toml train.processes=6 run.steps=0 train.nodes=3 train.rendezvous={rendezvous}"
+    assert [call for call in called if call not in working] == [f"{asked} --dry-run --json", asked]
+    assert cluster.called("getent") == ["ahostsv4 first"]
 
 
 def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> None:

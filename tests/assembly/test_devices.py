@@ -17,7 +17,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.config import Config, load
 from coderepairrl.engines.vllm import VllmEngine
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import plan
@@ -204,3 +204,19 @@ def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
         assert path == shared_path(run, tmp_path) and path.parent == tmp_path and path.is_dir()
         assert shared_path(run) != path
     assert not path.exists()
+
+
+def test_the_learners_processes_are_on_several_nodes(tmp_path: Path) -> None:
+    """As many on each: GPUs are those of this one."""
+    across = ["train.processes=4", "train.nodes=2", "train.rendezvous=10.0.0.1:29400", "engine.devices=[2]"]
+    assert split(config(tmp_path, *across, "train.devices=[0,1]")).learner == {GPUS: "4,GPU-5f3c"}
+    for wrong, message in (
+        ([*across, "train.devices=[0,1,2,3]"], "for train.processes=4 on train.nodes=2"),
+        ([*across, "train.processes=8"], "train.processes=8 on train.nodes=2 take a GPU each, and 3 are visible"),
+        ([*across, "train.processes=5"], "nodes=2 do not divide processes=5"),
+        (across[:2], "nodes, if there are several, and rendezvous belong together"),
+        (["train.rendezvous=10.0.0.1:29400"], "belong together"),
+        ([*across, "train.rendezvous=10.0.0.1"], "'10.0.0.1' is no rendezvous"),
+    ):
+        with pytest.raises(CodeRepairError, match=message):
+            split(config(tmp_path, *wrong))

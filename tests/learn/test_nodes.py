@@ -175,7 +175,7 @@ async def test_a_run_whose_node_is_killed_goes_on_when_it_is_back(far, hidden, l
     )
     try:
         async with asyncio.timeout(280):
-            metrics = tmp_path / "run" / "metrics.jsonl"
+            metrics = tmp_path / "run" / "hello" / "metrics.jsonl"
             while not (metrics.exists() and metrics.read_text()):
                 assert process.returncode is None, (await process.communicate())[0].decode()
                 await asyncio.sleep(0.2)

@@ -12,6 +12,7 @@ from typing import Any
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import rendezvous
 from coderepairrl.learn.rendezvous import Address, Link
+from coderepairrl.printable import logged
 from coderepairrl.processes.children import Child, ChildDied
 
 MODULE = "coderepairrl.learn.learner"
@@ -28,7 +29,7 @@ async def work(address: Address, number: int, *, seconds: float, log_dir: Path) 
     link, here = await _come(address, number, rendezvous.key(), seconds)
     node = _Working(link, log_dir)
     try:
-        print(f"node {number}: with the run at {address} ({here})", file=sys.stderr, flush=True)
+        print(logged(f"node {number}: with the run at {address} ({here})"), file=sys.stderr, flush=True)
         await node.serve()
     except (OSError, ValueError, LookupError) as error:
         raise LearnerFault(

@@ -200,7 +200,7 @@ async def start_learner(
     folder: RunFolder,
     model: Path,
     outbox: Path,
-    nodes: Nodes | None,
+    nodes: Nodes | None = None,
 ) -> Learner:
     """A learner on the run's own devices, with the weights of `model`. Raises what `Learner.start` raises."""
     return await Learner.start(

@@ -31,7 +31,6 @@ STUBS = {
     "crrl": """
 echo "$@" >>"$CALLS/crrl"
 case "$*" in
-learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; [ -e "$CALLS/again" ] || { : >"$CALLS/again"; exit 1; }; exit ;;
 *--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\", \\"steps\\": 1}"; exit ;;
 *--resume* | *run.steps=0*) exit "${STATUS:-0}" ;;
 *" -o "*) run=${*##* } ;;
@@ -175,7 +174,13 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
 
 
 def test_nodes_that_learn_together(cluster: Cluster) -> None:
-    """One of them fails once, and is started again; all have one key."""
+    """One of them fails once, and is started again; all have one key. The run ends when all have worked."""
+    (cluster.path / "bin" / "crrl").write_text(
+        '#!/bin/sh\necho "$@" >>"$CALLS/crrl"\ncase "$*" in\n'
+        'learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; mkdir "$CALLS/again" 2>/dev/null && exit 1; exit 0 ;;\n'
+        '*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
+        '*) until [ "$(wc -l <"$CALLS/keys")" -ge 3 ]; do /bin/sleep 0.05; done ;;\nesac\n'
+    )
     more = {"NODES": "first second third", "PORT": "29500"}
     done = cluster.submit("learners.sh", "a.toml", "train.processes=6", "run.steps=0", **more)
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ import time
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, Self
 
 from coderepairrl.errors import CodeRepairError, EngineFault, NodeFault, RunError
@@ -160,13 +161,17 @@ class Place:
                     case Committed(number, episode, turn):
                         self._post(Kept(number, self._keep(episode, turn)))
                     case Asked():
-                        self._requests[message.number] = tasks.create_task(self._sample(message))
+                        request = self._requests[message.number] = tasks.create_task(self._sample(message))
+                        request.add_done_callback(partial(self._forget, message.number))
                     case Left(number):
-                        if (request := self._requests.get(number)) is not None:
-                            request.cancel()
+                        if (left := self._requests.get(number)) is not None:
+                            left.cancel()
                     case Made(episode):
                         if (made := self._open.get(episode)) is not None and not made.done():
                             made.set_result(message)
+
+    def _forget(self, request: int, _: asyncio.Task[None]) -> None:
+        del self._requests[request]
 
     def _keep(self, episode: str, turn: Turn) -> Exception | None:
         try:
@@ -186,14 +191,10 @@ class Place:
             async with contextlib.aclosing(self._engine.generate(ids.tolist(), asked.sampling, asked.seed)) as chunks:
                 async for chunk in chunks:
                     self._post(Sampled(asked.number, (chunk,)))
-        except asyncio.CancelledError:
-            raise
+        except TimeoutError as late:
+            error = EngineFault(f"the engine timed out: {late}")
         except Exception as found:
-            error = (
-                EngineFault(f"the engine timed out: {found}") if isinstance(found, TimeoutError) else portable(found)
-            )
-        finally:
-            del self._requests[asked.number]
+            error = portable(found)
         self._post(Sampled(asked.number, (), ended=True, error=error))
 
 

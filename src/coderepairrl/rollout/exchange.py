@@ -18,6 +18,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ class Setup:
     """Takes a second; raises what is wrong with that machine."""
 
 
-def portable(error: Exception) -> Exception:
+def portable(error: BaseException) -> Exception:
     """`error` if it can be pickled and is one that callers expect, else a fault that says what it was."""
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
         with contextlib.suppress(Exception):  # a class of a user's own, with another constructor
@@ -184,7 +185,7 @@ class Node:
         source = PolicySource(codec, self._engine, setup.history_policy)
         self.gateway = Gateway(source, sampling=Sampling(), on_turn=self._commit, accept=setup.accept)
         self._local = Local(self.gateway, terms)
-        self._attempts: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, asyncio.Task[Episode]] = {}
         self._unkept: dict[int, asyncio.Future[None]] = {}
         self._numbers = itertools.count()
         self._stopped = False
@@ -208,10 +209,11 @@ class Node:
         for message in messages:
             match message:
                 case Make(ticket):
-                    self._attempts[ticket.episode] = asyncio.create_task(self._make(ticket))
+                    task = self._attempts[ticket.episode] = asyncio.create_task(self._local.run(ticket))
+                    task.add_done_callback(partial(self._made, ticket.episode))  # also of one that never began
                 case Stop(episode):
-                    if (task := self._attempts.get(episode)) is not None:
-                        task.cancel()
+                    if (left := self._attempts.get(episode)) is not None:
+                        left.cancel()
                 case Kept(number, error):
                     if (future := self._unkept.pop(number, None)) is not None and not future.done():
                         future.set_result(None) if error is None else future.set_exception(error)
@@ -239,16 +241,14 @@ class Node:
         self._outbox.append(message)
         self._news.set()
 
-    async def _make(self, ticket: Ticket) -> None:
-        made: Episode | None = None
-        error: Exception | None = None
-        try:
-            made = replace(await self._local.run(ticket), turns=())
-        except Exception as found:
-            error = portable(found)
-        finally:  # also for one that is called off
-            del self._attempts[ticket.episode]
-            self._post(Made(ticket.episode, made, error))
+    def _made(self, episode: str, task: asyncio.Task[Episode]) -> None:
+        del self._attempts[episode]
+        if task.cancelled():
+            self._post(Made(episode, None))
+        elif (error := task.exception()) is not None:
+            self._post(Made(episode, None, portable(error)))
+        else:
+            self._post(Made(episode, replace(task.result(), turns=())))
 
     async def _commit(self, episode: str, turn: Turn) -> None:
         if self._stopped:

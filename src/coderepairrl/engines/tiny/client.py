@@ -30,14 +30,10 @@ class _Stream:
         self.news.set()
 
     def take(self) -> list[Chunk]:
-        """Chunks since the last call, one per run of equal versions."""
+        """Chunks since the last call."""
         arrived, self.pending = self.pending, []
         self.news.clear()
-        chunks: list[Chunk] = []
-        for version, group in itertools.groupby(arrived, key=lambda chunk: chunk.version):
-            ids, logprobs = zip(*((chunk.ids[0], chunk.logprobs[0]) for chunk in group), strict=True)
-            chunks.append(Chunk(ids, logprobs, version))
-        return chunks
+        return arrived
 
 
 class TinyEngine(Engine):
@@ -160,12 +156,11 @@ class TinyEngine(Engine):
             self._fail(f"the engine died: {death}")
 
     def _deliver(self, frame: Frame) -> None:
-        if "keys" in frame:
-            version = frame["version"]
-            for key, token, logprob in zip(frame["keys"], frame["ids"], frame["logprobs"], strict=True):
+        if "tokens" in frame:
+            for key, ids, logprobs, ended in frame["tokens"]:
                 if stream := self._streams.get(key):  # else it was aborted a moment ago
-                    stream.pending.append(Chunk((token,), (logprob,), version))
-                    stream.ended = key in frame["ended"]
+                    stream.pending.append(Chunk(tuple(ids), tuple(logprobs), frame["version"]))
+                    stream.ended = ended
                     stream.news.set()
         elif "failed" in frame:
             if stream := self._streams.get(frame["failed"]):

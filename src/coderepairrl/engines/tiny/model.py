@@ -4,9 +4,9 @@ Logits are those of transformers' `Qwen3ForCausalLM` to 1e-5 in fp32, and *a row
 beside it*: not on how many requests share the step, not on how a prompt was cut into chunks, not on which prefix came
 from the cache. Serial and concurrent output are equal because the arithmetic is, not because ties are rare. Three
 habits buy this. MKL is asked for its strict reproducible mode: without it processors with AMX sum in another order
-for fewer than 16 rows. Where that mode is not known, it helps that matrix products never have fewer than `MIN_ROWS`
-rows, and attention a multiple of it. And a query attends over its own keys, padded (masked) to the next multiple of
-`KEYS`, never over its neighbours' length.
+for fewer than 16 rows. Where that mode does not help, as is tried at the start, matrix products never have fewer than
+`MIN_ROWS` rows, and attention a multiple of it. And a query attends over its own keys, padded (masked) to the next
+multiple of `KEYS`, never over its neighbours' length.
 
 MKL promises it of the number of threads, not of rows; it is tested, and holds on x86-64 with AVX-512 and AVX2.
 Elsewhere rows may differ in the last bits, and the exam tolerates only ties.
@@ -22,15 +22,35 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import linear, pad, rms_norm, scaled_dot_product_attention, silu
+from torch import Tensor, rms_norm
+from torch.nn.functional import linear, pad, scaled_dot_product_attention, silu
 
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.scheduler import Piece
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")  # MKL reads it at the first product of a process
-MIN_ROWS = 4
 KEYS = 64
+
+
+def _least_rows() -> int:
+    """1 if a row has the same bits alone as among many, in a product and in attention; else 4, with which most have."""
+    draw = torch.Generator().manual_seed(0)
+    rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
+    for compute, other in ((linear, weight_CC), (_attended, cached_TC)):
+        for size in (1, 3):
+            parts = [compute(part, other) for part in torch.split(rows_NC, size)]
+            if not torch.equal(torch.cat(parts), compute(rows_NC, other)):
+                return 4
+    return 1
+
+
+def _attended(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
+    """Over two heads, with keys as values."""
+    query, keys = (tensor.view(1, -1, 2, 32).transpose(1, 2) for tensor in (rows_NC, cached_TC))
+    return scaled_dot_product_attention(query, keys, keys).transpose(1, 2).reshape(rows_NC.shape)
+
+
+MIN_ROWS = _least_rows()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +120,20 @@ class Weights:
 
 
 class AttentionBlock(NamedTuple):
-    """Queries that attend in one call: `size` rows for each of `slots`, over the first `keys` keys."""
+    """Queries that attend in one call: `rows` over the first `keys` keys of `slots`."""
 
     slots: slice
     rows: slice
-    size: int
     keys: int
     mask: Tensor
+
+
+class Attending(NamedTuple):
+    """What attends in a forward pass. Of the `single` blocks each row is the only one of its slot; they come first. A
+    `long` one has several rows of one slot."""
+
+    single: list[AttentionBlock]
+    long: list[AttentionBlock]
 
 
 class TinyModel:
@@ -146,10 +173,10 @@ class TinyModel:
         config, rows = self.config, len(ids)
         eps, dim, queries = config.rms_norm_eps, config.head_dim, config.num_attention_heads
         rotated = queries + config.num_key_value_heads
-        blocks = self._blocks(pieces)
+        attending = self._attending(pieces)
         position_N, cell_M = self._places(pieces)
-        rotation_N1R = self._rotation_TR[position_N].unsqueeze(1)
-        hidden_NC = weights.embed_VC[torch.tensor(ids)]
+        rotation_N1R = self._rotation_TR.index_select(0, position_N).unsqueeze(1)
+        hidden_NC = weights.embed_VC.index_select(0, torch.tensor(ids))
         for index, layer in enumerate(weights.layers):
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_in, eps)
             qkv_NHD = product(normed_NC, layer.qkv).view(rows, -1, dim)
@@ -165,8 +192,8 @@ class TinyModel:
                     return hidden_NC.new_empty(0, config.vocab_size)
                 picked = torch.tensor(wanted)
                 hidden_NC, query_NHD = hidden_NC[picked], query_NHD[picked]
-                blocks = self._blocks(_alone(pieces, wanted))
-            hidden_NC = hidden_NC + product(self._attend(index, query_NHD, blocks), layer.out)
+                attending = self._attending(_alone(pieces, wanted))
+            hidden_NC = hidden_NC + product(self._attend(index, query_NHD, attending), layer.out)
             normed_NC = rms_norm(hidden_NC, (config.hidden_size,), layer.norm_mlp, eps)
             gate_NI, up_NI = product(normed_NC, layer.gate_up).chunk(2, dim=-1)
             hidden_NC = hidden_NC + product(silu(gate_NI).mul_(up_NI), layer.down)
@@ -174,42 +201,42 @@ class TinyModel:
 
     def _places(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
         """Position of each row in its sequence, and the cells of its keys and values in the flat cache."""
-        position_N = torch.cat([self._positions[piece.start : piece.start + piece.size] for piece in pieces])
-        sizes = torch.tensor([piece.size for piece in pieces])
-        slot_N = torch.tensor([piece.slot for piece in pieces]).repeat_interleave(sizes)
+        slot_P, start_P, size_P = np.array(pieces).T
+        before_P = size_P.cumsum() - size_P
+        position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
         heads = 2 * self.config.num_key_value_heads
-        cell_NH = (slot_N.unsqueeze(1) * heads + torch.arange(heads)) * self.context + position_N.unsqueeze(1)
-        return position_N, cell_NH.view(-1)
+        cell_NH = (slot_P.repeat(size_P)[:, None] * heads + np.arange(heads)) * self.context + position_N[:, None]
+        return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
-    def _blocks(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
-        """Cut pieces where a query's padded number of keys changes; join single tokens of neighbouring slots."""
+    def _attending(self, pieces: Sequence[Piece]) -> Attending:
+        """Join single tokens of neighbouring slots with as many keys; cut the rest where a query's number changes."""
+        first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
+        long: list[AttentionBlock] = []
+        row = first_long
+        for slot, start, count in pieces[first_long:]:
+            for at in _cuts(start, count):
+                keys = _padded(at.start)
+                mask = self._mask(self._positions[at], keys).repeat_interleave(self._group, 0)
+                mask = pad(mask, (0, 0, 0, -len(mask) % MIN_ROWS))[None, None]
+                end = row + at.stop - at.start
+                long.append(AttentionBlock(slice(slot, slot + 1), slice(row, end), keys, mask))
+                row = end
+        return Attending(self._singles(pieces[:first_long]), long)
+
+    def _singles(self, pieces: Sequence[Piece]) -> list[AttentionBlock]:
         blocks: list[AttentionBlock] = []
-        row = index = 0
-        while index < len(pieces):
-            slot, start, count = pieces[index]
-            if count > 1:
-                for at in _cuts(start, count):
-                    keys = _padded(at.start)
-                    size = at.stop - at.start
-                    mask = self._mask(self._positions[at], keys).repeat_interleave(self._group, 0)
-                    mask = pad(mask, (0, 0, 0, -len(mask) % MIN_ROWS))[None, None]
-                    blocks.append(AttentionBlock(slice(slot, slot + 1), slice(row, row + size), size, keys, mask))
-                    row += size
-                index += 1
+        if not pieces:
+            return blocks
+        counts = [_padded(piece.start) for piece in pieces]
+        mask_PT = self._mask(torch.tensor([piece.start for piece in pieces]), max(counts))[:, None, None]
+        first = 0
+        for row in range(1, len(pieces) + 1):
+            slot, keys = pieces[first].slot, counts[first]
+            if row < len(pieces) and counts[row] == keys and pieces[row].slot == slot + row - first:
                 continue
-            keys, first = _padded(start), index
-            while (
-                index < len(pieces)
-                and pieces[index].size == 1
-                and pieces[index].slot == slot + index - first
-                and _padded(pieces[index].start) == keys
-            ):
-                index += 1
-            size = index - first
-            positions = torch.tensor([piece.start for piece in pieces[first:index]])
-            mask = self._mask(positions, keys)[:, None, None]
-            blocks.append(AttentionBlock(slice(slot, slot + size), slice(row, row + size), 1, keys, mask))
-            row += size
+            rows = slice(first, row)
+            blocks.append(AttentionBlock(slice(slot, slot + row - first), rows, keys, mask_PT[rows, :, :, :keys]))
+            first = row
         return blocks
 
     def _mask(self, positions_P: Tensor, keys: int) -> Tensor:
@@ -217,27 +244,38 @@ class TinyModel:
         hidden = self._positions[:keys] > positions_P.unsqueeze(1)
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
-    def _attend(self, index: int, query_NHD: Tensor, blocks: Sequence[AttentionBlock]) -> Tensor:
+    def _attend(self, index: int, query_NHD: Tensor, attending: Attending) -> Tensor:
         """Grouped-query attention of every block over the cache of layer `index`; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)
         outputs: list[Tensor] = []
-        for slots, rows, count, keys, mask in blocks:
-            # the queries that share a key head become rows of one product
-            size = count * group
-            query = query_NHD[rows].view(-1, count, heads, group, dim).transpose(1, 2).reshape(-1, heads, size, dim)
+        # the queries that share a key head become rows of one product
+        if attending.single:
+            query_NHGD = query_NHD[: attending.single[-1].rows.stop].view(-1, heads, group, dim)
+            if group % MIN_ROWS:
+                query_NHGD = pad(query_NHGD, (0, 0, 0, -group % MIN_ROWS))
+            found = [
+                scaled_dot_product_attention(
+                    query_NHGD[rows], keys_SHTD[slots, :, :keys], values_SHTD[slots, :, :keys], attn_mask=mask
+                )
+                for slots, rows, keys, mask in attending.single
+            ]
+            outputs.append(torch.cat(found)[:, :, :group].reshape(-1, heads * group * dim))
+        for slots, rows, keys, mask in attending.long:
+            query = query_NHD[rows].view(-1, heads, group, dim).transpose(0, 1).reshape(1, heads, -1, dim)
+            size = query.shape[2]
             if size % MIN_ROWS:
                 query = pad(query, (0, 0, 0, -size % MIN_ROWS))
             output = scaled_dot_product_attention(
                 query, keys_SHTD[slots, :, :keys], values_SHTD[slots, :, :keys], attn_mask=mask
-            )[:, :, :size].reshape(-1, heads, count, group, dim)
-            outputs.append(output.transpose(1, 2).reshape(-1, heads * group * dim))
+            )[0, :, :size].reshape(heads, -1, group, dim)
+            outputs.append(output.transpose(0, 1).reshape(-1, heads * group * dim))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def product(rows_NC: Tensor, weight: Tensor) -> Tensor:
     """`linear`, but a row's bits do not depend on how many rows there are."""
-    rows = len(rows_NC)
+    rows = rows_NC.shape[0]  # `len` is a call into Python
     if rows >= MIN_ROWS:
         return linear(rows_NC, weight)
     return linear(pad(rows_NC, (0, 0, 0, MIN_ROWS - rows)), weight)[:rows]

@@ -1,8 +1,9 @@
 """The tiny engine's process: one thread that answers frames and runs one forward pass after another.
 
-Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: one per decode
-step, ``{"keys", "ids", "logprobs", "version", "ended"}``, whatever the number of requests; ``{"failed", "error"}`` for
-a request that cannot go on; ``{"answer", ...}`` for a numbered command.
+Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: ``{"version", "tokens"}`` with the
+requests that have ended, each as ``[key, ids, logprobs, whether it has ended]``, and every `SEND_SECONDS` with all
+others that have new tokens; ``{"failed", "error"}`` for a request that cannot go on; ``{"answer", ...}`` for a numbered
+command.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import hashlib
 import math
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ from coderepairrl.errors import CodeRepairError, EngineFault
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sampling
 
+SEND_SECONDS = 0.05
+"""How often a request's tokens are sent before it ends: often enough to watch, seldom enough not to cost much."""
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -73,32 +77,38 @@ class TinyServer:
         self.weights = read_weights(self.config, weights_of(folder))
         self.model = TinyModel(self.config, slots=slots, context=context)
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
+        self._unsent: dict[int, tuple[list[int], list[float]]] = {}
+        """Ids and logprobs by request, all of this version."""
+        self._sent = time.monotonic()
 
     def serve(self, parent: Parent) -> None:
         """Run until the parent closes the connection."""
         while True:
             idle = not self.scheduler.busy
             while (frame := parent.receive(block=idle)) is not None:
-                if reply := self.handle(frame):
+                for reply in self.handle(frame):
                     parent.send(reply)
                 idle = not self.scheduler.busy
             for reply in self.step():
                 parent.send(reply)
 
-    def handle(self, frame: Frame) -> Frame | None:
-        """Handle a frame; returns the answer to a numbered command."""
+    def handle(self, frame: Frame) -> list[Frame]:
+        """Handle a frame; returns the answer to a numbered command, after what the weights before a load sampled."""
         do = frame["do"]
         if do == "generate":
             self.scheduler.add(self._request(frame))
-            return None
+            return []
         if do == "abort":
             self.scheduler.abort(frame["key"])
-            return None
+            self._unsent.pop(frame["key"], None)
+            return []
+        before = self._tokens([*self._unsent]) if do == "load" else []
         answer: Frame = {"answer": frame["number"]}
         try:
-            return answer | self._command(do, frame)
+            answer |= self._command(do, frame)
         except EngineFault as fault:
-            return answer | {"error": str(fault)}
+            answer["error"] = str(fault)
+        return [*before, answer]
 
     def _command(self, do: str, frame: Frame) -> dict[str, Any]:
         if do == "load":
@@ -135,21 +145,28 @@ class TinyServer:
         self.scheduler.done(step)
         if not step.samplers:
             return []
-        ids, logprobs = self._sample(step.samplers, logits_BV)
-        frames: list[Frame] = []
-        tokens: Frame = {"keys": [], "ids": [], "logprobs": [], "version": self.version, "ended": []}
-        for request, token, logprob in zip(step.samplers, ids, logprobs, strict=True):
+        failed: list[Frame] = []
+        ended: list[int] = []
+        for request, token, logprob in zip(step.samplers, *self._sample(step.samplers, logits_BV), strict=True):
             if not math.isfinite(logprob):
                 self.scheduler.abort(request.key)
                 error = f"the logits of version {self.version} are not finite"
-                frames.append({"failed": request.key, "error": error})
+                failed.append({"failed": request.key, "error": error})
                 continue
-            tokens["keys"].append(request.key)
-            tokens["ids"].append(token)
-            tokens["logprobs"].append(float(f"{logprob:.9g}"))  # the fewest digits with which every float32 round-trips
+            ids, logprobs = self._unsent.setdefault(request.key, ([], []))
+            ids.append(token)
+            logprobs.append(float(f"{logprob:.9g}"))  # the fewest digits with which every float32 round-trips
             if self.scheduler.emit(request, token):
-                tokens["ended"].append(request.key)
-        return [tokens, *frames]
+                ended.append(request.key)
+        if failed or time.monotonic() - self._sent >= SEND_SECONDS:
+            self._sent = time.monotonic()
+            return [*self._tokens([*self._unsent], ended), *failed]
+        return self._tokens(ended, ended)
+
+    def _tokens(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
+        """The frame, if any, with what was not sent yet of the requests `keys`."""
+        tokens = [[key, *self._unsent.pop(key), key in ended] for key in keys]
+        return [{"version": self.version, "tokens": tokens}] if tokens else []
 
     @staticmethod
     @torch.inference_mode()

@@ -152,7 +152,7 @@ async def test_nothing_of_the_host_is_seen(
         assert "10.9.8.7" not in await said(box, "cat /etc/resolv.conf /etc/hosts")
         seen = await said(box, "find / -xdev -name 'crrl*' -o -xdev -name secret -o -xdev -path '*pytest-of*'")
         assert seen.split() == ["/run/crrl"]
-        assert await said(box, "ls /run/crrl") == "guest.pyc\npython\nworkspace.tar\n"
+        assert await said(box, "ls /run/crrl") == "guest.pyc\npython\nworkspace\n"
 
 
 async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Path, tmp_path: Path) -> None:

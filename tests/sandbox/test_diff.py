@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import grading
+from coderepairrl.processes import hostgit
+from coderepairrl.sandbox import patch
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
@@ -143,6 +145,20 @@ async def test_droppings_that_the_task_tracks_count(bwrap: Bubblewrap, folder: P
     (folder / "__pycache__/kept").write_text("1\n")
     task = Task("t", "", "python", f"dir:{folder}", b"")
     assert b"-1\n+2\n" in await round_trip(bwrap, task, "echo 2 > __pycache__/kept")
+
+
+async def test_what_attempts_change_alike_is_compared_once(
+    bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    monkeypatch.setattr(patch, "git", lambda *a, **options: compared.append(a) or hostgit.git(*a, **options))
+    scripts = ["echo 1 > new", "echo 1 > new", "echo 2 > new", "echo 1 > new; chmod +x new", "echo 1 > other"]
+    diffs = []
+    for script in scripts:
+        async with bwrap.open(task) as box:
+            assert (await box.exec(["bash", "-c", script])).ok
+            diffs.append(await box.diff())
+    assert diffs[0] == diffs[1] and len(set(diffs)) == len(compared) == 4
 
 
 async def test_diffs_in_the_middle_disturb_nothing(bwrap: Bubblewrap, task: Task) -> None:

@@ -8,6 +8,9 @@ import errno
 import os
 import secrets
 import shlex
+import subprocess
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import make, patch, session
+from coderepairrl.sandbox import guest, make, patch, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.session import GuestSandbox
@@ -167,8 +170,16 @@ class Walks:
 
     async def _as_it_was(self, box: GuestSandbox) -> None:
         script = f"{EMPTY.format(shlex.quote(box.workdir))}; tar -xpof - -C ."
-        files = box.prepared.archive.read_bytes()
+        files = tar_of(box.prepared.archive)
         assert (done := await box.exec(["bash", "-c", script], cwd="/", stdin=files)).ok, done.output
+
+
+@cache
+def tar_of(archive: Path) -> bytes:
+    """What was packed for guests, as a program inside reads it."""
+    with tempfile.TemporaryDirectory() as folder:
+        guest.unpack(os.open(archive, os.O_RDONLY), folder)
+        return subprocess.run(["tar", "-cf", "-", "-C", folder, "."], check=True, stdout=subprocess.PIPE).stdout
 
 
 def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ async def test_a_forked_sandbox_looks_like_a_started_one(forking: Bubblewrap, ta
             mounts.append({at: (kind, *sorted(options)) for at, (kind, options) in ours.items()})
     started.close()
     assert looks[0] == looks[1]
-    assert mounts[1].pop("/run/workspace.tar")  # which a forked guest is handed open, and closes before any command
+    assert mounts[1].pop("/run/workspace")  # which a forked guest is handed open, and closes before any command
     kind, *options = mounts[0]["/proc/sys"]
     mounts[0]["/proc/sys"] = (kind, *(option for option in options if option != "noexec"))
     assert mounts[0] == mounts[1]

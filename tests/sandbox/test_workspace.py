@@ -11,7 +11,9 @@ import pytest
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox import private
 from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.guest import unpack
 from coderepairrl.sandbox.local import UnsafeLocal
+from coderepairrl.sandbox.packing import pack
 from coderepairrl.sandbox.workspace import Workspaces, check_workspace, prepare
 from coderepairrl.types import Task
 
@@ -276,3 +278,30 @@ async def test_a_bad_task_leaves_nothing_behind(bwrap: GuestBackend, tmp_path: P
         async with bwrap.open(Task("t", "", "python", f"dir:{tmp_path}/missing", b"")):
             pass
     assert set(bwrap.state.iterdir()) == before
+
+
+def test_what_is_packed_is_unpacked_as_it_was(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "closed" / "deep").mkdir(parents=True)
+    (source / "a").write_bytes(bytes(range(256)) * 9000)
+    (source / "b").hardlink_to(source / "a")
+    (source / os.fsdecode(b"caf\xe9\n")).write_bytes(b"")
+    (source / "to").symlink_to(".//nowhere/")
+    (source / "folder").symlink_to("closed")
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o4755)
+    os.mkfifo(source / "pipe", 0o640)
+    for path in (source / "closed" / "deep", source / "closed"):
+        path.chmod(0o500)
+    os.utime(source / "to", ns=(5, 1_600_000_000_123_456_789), follow_symlinks=False)
+    pack(source, tmp_path / "packed")
+    target.mkdir()
+    unpack(os.open(tmp_path / "packed", os.O_RDONLY), str(target))
+    found, expected = (sorted((str(path.relative_to(root)), path.lstat()) for path in [root, *root.rglob("*")])
+                       for root in (target, source))  # fmt: skip
+    assert [name for name, _ in found] == [name for name, _ in expected] and len(found) == 10
+    for (name, one), (_, other) in zip(found, expected, strict=True):
+        assert (one.st_mode, one.st_mtime_ns) == (other.st_mode, other.st_mtime_ns), name
+    link = os.readlink(target / "to")  # noqa: PTH115 - a Path spells it another way
+    assert link == ".//nowhere/" and (target / "a").samefile(target / "b")
+    assert (target / "a").read_bytes() == (source / "a").read_bytes()

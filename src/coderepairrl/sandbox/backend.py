@@ -146,8 +146,6 @@ class GuestBackend(SandboxBackend, ABC):
 
     name: str
     startup_seconds = STARTUP_SECONDS
-    unpacker = "tar"
-    """The program that a guest unpacks its archive with."""
     slowdown = 3.0
     """As `SandboxInfo.slowdown`."""
     groups_need = DELEGATE
@@ -364,7 +362,6 @@ class GuestBackend(SandboxBackend, ABC):
             "sockets": self.limits.memory // _SOCKET_BYTES if self.held and "memory" in self.ungrouped else 0,
             "rlimits": self.limits.rlimits(per_user=self.isolated),
             "archive": self.archive if prepared.packed else "",
-            "unpacker": self.unpacker,
             "held": list(self.held),
             "files": self.limits.files,
         }

@@ -45,7 +45,7 @@ from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
-_ARCHIVE_INSIDE = "/run/workspace.tar"
+_ARCHIVE_INSIDE = "/run/workspace"
 _INNER_ID = "1000"
 _PYTHON = ("-I", "-S", "-B", "-X", "utf8")
 OVERLAY_ABOVE = 2 << 20
@@ -364,9 +364,6 @@ class Bubblewrap(GuestBackend):
 
     def _only(self, python: Path) -> list[str]:
         """Options that hide every program but those that were listed and what we need ourselves."""
-        tar = shutil.which("tar")
-        if tar is None:
-            raise PrerequisiteError("tar is not installed", fix=install_command("tar"))
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -381,8 +378,7 @@ class Bubblewrap(GuestBackend):
         missing = [name for name in wanted if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
         if missing:
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
-        self.unpacker = "/run/tar"
-        return [*view, "--ro-bind", tar, self.unpacker]
+        return view
 
     def _probe(self, python: Path) -> None:
         """Run the interpreter once behind everything but the workspace."""

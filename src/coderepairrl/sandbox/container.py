@@ -10,7 +10,7 @@ as with `bwrap`, and so are the layers:
 - *limits*: each by a control group where the runtime may make one, resource limits of processes besides;
 - *lifetime*: the guest ends when we hang up, and with it the container, which is removed.
 
-The image must have ``python3`` (3.9 or later), ``bash``, ``git`` and ``tar``. Nothing is pulled for you. Starting a
+The image must have ``python3`` (3.9 or later), ``bash`` and ``git``. Nothing is pulled for you. Starting a
 container takes half a second to a second, and a command afterwards no longer than elsewhere.
 """
 
@@ -42,7 +42,7 @@ from coderepairrl.sandbox.workspace import Entry, Images, Prepared, check_path
 IMAGE = "docker.io/library/python:3.12"
 """What a workspace without an image of its own runs in: Python, git and a compiler."""
 WORKDIR = "/workspace"
-_GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace.tar"
+_GUEST, _DOOR, _ARCHIVE = "/run/crrl/guest", "/run/crrl/door", "/run/crrl/workspace"
 _PER_USER = 16_384
 """Processes of one user id on the whole machine, at most; Podman's own default may be more than it may give."""
 _NEVER_STARTED = (125, 126)
@@ -50,7 +50,7 @@ _NEVER_STARTED = (125, 126)
 _NEEDED = f"""
 import glob, shutil, sys
 print(*(path for where in {answers.IN_IMAGES!r} for path in glob.glob(where)), sep="\\n")
-sys.exit(" ".join(p for p in ("bash", "git", "tar") if not shutil.which(p)) or 0)
+sys.exit(" ".join(p for p in ("bash", "git") if not shutil.which(p)) or 0)
 """
 
 
@@ -172,7 +172,7 @@ class Container(GuestBackend):
             if trial.returncode != 0:
                 raise PrerequisiteError(
                     f"{self.name} cannot run {image} as a sandbox: {_last(trial)}",
-                    fix="name an image with python3, bash, git and tar in sandbox.options.image",
+                    fix="name an image with python3, bash and git in sandbox.options.image",
                 )
             self._answers[image] = trial.stdout.split()
             self._found[image] = seen.stdout.strip()

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH102, PTH108, PTH109, PTH112, PTH114, PTH115, PTH118, PTH123, PTH208
+# ruff: noqa: PTH101, PTH102, PTH108, PTH109, PTH112, PTH114, PTH115, PTH118, PTH123, PTH208, PTH211
 """The one process that lives in a sandbox: it runs commands, reads and writes files, and lists what changed.
 
 Standard library only, and no import of this project: the file is compiled by the interpreter inside and run
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import signal
     import socket
     from collections.abc import Callable, Iterator
-    from typing import Any
+    from typing import IO, Any
 
     Reply = tuple[dict[str, Any], bytes, int | None]
     """Header, body and a descriptor that goes with them."""
@@ -202,7 +202,7 @@ class Guest:
         self.workdir = os.path.realpath(settings["workdir"])
         self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
         if settings.get("archive"):
-            self._unpack(settings["unpacker"], settings["archive"])
+            self._unpack(settings["archive"])
         self.files, self.limits = Files(self.workdir), Limits(settings)
         for name, value in settings["rlimits"].items():
             which = getattr(resource, "RLIMIT_" + name)
@@ -234,12 +234,9 @@ class Guest:
         if descriptor is not None:
             os.close(descriptor)
 
-    def _unpack(self, unpacker: str, archive: str, content: int = -1) -> None:
-        """Fill the workspace, which is an empty file system in memory; `content` is what ``-`` stands for."""
-        stdin = self.null if content < 0 else content
-        pid = self._spawn([unpacker, "-xpof", archive, "-C", self.workdir], self.env, stdin, 2)
-        if os.waitpid(pid, 0)[1] != 0:
-            raise SystemExit("cannot unpack the workspace")
+    def _unpack(self, archive: str) -> None:
+        """Fill the workspace, which is an empty file system in memory."""
+        unpack(os.open(archive, os.O_RDONLY), self.workdir)
 
     def on_exec(
         self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
@@ -666,6 +663,45 @@ class Files:
         return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
 
 
+def unpack(archive: int, root: str) -> None:
+    """Fill the folder `root` from what `packing` wrote, to be read from a descriptor, which is closed."""
+    folders = []
+    with open(archive, "rb") as source:
+        while length := source.read(4):
+            entry = decode(source.read(int.from_bytes(length, "big")))
+            path, mode = os.path.join(root, entry["path"]), entry["mode"]
+            if "same" in entry:
+                os.link(os.path.join(root, entry["same"]), path, follow_symlinks=False)
+                continue
+            if stat.S_ISDIR(mode):
+                folders.append((path, mode, entry["time"]))
+                if entry["path"]:
+                    os.mkdir(path, 0o700)
+                continue
+            if stat.S_ISLNK(mode):
+                os.symlink(entry["target"], path)
+            elif stat.S_ISREG(mode):
+                _fill(source, path, entry["size"], stat.S_IMODE(mode))
+            else:  # a pipe, or what an unprivileged process cannot make
+                os.mknod(path, mode)
+            os.utime(path, ns=(entry["time"], entry["time"]), follow_symlinks=False)
+    for path, mode, when in reversed(folders):  # may be closed to us, and change with what is put in
+        os.chmod(path, stat.S_IMODE(mode))
+        os.utime(path, ns=(when, when))
+
+
+def _fill(source: IO[bytes], path: str, size: int, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+        while size:
+            data = source.read(min(size, 1 << 20))
+            if not data:
+                raise EOFError("the archive of the workspace is cut off")
+            size -= len(data)
+            while data:
+                data = data[file.write(data) :]
+        os.fchmod(file.fileno(), mode)
+
+
 # -- What a diff has to take in
 
 
@@ -984,9 +1020,8 @@ class Forked(Guest):
         self.server.checked(libc.capset(struct.pack("Ii", CAPABILITIES, 0), bytes(24)), "capset")
         refuse_calls(self.server.filter)
 
-    def _unpack(self, unpacker: str, archive: str, content: int = -1) -> None:
-        super()._unpack(unpacker, "-", self.content)
-        os.close(self.content)
+    def _unpack(self, archive: str) -> None:
+        unpack(self.content, self.workdir)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from coderepairrl.sandbox.workspace import Prepared
 
 MOUNTED = f"/{rootfs.MOUNTED}"
 """The one folder of ours inside: the guest and its Python."""
-ARCHIVE = f"{MOUNTED}/workspace.tar"
+ARCHIVE = f"{MOUNTED}/workspace"
 """Where the guest finds the files of a working folder that is copied."""
 
 

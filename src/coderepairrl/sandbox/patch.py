@@ -13,6 +13,7 @@ binary files as binary patches; three lines of context; bytes, never text.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -24,18 +25,32 @@ from coderepairrl.processes.hostgit import DIFF, git, reason
 from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted
 
+_REMEMBERED, _SHORT = 256, 1 << 16
+"""Diffs of a workspace that are kept, and how long each may be, in bytes: attempts at a task often end alike."""
+
 
 def compose(
     prepared: Prepared, changed: Sequence[Entry], deleted: Sequence[str], scratch: Path, *, user: int | None = None
 ) -> bytes:
     """The diff from `prepared`'s commit to it with `changed` files put in and `deleted` ones taken out.
 
-    Blocks for two git commands (as `user` where we are root); none when nothing changed. `scratch` is a path
-    to use and remove, unlike that of any other sandbox of `prepared`. Raises `SandboxFault`.
+    Blocks for two git commands (as `user` where we are root); none when nothing changed, or what other attempts changed
+    in the same way. `scratch` is a path to use and remove, unlike that of any other sandbox of `prepared`. Raises
+    `SandboxFault`.
     """
     if not changed and not deleted:
         return b""
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
+    stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
+    change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
+    if (known := prepared.diffs.get(change)) is None:
+        known = _compared(prepared, ref, stream, scratch, user)
+        if len(prepared.diffs) < _REMEMBERED and len(known) < _SHORT:
+            prepared.diffs[change] = known
+    return known
+
+
+def _compared(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:
     objects = {
         "GIT_OBJECT_DIRECTORY": str(scratch),
         "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{prepared.git}/objects")),
@@ -44,7 +59,6 @@ def compose(
         scratch.mkdir()
         if user is not None:
             os.chown(scratch, user, user)
-        stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
         comparison = (*DIFF, prepared.base, ref)
         folder = prepared.attempts
         who = command_as(user, [])

@@ -34,6 +34,7 @@ from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache, git_cache
 from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git, reason
+from coderepairrl.sandbox import packing
 from coderepairrl.sandbox.private import check_shown
 from coderepairrl.types import Task
 
@@ -98,6 +99,8 @@ class Prepared:
     in_place: bool = False
     """Whether commands change `tree` itself: an image is being made of it."""
     users: int = field(default=0, compare=False)
+    diffs: dict[bytes, bytes] = field(default_factory=dict, compare=False, repr=False)
+    """By the SHA-256 of what was changed (`patch.compose`)."""
 
     @property
     def tree(self) -> Path:
@@ -106,8 +109,8 @@ class Prepared:
 
     @property
     def archive(self) -> Path:
-        """The files as a tar archive: what file systems in memory are filled from, instead of `tree`."""
-        return self.root / "tree.tar"
+        """The files in one (`packing`): what file systems in memory are filled from, instead of `tree`."""
+        return self.root / "packed"
 
     @property
     def git(self) -> Path:
@@ -250,7 +253,7 @@ def hand_over(root: Path, owner: int | None) -> None:
 
 def pack(prepared: Prepared, files: Path) -> None:
     """Make the archive, of the folder `files`, which anybody may read who gets to it."""
-    subprocess.run(["tar", "-cf", prepared.archive, "-C", files, "."], check=True)
+    packing.pack(files, prepared.archive)
     prepared.archive.chmod(0o644)
     prepared.packed = True
 

@@ -55,9 +55,9 @@ def group(prompt: int, own: int) -> list[Sample]:
 
 
 def by_row(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, *, spans: Any, scaling: float, **_: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, spans: Any = None, **_: Any
 ) -> tuple[Tensor, None]:
-    lengths = [span.stop - span.start for span in spans]
+    lengths = [span.stop - span.start for span in spans] if spans else [query.shape[2]]  # without, a row alone
     rows = zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
     parts = [scaled_dot_product_attention(*row, is_causal=True, scale=scaling, enable_gqa=True) for row in rows]
     return torch.cat(parts, 2).transpose(1, 2).contiguous(), None

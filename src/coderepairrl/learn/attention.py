@@ -77,13 +77,20 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
     return [tuple(part) for part in parts]
 
 
-class Layer(NamedTuple):
-    """Keys and values of all tokens of a tree in one layer, ``(1, heads, T, d)``, and their gradients."""
+@dataclass(slots=True)
+class Layer:
+    """Keys and values of all tokens of a tree in one layer, ``(1, heads, T, d)``, and their gradients.
+
+    And what attention gave the first `attended` of them, with the log-sums of its weights: a second pass takes it.
+    """
 
     key: Tensor
     value: Tensor
     of_key: Tensor
     of_value: Tensor
+    out_THd: Tensor
+    sum_HT: Tensor
+    attended: int = 0
 
 
 @dataclass(slots=True)
@@ -93,14 +100,19 @@ class Store:
     tokens: int
     layers: dict[int, Layer] = field(default_factory=dict)
 
-    def put(self, index: int, key: Tensor, value: Tensor, start: int) -> Layer:
+    def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
         """The layer `index`, with keys and values of a chunk that begins at `start`."""
         if index not in self.layers:
-            sizes = [(*tensor.shape[:2], self.tokens, tensor.shape[3]) for tensor in (key, value)]
-            exact = torch.promote_types(key.dtype, torch.float32)
+            exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
+            of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
+                                for tensor in (key, value))  # fmt: skip
             self.layers[index] = Layer(
-                *(tensor.new_empty(size) for tensor, size in zip((key, value), sizes, strict=True)),
-                *(key.new_zeros(size, dtype=exact) for size in sizes),
+                torch.empty_like(of_key, dtype=key.dtype),
+                torch.empty_like(of_value, dtype=value.dtype),
+                of_key,
+                of_value,
+                query.new_empty(1, self.tokens, heads, width),
+                query.new_empty(1, heads, self.tokens, dtype=exact),
             )
         layer = self.layers[index]
         for whole, tensor in ((layer.key, key), (layer.value, value)):
@@ -151,7 +163,9 @@ def tree_attention(
         assert sliding_window is not None
         out = _windowed(query, key, value, spans, scaling, sliding_window, sinks)
     elif device == "cpu":
-        layer = None if store is None else store.put(cast(Any, module).layer_idx, key, value, spans[0].start)
+        layer = None
+        if store is not None:
+            layer = store.put(cast(Any, module).layer_idx, query, key, value, spans[0].start)
         out = cast(Tensor, cast(Any, _Merged).apply(query, key, value, spans, scaling, layer))
     else:
         out = _gathered(query, key, value, spans, scaling)
@@ -235,10 +249,14 @@ class _Merged(torch.autograd.Function):
     ) -> Tensor:
         _, heads, tokens, width = query.shape
         first = spans[0].start
-        keys, values = (key, value) if layer is None else layer[:2]
-        out_THd = query.new_empty(1, tokens, heads, width)
-        sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
-        for span in spans:
+        keys, values = (key, value) if layer is None else (layer.key, layer.value)
+        if layer is None:
+            out_THd = query.new_empty(1, tokens, heads, width)
+            sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
+        else:
+            out_THd, sum_HT = layer.out_THd[:, first : first + tokens], layer.sum_HT[:, :, first : first + tokens]
+        known = layer is not None and layer.attended >= first + tokens
+        for span in () if known else spans:
             here, own = slice(span.start - first, span.stop - first), slice(span.start, span.stop)
             asked = query[:, :, here]
             out, total = _flash(asked, keys[:, :, own], values[:, :, own], 0.0, True, scale=scale)
@@ -250,8 +268,11 @@ class _Merged(torch.autograd.Function):
                 total = both
             out_THd[:, here] = out.transpose(1, 2)
             sum_HT[:, :, here] = total
-        ctx.save_for_backward(query, key, value, out_THd, sum_HT)
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
+        if layer is not None:
+            layer.attended = max(layer.attended, first + tokens)
+            out_THd = out_THd.clone()  # no view of what all chunks share
+        ctx.save_for_backward(query, key, value, out_THd, sum_HT)
         return out_THd
 
     @staticmethod
@@ -261,7 +282,8 @@ class _Merged(torch.autograd.Function):
         exact = torch.promote_types(query.dtype, torch.float32)  # a prefix adds up the gradients of many rows
         of_query = torch.zeros_like(query, dtype=exact)
         if ctx.layer is None:
-            layer = Layer(key, value, *(torch.zeros_like(tensor, dtype=exact) for tensor in (key, value)))
+            of_key, of_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
+            layer = Layer(key, value, of_key, of_value, out_THd, sum_HT)
         else:
             layer = ctx.layer
         first = ctx.spans[0].start

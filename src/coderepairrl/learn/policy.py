@@ -201,8 +201,9 @@ class Packed(nn.Module):
 class _TwoPasses(torch.autograd.Function):
     """Logprobs of a tree of which only a chunk's activations are in memory at a time, with all keys and values.
 
-    The forward pass goes through the chunks without keeping anything else. The backward pass goes back through them,
-    computes each again, and adds up the gradients of its ancestors' keys and values, from which theirs go on.
+    The forward pass goes through the chunks without keeping anything else but what attention gave. The backward pass
+    goes back through them, computes each again but for attention, and adds up the gradients of its ancestors' keys and
+    values, from which theirs go on.
     """
 
     @staticmethod

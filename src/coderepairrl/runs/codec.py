@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 PREFIX = "base64:"
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 T = TypeVar("T")
 
 
@@ -29,9 +30,11 @@ def dump(value: Any) -> Any:
     >>> dump(b"text"), dump(bytes([255]))
     ('text', 'base64:/w==')
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, Enum):
         return value.value
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, str | int | float):
         return value
     if isinstance(value, bytes):
         return bytes_to_text(value)
@@ -40,6 +43,8 @@ def dump(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): dump(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
+        if _PLAIN.issuperset(map(type, value)):  # ids and logprobs: most of a log
+            return list(value)
         return [dump(item) for item in value]
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
 

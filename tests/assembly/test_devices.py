@@ -16,7 +16,7 @@ from coderepairrl.assembly.devices import Split, visible
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.config import Config, load
-from coderepairrl.engines.vllm import VllmEngine
+from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
@@ -134,6 +134,18 @@ def test_what_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan(config(tmp_path, "engine.devices=[1,2]"))["devices"] == {"engine": "GPU-5f3c,6", "learner": "all"}
     monkeypatch.setenv(GPUS, "")
     assert visible() == [] and parted() == (None, None)  # where there is no GPU there is nothing to part
+
+
+def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = ("engine.devices=[0]", "train.devices=[0]", "engine.share_devices=turns")
+    made = resolve(config(tmp_path, *turns))
+    assert made.in_turn and isinstance(made.model.engine, Vllm) and made.model.engine.sleeps
+    apart = resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]")).model.engine
+    assert isinstance(apart, Vllm) and not apart.sleeps
+    with pytest.raises(ConfigError, match="no GPU in common"):
+        resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
+    monkeypatch.setenv(GPUS, "")  # without a GPU there is nothing to have in common
+    assert resolve(config(tmp_path, "engine.share_devices=turns")).in_turn
 
 
 class Part:

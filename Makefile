@@ -50,7 +50,7 @@ test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
 test-tutorials: .venv/.dev  ## the commands of docs/start, as they are printed
 	$(BIN)/python -m pytest -m slow tests/docs
 
-test-extras: .venv/.dev  ## DeepSpeed and bitsandbytes (what they share and round changes nothing), studies and episodes on Ray, a pipeline
+test-extras: .venv/.dev  ## DeepSpeed, bitsandbytes, Ray: what they share and round changes nothing; studies, a pipeline
 	scripts/setup.sh dev,deepspeed,bitsandbytes,ray
 	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 \
 		tests/learn tests/assembly tests/stages/test_study.py tests/e2e/test_study.py tests/e2e/test_pipeline.py \

@@ -8,7 +8,7 @@ from coderepairrl import models, tokens
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Learning
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
 
 
@@ -21,8 +21,28 @@ def settings(config: Config) -> LearnSettings:
     terms["teacher"] = str(teacher(config) or "")
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # nothing is sampled
     terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
-    terms["quantise"] = config.model.quantise
+    terms["quantise"] = form(config)
     return LearnSettings.model_validate(terms)
+
+
+def form(config: Config) -> str:
+    """How weights below adapters are held: as the run says, or ``stored`` where the model's files have codes.
+
+    Raises `ConfigError` for both, `UsageError` for codes that the learner does not read.
+    """
+    given = config.model.quantise
+    try:
+        folder = models.folder(config.model.path)
+    except UsageError:  # which is refused elsewhere, where there must be one
+        return given
+    if config.model.init == "random" or not models.stored(folder):
+        return given
+    if given != "none":
+        raise ConfigError(
+            f"model.quantise={given}, and the weights in {folder} are quantised already",
+            fix="model.quantise=none, which trains adapters on them as they are",
+        )
+    return "stored"
 
 
 def teacher(config: Config) -> Path | None:

@@ -29,7 +29,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from coderepairrl import models
 from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, quantised, recurrence, shards
+from coderepairrl.learn import adapters, quantised, recurrence, shards, stored
 from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
@@ -299,15 +299,17 @@ class Policy:
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         try:
-            model = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=torch.bfloat16 if half else torch.float32,
-                attn_implementation=TREE,
-                local_files_only=True,
-            )
+            dtype = torch.bfloat16 if half else torch.float32
+            if about := models.stored(folder):
+                settings = settings if frozen else settings.but(quantise="stored")
+                model = stored.load(folder, about, dtype, TREE)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
+                )
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
-        if settings.quantise != "none":
+        if settings.quantise in ("nf4", "int8"):
             dtype = quantised.stored_dtype(folder, model.dtype)
             quantised.quantise(model, settings.quantise, dtype, device)
         if frozen:
@@ -456,6 +458,10 @@ class Policy:
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE
         copy_layout(self.folder, folder, without=_MODELS_OWN if adapter else ())
+        if not adapter and self.settings.quantise == "stored":  # numbers are written out
+            config = json.loads((folder / "config.json").read_text("utf-8"))
+            del config["quantization_config"]
+            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if adapter and self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 

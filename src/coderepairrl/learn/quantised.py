@@ -21,10 +21,8 @@ from transformers import PreTrainedModel
 
 from coderepairrl.config.schema import Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.learn.settings import INT8_BLOCK, NF4_BLOCK
 
-NF4_BLOCK, INT8_BLOCK = 64, 32
-"""Numbers that share a scale: of NF4 (QLoRA, arXiv 2305.14314) in float32, of int8 a power of two (MXINT8 of the OCP
-Microscaling formats, arXiv 2310.10537), with which every number is one of bfloat16."""
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 """Of linear attention: decay and strength of a token's update, a number per head."""
 Codes = dict[str, Tensor]
@@ -154,8 +152,10 @@ def _pack_int8(weight: Tensor) -> Codes:
     _, exponent = torch.frexp(blocks.abs().amax(1))  # the largest is in [2**(exponent-1), 2**exponent)
     exponent = (exponent - 7).clamp(-120, 120).to(torch.int8)
     codes = torch.ldexp(blocks, -exponent.int()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return {"packed": codes, "exponent": exponent}
+    return {"packed": codes, "exponent": exponent, "like": weight.new_empty(0)}
 
 
 def _read_int8(codes: Codes) -> Tensor:
-    return torch.ldexp(codes["packed"].float(), codes["exponent"].int()[:, None]).view(-1)
+    dtype = torch.bfloat16 if codes["like"].dtype == torch.bfloat16 else torch.float32  # exact in either
+    scale = torch.ldexp(torch.ones_like(codes["exponent"], dtype=torch.float32), codes["exponent"].int())
+    return codes["packed"].to(dtype).mul_(scale.to(dtype)[:, None]).view(-1)

@@ -19,6 +19,9 @@ LOGITS = 1 << 26
 """Logits (tokens times vocabulary) in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
+NF4_BLOCK, INT8_BLOCK = 64, 32
+"""Numbers that share a scale: of NF4 (QLoRA, arXiv 2305.14314) in float32, of int8 a power of two (MXINT8 of the OCP
+Microscaling formats, arXiv 2310.10537), with which every number is one of bfloat16."""
 OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
               "mismatch_cap", "mismatch_mask", "kl", "kl_in", "entropy", "value_head")  # fmt: skip
 """Settings that mean something only for tokens that the policy sampled itself."""
@@ -45,8 +48,8 @@ class LearnSettings(Learning):
     """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The constant denominator per episode of algorithms that have one; None for others."""
-    quantise: Quantise = "none"
-    """How the weights below adapters are held."""
+    quantise: Literal[Quantise, "stored"] = "none"
+    """How the weights below adapters are held; ``stored`` are the codes in the model's files."""
     seed: int = 0
     """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
 
@@ -269,17 +272,18 @@ class LearnSettings(Learning):
     def _check_quantised(self) -> None:
         if self.quantise == "none":
             return
+        stored = self.quantise == "stored"
+        what = "the model's files hold" if stored else f"model.quantise={self.quantise} holds"
+        other = "the model as it was published" if stored else "model.quantise=none"
         if self.lora is None:
             raise ConfigError(
-                f"model.quantise={self.quantise} holds weights in codes that no gradient moves, and all weights are to"
-                " be trained",
-                fix="train adapters on them (train.lora=true), or model.quantise=none",
+                f"{what} weights in codes that no gradient moves, and all weights are to be trained",
+                fix=f"train adapters on them (train.lora=true), or {other}",
             )
         if self.strategy != "ddp":
             raise ConfigError(
-                f"model.quantise={self.quantise} with strategy={self.strategy}, which divides the weights' numbers, not"
-                " codes",
-                fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
+                f"{what} weights in codes, and strategy={self.strategy} divides numbers alone",
+                fix=f"strategy=ddp, where each process has the whole of them, or {other}",
             )
 
 

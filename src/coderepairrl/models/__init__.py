@@ -7,7 +7,7 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.registry import nearest, nearest_run
@@ -31,6 +31,33 @@ def quantised(folder: Path) -> str:
     not, or are no longer those."""
     mark = folder / QUANTISED
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
+
+
+STORED = ("awq", "fp8", "compressed-tensors")
+"""Values of ``quant_method`` that the learner reads."""
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The ``quantization_config`` of the model in `folder`; empty where its files have plain weights.
+
+    Raises `UsageError` for a format that the learner does not read, OSError and ValueError for what is no config.
+    """
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config") or {}
+    why = ""
+    if found:
+        method, groups = str(found.get("quant_method")), (found.get("config_groups") or {}).values()
+        if method not in STORED:
+            why = f"by {method}"
+        elif method == "awq" and (found.get("bits"), str(found.get("version", "gemm")).lower()) != (4, "gemm"):
+            why = "by AWQ in another layout than 4-bit GEMM"
+        elif any(not (group.get("weights") or {}).get("symmetric", True) for group in groups):
+            why = "with zero points (compressed-tensors)"
+    if why:
+        raise UsageError(
+            f"the weights in {folder} are quantised {why}, which the learner does not read",
+            fix=f"a checkpoint in one of {', '.join(STORED)}, or the model as it was published with model.quantise=nf4",
+        )
+    return found
 
 
 class Named(NamedTuple):

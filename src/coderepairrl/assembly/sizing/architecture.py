@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -52,6 +53,8 @@ class Architecture:
     """Experts that a token goes through."""
     expert: int = 0
     """Width of an expert."""
+    codes: float = 0.0
+    """Bytes of a weight of the layers' matrices where the file has codes for them, else 0."""
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
@@ -64,7 +67,9 @@ class Architecture:
         kind = raw.get("model_type") if isinstance(raw, dict) else None
         if kind not in KINDS or not all(isinstance(raw.get(name), int) and raw[name] > 0 for name in _SAID):
             return None
-        if raw.get("quantization_config"):
+        about = raw.get("quantization_config") or {}
+        codes = _bytes(about) if about else 0.0
+        if codes is None or (codes and kind in EXPERTS):
             return None
         experts = chosen = expert = 0
         if kind in EXPERTS:
@@ -92,6 +97,7 @@ class Architecture:
             experts=experts,
             chosen=chosen,
             expert=expert,
+            codes=codes,
         )
 
     @property
@@ -163,6 +169,11 @@ class Architecture:
         """All of them, tied ones once."""
         return self.layers * self.layer + self.root
 
+    def size(self, number: int, codes: float = 0.0) -> int:
+        """Bytes of all parameters with `number` bytes each, but `codes` of those of the layers' matrices, if given."""
+        matrices = self.layers * self.matrices
+        return number * self.parameters - int((number - (codes or number)) * matrices)
+
     @property
     def active(self) -> int:
         """Parameters that a token goes through."""
@@ -176,6 +187,22 @@ class Architecture:
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
         """Parameters of low-rank adapters on the layers' matrices `targets`; names that are none add nothing."""
         return self.layers * sum(rank * sum(shape) for name, shape in self.linear.items() if name in targets)
+
+
+def _bytes(about: Mapping[str, Any]) -> float | None:
+    """Of a weight with its part of a scale of 16 bits (and AWQ's zero of 4), by ``quantization_config``; None where it
+    does not say."""
+    if about.get("quant_method") == "fp8":
+        return 1.0
+    if about.get("quant_method") == "awq" and isinstance(about.get("bits"), int):
+        return float(about["bits"]) / 8 + (2 + float(about["bits"]) / 8) / max(
+            1.0, float(about.get("group_size") or 128)
+        )
+    groups = [group.get("weights") or {} for group in (about.get("config_groups") or {}).values()]
+    if about.get("quant_method") != "compressed-tensors" or len(groups) != 1 or "num_bits" not in groups[0]:
+        return None
+    size = int(groups[0].get("group_size") or 0)
+    return float(groups[0]["num_bits"]) / 8 + (2 / size if size > 0 else 0.0)
 
 
 KNOWN = {

@@ -177,7 +177,7 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
         widest = model.chosen * (2 * model.expert // server.tensor + model.hidden)
     widest += 6 * model.hidden
     return EngineMemory(
-        weights=size * model.parameters // parts,
+        weights=model.size(size, model.codes) // parts,
         adapters=size * server.adapters * model.adapters(server.rank, server.targets) // parts if server.rank else 0,
         work=size * server.batched * widest + 12 * server.slots * model.vocabulary,
         kv_token=server.kv_size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),

@@ -118,6 +118,9 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
+    if config.model.quantise == "none" and not given.model.codes and not given.model.experts:
+        yield Move("quantise", ("model.quantise=int8",))
+        yield Move("quantise", ("model.quantise=nf4",))
     if both := set(config.engine.devices) & set(train.devices):
         yield Move("apart", ("engine.share_devices=false",), learning=len(both))
     for processes in (2, 4, 8):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.learn.settings import BUCKET, LOGITS, LearnSettings
+from coderepairrl.learn.settings import BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
@@ -20,6 +20,10 @@ PROCESSORS = 132
 """Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
+
+
+CODES = {"nf4": 0.5 + 4 / NF4_BLOCK, "int8": 1 + 1 / INT8_BLOCK}
+"""Bytes of a quantised weight with its part of a scale."""
 
 
 class LearnerMemory(NamedTuple):
@@ -80,7 +84,9 @@ def learner_memory(
     count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
     if settings.value_head:  # trained in full, beside adapters as well
         count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
-    held = values + model.parameters * ((2 if lora and half else 4) + (4 if settings.beta > 0 and not lora else 0))
+    codes = model.codes or CODES.get(settings.quantise, 0.0)
+    held = values + model.size(2 if lora and half else 4, codes)
+    held += 4 * model.parameters if settings.beta > 0 and not lora else 0
     held += teacher.parameters * (2 if half else 4) if teacher else 0
     own = 4 * count // ranks if zero else 0
     buckets = settings.processes > 1 and settings.strategy == "ddp"
@@ -92,6 +98,9 @@ def learner_memory(
     activations, work = _activations(model, settings, tokens, count, gpu=gpu)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
+    if codes:  # the numbers of one matrix, in the type of the files and in that of the product
+        stored = 12 if model.codes else 0  # and what they are unpacked to
+        work += (stored + (2 if half else 6 if model.half else 4)) * model.hidden * model.intermediate
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(

@@ -69,6 +69,39 @@ def test_a_gpu_is_had_by_turns_with_the_real_server() -> None:
         assert each["lost"] == 0 and each["mismatch"] < 1e-4 and each["moved_mb"] >= 0 and each["wake_seconds"] > 0
 
 
+def quantised(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, str(SCRIPT.with_name("quantised.py")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {found["format"]: found for found in map(json.loads, done.stdout.splitlines())}
+
+
+def test_engine_and_learner_on_rounded_numbers() -> None:
+    found = quantised("--engine", "tiny", "--formats", "plain", "int8")
+    assert all(each["max"] < 1e-4 for each in found.values())
+    assert found["plain"]["rounding_mean"] == 0 < 100 * found["int8"]["mean"] < found["int8"]["rounding_mean"]
+
+
+@pytest.mark.slow
+def test_the_real_server_multiplies_by_the_same_codes() -> None:
+    """In bfloat16 they differ by less than what the codes themselves change."""
+    require_vllm()
+    for each in quantised("--formats", "awq", "int4").values():
+        assert 0 < each["mean"] < each["rounding_mean"] / 4
+
+
+def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By turns, 14B in AWQ has a card of 24 GB, and 32B one of 48."""
+    monkeypatch.setattr(sys, "argv", ["cards.py", "--tokens", "8192"])
+    runpy.run_path(str(SCRIPT.with_name("cards.py")), run_name="__main__")
+    lines = [line.split("|") for line in capsys.readouterr().out.splitlines()]
+    rows = {tuple(row[1:3]): row[5:8] for row in lines}
+    found = {(model.strip(), base.strip()): [cell.strip() for cell in cells] for (model, base), cells in rows.items()}
+    assert found["Qwen3-14B", "AWQ"] == ["turns", "1", "1"]
+    assert found["Qwen3-32B", "AWQ"] == ["-", "turns", "1"]
+    assert found["Qwen3-14B", "bf16"][0] == found["Qwen3-32B", "bf16"][1] == "-"
+
+
 def test_what_fails_is_said_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Out of memory is a result; anything else is one, too, but the benchmark has failed."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -3,7 +3,7 @@
     python benchmarks/gpu/quantised.py --model Qwen/Qwen3-0.6B [--formats nf4 awq fp8] [--python ~/vllm/bin/python]
     python benchmarks/gpu/quantised.py            (the shipped policy of 1.4 M parameters, on a CPU too)
 
-`plain`, `nf4` and `int8` are served as numbers (`model.quantise`); `awq`, `int4` and `w8a8` (compressed-tensors) and `fp8`
+`plain`, `nf4` and `int8` are served as numbers (`model.quantise`); `awq`, `fp8`, `int4` and `w8a8` (compressed-tensors)
 as codes. Codes are made here by rounding to nearest: good enough to compare two programs, not to use. Prints a line for
 each: the largest and the mean absolute difference between the logprobs of sampled tokens, in nats, and what the
 rounding itself changes (learner with codes against learner without). Exit code 1 if a server refused one.

@@ -191,7 +191,8 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     (tmp_path / "config.json").write_text('{"model_type": "mixtral"}')
     assert "mixtral" not in (said := stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
-    quantised = json.dumps(KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": {"bits": 4}})
+    method = {"quant_method": "compressed-tensors"}  # and not how many bits
+    quantised = json.dumps(KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": method})
     for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}', quantised):
         (tmp_path / "config.json").write_text(nothing)
         assert stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said

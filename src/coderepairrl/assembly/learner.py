@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from coderepairrl import models, tokens
@@ -33,7 +34,8 @@ def form(config: Config) -> str:
     given = config.model.quantise
     try:
         folder = models.folder(config.model.path)
-    except UsageError:  # which is refused elsewhere, where there must be one
+        json.loads((folder / "config.json").read_text("utf-8"))
+    except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
         return given
     if config.model.init == "random" or not models.stored(folder):
         return given

@@ -40,7 +40,7 @@ class Frozen(nn.Linear):
         """`read` gives the weights (of `shape`) that `codes` stand for; they are rounded to `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
-        self.codes, self._read, self.dtype = codes, read, dtype
+        self.codes, self._read, self.dtype = _fixed(codes), read, dtype
         frozen = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", frozen)
 
@@ -66,8 +66,13 @@ class Frozen(nn.Linear):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(next(iter(self.codes.values())).new_empty(0)).device  # codes keep their types
-        self.codes = {name: part.to(device) for name, part in self.codes.items()}
+        self.codes = _fixed({name: part.to(device) for name, part in self.codes.items()})
         return self
+
+
+def _fixed(codes: Codes) -> Codes:
+    """As parameters that are never trained, though of no module, which need not be copied twice (`learn.shelf`)."""
+    return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
 
 class _Product(torch.autograd.Function):

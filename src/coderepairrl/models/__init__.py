@@ -42,7 +42,8 @@ def stored(folder: Path) -> dict[str, Any]:
 
     Raises `UsageError` for a format that the learner does not read, OSError and ValueError for what is no config.
     """
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8")).get("quantization_config") or {}
+    raw = json.loads((folder / "config.json").read_text("utf-8"))
+    found: dict[str, Any] = (raw.get("quantization_config") or {}) if isinstance(raw, dict) else {}
     why = ""
     if found:
         method, groups = str(found.get("quant_method")), (found.get("config_groups") or {}).values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -216,11 +216,23 @@ KNOWN = {
 }
 """Qwen3 by the last part of their names: the numbers of their published config.json."""
 
+_ALSO: dict[str, Mapping[str, Any]] = {
+    "-AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "-FP8": {"quant_method": "fp8"},
+}
+"""Endings of names under which they are published quantised, too."""
+
 
 def known(path: str) -> Architecture | None:
-    """The published numbers of the model that `path` ends with.
+    """The published numbers of the model that `path` ends with, or of its checkpoint in AWQ or FP8.
 
     >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
     (True, None)
+    >>> known("Qwen/Qwen3-14B-AWQ").codes
+    0.51953125
     """
-    return KNOWN.get(Path(path).name)
+    name = Path(path).name
+    for ending, about in _ALSO.items():
+        if (plain := KNOWN.get(name.removesuffix(ending))) is not None and name.endswith(ending):
+            return replace(plain, codes=_bytes(about) or 0.0)
+    return KNOWN.get(name)

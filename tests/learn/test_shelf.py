@@ -19,7 +19,6 @@ KINDS = {
     "int8": LearnSettings(algorithm="grpo", lr=1e-2, quantise="int8", lora=Lora(rank=4)),
     "muon": LearnSettings(algorithm="grpo", lr=1e-2, optimizer="muon"),
     "values": LearnSettings(algorithm="ppo", lr=1e-2, value_head=True),
-    "codes": LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8), quantise="int8"),
 }
 
 

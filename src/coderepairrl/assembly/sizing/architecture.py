@@ -58,8 +58,8 @@ class Architecture:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, is
-        quantised, or does not say its numbers. Raises `ConfigError` for what is no JSON."""
+        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, has
+        codes of a size that is not known, or does not say its numbers. Raises `ConfigError` for what is no JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
@@ -233,6 +233,7 @@ def known(path: str) -> Architecture | None:
     """
     name = Path(path).name
     for ending, about in _ALSO.items():
-        if (plain := KNOWN.get(name.removesuffix(ending))) is not None and name.endswith(ending):
+        plain = KNOWN.get(name.removesuffix(ending))
+        if plain is not None and name.endswith(ending) and not plain.experts:
             return replace(plain, codes=_bytes(about) or 0.0)
     return KNOWN.get(name)

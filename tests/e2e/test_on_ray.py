@@ -17,7 +17,7 @@ import test_slurm as slurm
 from coderepairrl.errors import ExitCode
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Ending, Episode
-from e2e.conftest import Project, until
+from e2e.conftest import Project, frozen, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ON_RAY = ("rollout.executor=ray", "rollout.ray.episodes=2", "rollout.ray.patience=60")
@@ -73,21 +73,30 @@ def test_results_are_those_of_one_machine(project: Project) -> None:
     assert len(result(here)[1]) == 3
 
 
+def under_way(project: Project) -> list[int]:
+    """Of each episode that is not over, how many turns it has."""
+    turns: dict[str, int] = {}
+    for each in project.records():
+        if each["type"] == "episode":
+            turns[each["id"]] = 0
+        elif each["type"] == "turn":
+            turns[each["episode"]] += 1
+        elif each["type"] == "verdict":
+            del turns[each["verdict"]["id"]]
+    return list(turns.values())
+
+
 async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project: Project, cluster: Any) -> None:
-    here = trained(project, "local")
+    here = trained(project, "local", "run.steps=6")
     there = replace(project, path=project.path / "two")
     there.path.mkdir()
-    arguments = (
-        "train",
-        str(project.config),
-        *ON_RAY,
-        f"rollout.ray.address={cluster.address}",
-        "rollout.concurrency=4",
-    )
-    with there.started(*arguments) as process:
-        # both make episodes, and some of the second step are under way
-        await until(process, lambda: sum(each["type"] == "verdict" for each in there.records()) > 8)
+    settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "rollout.concurrency=4", "run.steps=6")
+    with there.started("train", str(project.config), *settings) as process:
+        await until(process, lambda: sum(map(bool, under_way(there))) > 2)  # more than one actor takes: there are both
+        # without a first turn they are on both nodes, and get no further while the run stands still
+        await frozen(process, lambda: under_way(there) == [0, 0, 0, 0])
         cluster.remove_node(cluster.workers[0], allow_graceful=False)
+        process.send_signal(signal.SIGCONT)
         printed = "".join(map(str, process.communicate(timeout=300)))
         assert process.returncode == ExitCode.DONE, printed
     lost = [each for each in logged_episodes(iter(there.records())) if each.ending is Ending.VOID]

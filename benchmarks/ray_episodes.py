@@ -95,6 +95,7 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
         concurrency=arguments.concurrency,
         room=arguments.room,
         cpus=1.0,
+        memory=0,
         patience=120.0,
         say=print,
     ) as executor:

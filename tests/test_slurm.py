@@ -23,7 +23,8 @@ STUBS = {
     "scontrol": 'echo "$@" >>"$CALLS/scontrol"; [ "$1" = requeue ] || printf "%s\\n" ${NODES:-first second}',
     "ssh": 'echo "$@" >>"$CALLS/ssh"; exec /bin/sleep 60',
     "curl": "exit 0",
-    "ray": 'echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN $*" >>"$CALLS/ray"; [ "$1" != start ] || exec /bin/sleep 60',
+    "ray": 'echo "$RAY_AUTH_MODE/$RAY_memory_monitor_refresh_ms $RAY_AUTH_TOKEN $*" >>"$CALLS/ray"\n'
+    '[ "$1" != start ] || exec /bin/sleep 60',
     "getent": 'echo "$@" >>"$CALLS/getent"; printf "10.0.0.1 STREAM first\\n10.0.0.1 DGRAM\\n"',
     "openssl": "echo 0123456789abcdef0123456789abcdef",
     "sleep": "exec /bin/sleep 0.1",
@@ -155,7 +156,7 @@ def test_nodes_that_make_episodes(cluster: Cluster) -> None:
     done = cluster.submit("ray.sh", "a.toml", "run.steps=0", RAY="ray", PORT="6400", HEAD_CPUS="2")
     assert done.returncode == 0, done.stderr
     modes, tokens, commands = zip(*(call.split(" ", 2) for call in cluster.called("ray")), strict=True)
-    assert set(modes) == {"token"} and len(set(tokens)) == 1 and len(tokens[0]) == 32, "others are kept out"
+    assert set(modes) == {"token/0"} and len(set(tokens)) == 1 and len(tokens[0]) == 32, "others are kept out"
     common = "--num-gpus=0 --disable-usage-stats --block"
     assert sorted(commands) == [
         "health-check --address first:6400",
@@ -174,12 +175,13 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
 
 
 def test_nodes_that_learn_together(cluster: Cluster) -> None:
-    """One of them fails once, and is started again; all have one key. The run ends when all have worked."""
+    """One fails, then one is killed, and each is started again; all have one key. The run ends when all have worked."""
     (cluster.path / "bin" / "crrl").write_text(
         '#!/bin/sh\necho "$@" >>"$CALLS/crrl"\ncase "$*" in\n'
-        'learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; mkdir "$CALLS/again" 2>/dev/null && exit 1; exit 0 ;;\n'
+        'learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; mkdir "$CALLS/again" 2>/dev/null && exit 1\n'
+        'mkdir "$CALLS/killed" 2>/dev/null && kill -9 $$; exit 0 ;;\n'
         '*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
-        '*) until [ "$(wc -l <"$CALLS/keys")" -ge 3 ]; do /bin/sleep 0.05; done ;;\nesac\n'
+        '*) until [ "$(wc -l <"$CALLS/keys")" -ge 4 ]; do /bin/sleep 0.05; done ;;\nesac\n'
     )
     more = {"NODES": "first second third", "PORT": "29500"}
     done = cluster.submit("learners.sh", "a.toml", "train.processes=6", "run.steps=0", **more)
@@ -189,7 +191,7 @@ def test_nodes_that_learn_together(cluster: Cluster) -> None:
     logs = f"--logs logs/t{os.getpid()}"
     wanted = {f"learner {rendezvous} --node {n} {logs}-{name}" for n, name in ((1, "second"), (2, "third"))}
     assert set(working) == wanted
-    assert len(working) == 3 and set(cluster.called("keys")) == {"0123456789abcdef" * 2}
+    assert len(working) == 4 and set(cluster.called("keys")) == {"0123456789abcdef" * 2}
     asked = f"train a.toml train.processes=6 run.steps=0 train.nodes=3 train.rendezvous={rendezvous}"
     assert [call for call in called if call not in working] == [f"{asked} --dry-run --json", asked]
     assert cluster.called("getent") == ["ahostsv4 first"]

@@ -35,11 +35,12 @@ rendezvous=$address:${PORT:-29400}
 CRRL_RENDEZVOUS_KEY=$(openssl rand -hex 32)
 export CRRL_RENDEZVOUS_KEY # srun hands it on
 
-learn() { # learn NODE NUMBER: again when it fails, but for a mistake
+learn() { # learn NODE NUMBER: again when it fails or is killed; 0 is done, 2 and 3 are mistakes
     local status=1
-    while [ "$status" = 1 ]; do
+    until [ "$status" = 0 ] || [ "$status" = 2 ] || [ "$status" = 3 ]; do
         status=0
         on "$1" "${crrl[@]}" learner "$rendezvous" --node "$2" --logs "logs/$SLURM_JOB_ID-$1" || status=$?
+        sleep 1
     done
 }
 working=()

@@ -6,6 +6,9 @@
 #
 # RAY is the command (.venv/bin/ray, if not given), PORT a free port of the first node (6379), HEAD_CPUS how many CPUs of
 # the first node are for episodes, too (0). The folder from which this is submitted is on a file system of all nodes.
+# Episodes use no GPU, and the lines below ask for the same on all nodes: where yours have them to spare or none at all, make
+# it a heterogeneous job (a line `#SBATCH hetjob` and a second block without --gpus-per-node), add the names in
+# SLURM_JOB_NODELIST_HET_GROUP_1 to `nodes`, and --het-group=1 to the srun of those. That is untested.
 # Whoever can talk to Ray can run anything as you: it asks for a token, which only this job's environment has; --exclusive
 # keeps others away.
 #
@@ -29,6 +32,7 @@ head=${nodes[0]}
 read -ra ray <<<"${RAY:-.venv/bin/ray}"
 port=${PORT:-6379}
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
+export RAY_memory_monitor_refresh_ms=0 # it would end actors, with all their episodes, where the kernel ends one sandbox
 RAY_AUTH_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 mkdir -p logs
 log=logs/ray-$SLURM_JOB_ID.log

@@ -23,6 +23,7 @@ from test_together import LORA, SETTINGS, close_to, learner, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Nodes, node, rendezvous
+from coderepairrl.learn.nodes import Node
 from coderepairrl.learn.rendezvous import KEY, Address
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import pack
@@ -264,13 +265,78 @@ async def test_other_versions_are_refused_at_both_ends(nodes, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("number", [1, 3])
-async def test_numbers_that_are_taken_or_too_large(number, nodes, tmp_path):
+async def test_numbers_that_are_taken_or_too_large(number, nodes, tmp_path, monkeypatch):
+    monkeypatch.setattr(node, "_VANISHED", 0.5)
     first = come(nodes, 1, tmp_path)
     await all_here(nodes, 1)
     with pytest.raises(UsageError, match=r"node 1 is here" if number == 1 else r"has come, and train.nodes=3"):
         await come(nodes, number, tmp_path)
     await nodes.close()
     await first
+
+
+async def test_a_node_that_comes_again_before_its_end_was_noticed_waits(nodes, tmp_path, monkeypatch):
+    vanished = come(nodes, 1, tmp_path)
+    await all_here(nodes, 1)
+    old = nodes._here[1]
+    beginning = asyncio.create_task(nodes._all_here())
+    again = come(nodes, 1, tmp_path)
+    async with asyncio.timeout(5):
+        while not nodes._twice:
+            await asyncio.sleep(0.01)
+    assert not again.done() and not beginning.done() and nodes._here[1] is old
+    await old.link.close()
+    with pytest.raises(LearnerFault):
+        await vanished
+    async with asyncio.timeout(5):
+        while nodes._here.get(1) in (old, None):
+            await asyncio.sleep(0.01)
+    other = come(nodes, 2, tmp_path)
+    await beginning
+    await nodes.close()
+    await asyncio.gather(again, other)
+
+
+async def test_two_that_come_at_once_with_one_number_are_not_both_welcome(nodes, tmp_path, monkeypatch):
+    send, welcomed = rendezvous.Link.send, []
+
+    async def slow(link, frame):
+        if "welcome" in frame:
+            welcomed.append(frame)
+            await asyncio.sleep(0.3)
+        await send(link, frame)
+
+    monkeypatch.setattr(rendezvous.Link, "send", slow)
+    working = [come(nodes, 1, tmp_path) for _ in range(2)]
+    async with asyncio.timeout(5):
+        while not nodes._twice:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.4)
+    assert len(welcomed) == 1
+    for each in working:
+        each.cancel()
+    await asyncio.gather(*working, return_exceptions=True)
+
+
+async def test_what_a_process_says_right_after_it_began_is_heard():
+    frames = [{"rank": 1, "died": "an old one"}, {"begun": [7]}, {"rank": 1, "reply": {"hello": True}}]
+    asked = asyncio.Event()
+
+    class AtOnce:
+        async def send(self, frame):
+            asked.set()
+
+        async def receive(self):
+            await asked.wait()
+            if not frames:
+                raise OSError("closed")
+            return frames.pop(0)
+
+    far = Node(1, "there", AtOnce())
+    listening = asyncio.create_task(far.listen())
+    [child] = await far.begin(range(1, 2), 2, "10.0.0.1:1")
+    assert child.pid == 7 and await child.receive() == {"hello": True}
+    await listening
 
 
 async def test_another_key_is_refused_and_nothing_is_said(nodes, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, NodeFault, PrerequisiteError
 from coderepairrl.rollout import Terms, on_ray
-from coderepairrl.rollout.exchange import Setup, pack, unpack
+from coderepairrl.rollout.exchange import Setup, pack, portable, unpack
 from coderepairrl.rollout.on_ray import Actor, versions
 
 
@@ -30,8 +31,13 @@ class ObjectStoreFullError(RayError):
     """Of Ray."""
 
 
-def fake(init: Any = None, options: Any = None) -> SimpleNamespace:
+def fake(init: Any = None, options: Any = None, memory: float = 8e9) -> SimpleNamespace:
     """As much of Ray as is asked for before there is an actor."""
+
+    def given(**wanted: Any) -> Any:
+        assert wanted["memory"] == 1 << 30, "what its sandboxes may use"
+        return options
+
     return SimpleNamespace(
         is_initialized=lambda: init is None,
         init=init,
@@ -40,7 +46,8 @@ def fake(init: Any = None, options: Any = None) -> SimpleNamespace:
         exceptions=SimpleNamespace(RayError=RayError),
         cluster_resources=lambda: {"CPU": 4.0},
         available_resources=lambda: {"CPU": 1.0},
-        remote=lambda cls: SimpleNamespace(options=lambda **_: options),
+        nodes=lambda: [{"Alive": True, "NodeManagerHostname": "there", "Resources": {"CPU": 4.0, "memory": memory}}],
+        remote=lambda cls: SimpleNamespace(options=given),
     )
 
 
@@ -71,6 +78,7 @@ async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address
                     concurrency=2,
                     room=1,
                     cpus=2.0,
+                    memory=1 << 30,
                     patience=0.3,
                     say=print,
                 )
@@ -108,7 +116,7 @@ async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(
         raise ObjectStoreFullError("Failed to put object: the object store is full.\n\tobjects: 12\nSpill or raise it.")
 
     error = await opened(miniature, monkeypatch, fake(options=SimpleNamespace(remote=remote)))
-    assert str(error).startswith("no machine has made episodes for 0.3 seconds: actor ")
+    assert str(error).startswith("no machine has made episodes for 0.3 seconds: an actor ")
     assert "ObjectStoreFullError: Failed to put object: the object store is full. Spill or raise it." in str(error)
     assert str(error).endswith("; an actor takes 2 CPUs, and of the cluster's 4 there are 1 free")
 
@@ -125,6 +133,53 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
         ):
             await asked
     await line.close()
+
+
+def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
+    """Options of an actor that is made, and then does not open."""
+
+    async def opening() -> tuple[str, bytes]:
+        if words:
+            raise RayError(words)
+        return given
+
+    return SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=opening)))
+
+
+async def test_a_machine_without_our_package_ends_the_run_at_once(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "The actor died.\nThe actor with name Actor failed to import on the worker. No module named 'coderepairrl'"
+    error = await opened(miniature, monkeypatch, fake(options=dying(words)))
+    assert isinstance(error, PrerequisiteError) and "No module named 'coderepairrl'" in str(error)
+    assert "the same versions on all machines" in error.fix
+
+
+async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = pack(portable(OSError(28, "No space left on device")))
+    error = await opened(miniature, monkeypatch, fake(options=dying(given=("there", full))))
+    assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 1 and said[0].startswith("an actor on there did not start: OSError: [Errno 28] No space left")
+
+
+async def test_machines_too_small_for_an_actor_are_named(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=lambda: asyncio.sleep(9))))
+    error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8))
+    small = (
+        "an actor of 1 episodes claims 1.1 GB of memory, more than Ray has on there (0.5 GB): lower"
+        " sandbox.options.memory"
+    )
+    assert str(error).endswith(small) and capsys.readouterr().out == small + "\n"
+    assert "rollout.ray.episodes=3 would fit" in on_ray.too_small(
+        fake(memory=7e9).nodes(), cpus=1, memory=2 << 30, room=8
+    )
+    error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8), "local")
+    assert isinstance(error, PrerequisiteError) and str(error) == small
 
 
 async def wrong(actor: Actor) -> CodeRepairError:

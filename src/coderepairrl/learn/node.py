@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,21 @@ from coderepairrl.processes.children import Child, ChildDied
 MODULE = "coderepairrl.learn.learner"
 _AGAIN = 1.0
 """Seconds between two attempts to reach the controller."""
+_VANISHED = 60.0
+"""Seconds within which the controller notices that an earlier process of this node's number vanished without a word
+(half a minute, see `rendezvous.Link`)."""
+
+
+class _Taken(UsageError):
+    """The controller has a node of this number."""
 
 
 async def work(address: Address, number: int, *, seconds: float, log_dir: Path) -> None:
     """Be node `number` of the learner whose controller listens at `address`, until the run is over.
 
     Raises `LearnerFault` when nobody listens there for `seconds`, or the controller goes away in the middle,
-    `PrerequisiteError` when versions differ, and `UsageError` for a number or a key that is not right.
+    `PrerequisiteError` when versions differ, and `UsageError` for a key that is not right, a number that is too large,
+    or one that another node has and keeps.
     """
     link, here = await _come(address, number, rendezvous.key(), seconds)
     node = _Working(link, log_dir)
@@ -43,7 +52,7 @@ async def work(address: Address, number: int, *, seconds: float, log_dir: Path) 
 
 async def _come(address: Address, number: int, key: bytes, seconds: float) -> tuple[Link, str]:
     """A connection on which both ends know each other; what the controller calls its machine."""
-    reason = ""
+    reason, taken = "", 0.0
     try:
         async with asyncio.timeout(seconds):
             while True:
@@ -54,6 +63,12 @@ async def _come(address: Address, number: int, key: bytes, seconds: float) -> tu
                     except BaseException:
                         await link.close()
                         raise
+                except _Taken as error:  # by one that is gone, it may be
+                    taken = taken or time.monotonic()
+                    if time.monotonic() - taken > _VANISHED:
+                        raise
+                    reason = str(error)
+                    await asyncio.sleep(_AGAIN)
                 except OSError as error:  # not there yet, or on its way out
                     reason = os.strerror(error.errno) if error.errno else str(error)
                     await asyncio.sleep(_AGAIN)
@@ -80,8 +95,8 @@ async def _introduce(link: Link, address: Address, number: int, key: bytes) -> s
     await link.send({"proof": rendezvous.proof(key, "node", number, ours, theirs), **own})
     answer = await link.receive()
     if "error" in answer:
-        kind = PrerequisiteError if answer["kind"] == "prerequisite" else UsageError
-        raise kind(answer["error"], fix=answer["fix"])
+        kinds = {"prerequisite": PrerequisiteError, "taken": _Taken}
+        raise kinds.get(answer["kind"], UsageError)(answer["error"], fix=answer["fix"])
     return str(answer["welcome"])
 
 

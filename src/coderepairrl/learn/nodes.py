@@ -18,11 +18,16 @@ _BEGIN, _END = 120.0, 20.0
 """Seconds for a node to start its processes, and to end them."""
 
 
+class _Taken(UsageError):
+    """A node of that number is here, or has vanished without a word."""
+
+
 class RemoteChild:
     """One of the learner's processes on another node, for `Learner` the same as a `Child`."""
 
-    def __init__(self, node: Node, rank: int, pid: int, *, leads: bool) -> None:
-        self.pid = pid
+    def __init__(self, node: Node, rank: int, *, leads: bool) -> None:
+        self.pid = 0
+        """Once it has begun."""
         self.stopped = False
         self._node = node
         self._rank = rank
@@ -75,6 +80,8 @@ class Node:
         self.name = f"node {number} ({host})"
         self.children: dict[int, RemoteChild] = {}
         """Its processes, by rank."""
+        self._beginning: dict[int, RemoteChild] = {}
+        """Those that it was asked to begin. They say nothing before it answers; what is heard by then is of others."""
         self._answers: asyncio.Queue[Frame | None] = asyncio.Queue()
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -108,12 +115,25 @@ class Node:
             raise LearnerFault(f"{self.name}: {answer['error']}")
         return answer
 
+    async def begin(self, ranks: range, world: int, store: str) -> list[RemoteChild]:
+        """Its processes, once they have begun. Raises as `ask`."""
+        self.children = {}
+        self._beginning = {rank: RemoteChild(self, rank, leads=rank == ranks[0]) for rank in ranks}
+        began = list(self._beginning.values())
+        terms = {"first": ranks[0], "count": len(ranks), "world": world, "store": store}
+        told = await self.ask({"begin": terms}, _BEGIN)
+        for child, pid in zip(began, told["begun"], strict=True):
+            child.pid = pid
+        return began
+
     async def listen(self) -> None:
         """Until it is gone."""
         why = "it hung up"
         try:
             while True:
                 frame = await self.link.receive()
+                if "begun" in frame:  # here, for its processes may speak in the next frame
+                    self.children, self._beginning = self._beginning, {}
                 child = self.children.get(frame.get("rank", -1))
                 if child is None:
                     if "rank" not in frame:
@@ -142,6 +162,8 @@ class Nodes:
         self._here: dict[int, Node] = {}
         self._refused: CodeRepairError | None = None
         """The last one that was refused since somebody began to wait."""
+        self._twice = ""
+        """What was said to the last one whose number was taken, since then."""
         self._changed = asyncio.Event()
         self._talking: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -180,13 +202,8 @@ class Nodes:
         nodes = await self._all_here()
         children: list[RemoteChild] = []
         for number, node in nodes:
-            node.children = {}
-            store = f"{self._address.host}:{port}"
             ranks = range(number * each, (number + 1) * each)
-            told = await node.ask({"begin": {"first": ranks[0], "count": each, "world": world, "store": store}}, _BEGIN)
-            for rank, pid in zip(ranks, told["begun"], strict=True):
-                node.children[rank] = RemoteChild(node, rank, pid, leads=rank == ranks[0])
-            children += node.children.values()
+            children += await node.begin(ranks, world, f"{self._address.host}:{port}")
         return children
 
     async def close(self) -> None:
@@ -203,7 +220,7 @@ class Nodes:
         await asyncio.gather(*self._talking, return_exceptions=True)
 
     async def _all_here(self) -> list[tuple[int, Node]]:
-        self._refused = None
+        self._refused, self._twice = None, ""
         try:
             async with asyncio.timeout(self._seconds):
                 while missing := [number for number in range(1, self.count) if number not in self._here]:
@@ -213,7 +230,8 @@ class Nodes:
                     await self._changed.wait()
         except TimeoutError:
             raise LearnerFault(
-                f"{_names(missing)} not come to {self._address} within {self._seconds:g} s",
+                f"{_names(missing)} not come to {self._address} within {self._seconds:g} s"
+                + (f"; {self._twice}" if self._twice else ""),
                 fix=f"start there: crrl learner {self._address} --node {missing[0]}, with the same {rendezvous.KEY},"
                 " and go on with --resume; or raise train.node_seconds",
             ) from None
@@ -224,14 +242,17 @@ class Nodes:
         assert task is not None
         self._talking.add(task)
         link = Link(reader, writer)
-        number = 0
         try:
             number, host = await self._recognise(link)
-            node = self._here[number] = Node(number, host, link)
-            self._changed.set()
-            await node.listen()
-            if self._here.get(number) is node:
+            node = self._here[number] = Node(number, host, link)  # at once, so that no other gets the number
+            try:
+                await link.send({"welcome": os.uname().nodename})
+                self._changed.set()
+                await node.listen()
+            finally:
                 del self._here[number]
+        except _Taken as error:  # it comes again: perhaps the other is gone, and the kernel does not know yet
+            self._twice = str(error)
         except (OSError, ValueError, LookupError, TypeError, TimeoutError):
             pass  # a stranger, or one that hung up meanwhile: nobody was promised anything
         except CodeRepairError as error:
@@ -256,9 +277,9 @@ class Nodes:
             self._check(number, host, found)
         except CodeRepairError as error:
             kind = "prerequisite" if isinstance(error, PrerequisiteError) else "usage"
+            kind = "taken" if isinstance(error, _Taken) else kind
             await link.send({"error": str(error), "fix": error.fix, "kind": kind})
             raise
-        await link.send({"welcome": os.uname().nodename})
         return number, host
 
     def _check(self, number: int, host: str, found: dict[str, Any]) -> None:
@@ -269,7 +290,7 @@ class Nodes:
                 fix=f"--node is from 1 to {self.count - 1}: node 0 is where crrl train runs",
             )
         if number in self._here:
-            raise UsageError(
+            raise _Taken(
                 f"{name} has come, and node {number} is here: {self._here[number].name}",
                 fix="give each node a number of its own",
             )

@@ -127,8 +127,11 @@ class Place:
                 both.create_task(self._receive(both))
         except* NodeFault as several:
             self._lose(next(error for error in several.exceptions if isinstance(error, NodeFault)))
+        except* Exception as several:  # a bug, which ends the run: its attempts say what it was
+            self._lose(NodeFault(f"{self.line.name} is given up: {several.exceptions[0]!r}"))
+            raise
         finally:
-            self._lose(NodeFault("it is not needed any more"))
+            self._lose(NodeFault(f"{self.line.name} is ended, with the run"))
         if self._lost is None:
             raise AssertionError("it was lost")
         return self._lost
@@ -203,7 +206,7 @@ class Across(Executor):
 
     `open_line` starts the node of a seat: it raises `NodeFault` where another try may do, and anything else ends the
     run. Without any node for `patience` seconds the run ends, too, and `state` says what there is. `say` tells what was
-    lost.
+    lost, and why one does not start.
     """
 
     def __init__(
@@ -229,6 +232,8 @@ class Across(Executor):
         self._places: list[Place] = []
         self._changed = asyncio.Event()
         self._why = "none has started yet"
+        self._not_opened: dict[int, str] = {}
+        """Of each seat without a node, why the last one did not start."""
         self._failed: Exception | None = None
         self._keeping: list[asyncio.Task[None]] = []
 
@@ -285,15 +290,24 @@ class Across(Executor):
             while True:
                 try:
                     line = await self._open_line(seat)
+                except NodeFault as fault:
+                    self._not_open(seat, fault)
+                else:
+                    self._not_opened.pop(seat, None)
                     if await self._serve(line):
                         in_a_row = 0
-                except NodeFault as fault:
-                    self._why = str(fault)
                 await asyncio.sleep(min(2.0**in_a_row - 1.0, LONGEST_WAIT))
                 in_a_row += 1
         except Exception as error:  # what is wrong with that machine, or a bug
             self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
             self._change()
+
+    def _not_open(self, seat: int, fault: NodeFault) -> None:
+        """Say why, but not again for every try and every seat."""
+        self._why = str(fault)
+        if self._why not in self._not_opened.values():
+            self._say(f"{fault}; the others go on, and this is tried again")
+        self._not_opened[seat] = self._why
 
     async def _serve(self, line: Line) -> bool:
         """Use the node until it is lost; whether it made anything."""

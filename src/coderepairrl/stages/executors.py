@@ -60,6 +60,7 @@ async def _executor(
         concurrency=concurrency,
         room=min(cluster.episodes, concurrency),
         cpus=cluster.cpus,
+        memory=plan.place.sandbox.info().limits.get("memory", 0),
         patience=cluster.patience,
         say=say,
     ) as executor:

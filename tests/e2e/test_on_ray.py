@@ -20,7 +20,8 @@ from coderepairrl.types import Ending, Episode
 from e2e.conftest import Project, frozen, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-ON_RAY = ("rollout.executor=ray", "rollout.ray.episodes=2", "rollout.ray.patience=60")
+FEW = ("rollout.ray.episodes=2", "rollout.ray.patience=60")  # what a small machine has the memory for
+ON_RAY = ("rollout.executor=ray", *FEW)
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> No
         port = str(free.getsockname()[1])
     ray, crrl = Path(sys.executable).with_name("ray"), f"{sys.executable} -m coderepairrl.cli"
     more = {"RAY": str(ray), "CRRL": crrl, "PORT": port, "PYTHONPATH": project.environment()["PYTHONPATH"]}
-    done = jobs.submit("ray.sh", "a.toml", "run.steps=1", SLURMD_NODENAME=here, **more)
+    done = jobs.submit("ray.sh", "a.toml", "run.steps=1", *FEW, SLURMD_NODENAME=here, **more)
     assert done.returncode == 0, done.stdout + done.stderr + "".join(map(str, (tmp_path / "logs").glob("*")))
     assert "actor 0 on" not in done.stderr, "none was lost"
     assert [each["type"] for each in RunFolder(tmp_path / "runs" / "e2e").records()].count("step") == 1

@@ -50,6 +50,12 @@ class State:
         self.asleep: set[str] = set()
         self.loras = 4
         """Adapters that it takes at once."""
+        self.full = False
+        """Whether it refuses the next adapter for lack of room, since another run's has just come."""
+        self.aliases: list[str] = []
+        """More names of the model."""
+        self.pages: set[str] = set()
+        """Routes that answer with a proxy's page."""
         self.fails: dict[str, int] = {}
         """Routes that answer with 500, and how many calls before they do."""
         self.hangs: set[str] = set()
@@ -195,10 +201,15 @@ async def change(request: web.Request) -> web.Response:
     elif path == "/v1/load_lora_adapter":
         if "broken" in body["lora_path"] or (state.refuses and body["lora_path"].endswith(state.refuses)):
             return error(400, "LoRA rank 64 is greater than max_lora_rank 16.")
+        if state.full:
+            state.full = False
+            while len(state.adapters) < state.loras:
+                state.adapters[f"other-{len(state.adapters)}"] = "/other"
+            return error(400, "no slot is free")
         state.adapters[body["lora_name"]] = body["lora_path"]
         state.peak = max(state.peak, len(state.adapters))
-    elif path == "/v1/unload_lora_adapter":
-        del state.adapters[body["lora_name"]]
+    elif path == "/v1/unload_lora_adapter" and state.adapters.pop(body["lora_name"], None) is None:
+        return error(404, f"The lora adapter '{body['lora_name']}' cannot be found.")
     async with state.changed:
         state.changed.notify_all()
     return web.json_response({"success": True})
@@ -206,6 +217,8 @@ async def change(request: web.Request) -> web.Response:
 
 async def tell(request: web.Request) -> web.Response:
     state: State = request.app[STATE]
+    if request.path in state.pages:
+        return web.Response(text="<html>the server is starting</html>", content_type="text/html")
     if request.path == "/health" and state.ill:
         return web.Response(status=503)
     if request.path == "/metrics":
@@ -236,7 +249,8 @@ async def tell(request: web.Request) -> web.Response:
         "/v1/models": {
             "data": [
                 {"id": "policy", "root": state.model, "max_model_len": state.context},
-                *({"id": name} for name in state.adapters),
+                *({"id": name, "root": name, "max_model_len": state.context} for name in state.aliases),
+                *({"id": name, "root": path, "parent": "policy"} for name, path in state.adapters.items()),
             ]
         },
     }

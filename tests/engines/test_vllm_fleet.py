@@ -259,3 +259,84 @@ async def test_a_request_that_is_given_up_is_not_counted(joined: Fleet, wires: l
     await stream.aclose()
     assert {serving.busy for serving in joined._alive.values()} == {0}
     await until(lambda: not any(state(server).running for server in wires))
+
+
+@pytest.mark.parametrize("full", [True, False])
+async def test_a_server_that_was_started_anew_between_requests_is_joined_again(
+    joined: Fleet,
+    wires: list[TestServer],
+    miniature: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    full: bool,
+) -> None:
+    """It answers as if nothing had happened, without the weights: it costs one request, not each that it is sent."""
+    caplog.set_level(logging.WARNING)
+    path, checksum = weights_named(miniature, tmp_path / "new.safetensors") if full else adapter(tmp_path / "new")
+    await joined.load(path, 1, checksum)
+    port = wires[0].port
+    await wires[0].close()
+    wires[0] = await serve(port)
+    ended = []
+    for n in range(20):
+        try:
+            ended.append(await ask(joined, [n] * 40, TEN))
+        except EngineFault:  # it is retried, and goes to the other
+            ended.append(await ask(joined, [n] * 40, TEN))
+    assert {version for _, _, versions in ended for version in versions} == {1}
+    await until(lambda: "2 of 2 serve" in caplog.text)
+    assert caplog.text.count("lost the server") == 1
+    before = len(state(wires[0]).requests)
+    await asyncio.gather(*(ask(joined, [n] * 40, TEN) for n in range(20, 30)))
+    assert len(state(wires[0]).requests) == before + 5
+    assert (await joined.health())["version"] == 1
+
+
+@pytest.mark.parametrize("route", ["/openapi.json", "/v1/models", "/version", "/server_info"])
+async def test_a_proxys_page_is_no_end_of_rejoining(
+    joined: Fleet, wires: list[TestServer], caplog: pytest.LogCaptureFixture, route: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    port = wires[0].port
+    await wires[0].close()
+    for n in range(2):
+        await asyncio.gather(ask(joined, [n] * 40, TEN), return_exceptions=True)
+    wires[0] = await serve(port, context=512)
+    state(wires[0]).pages = {route}
+    await until(lambda: "is not back: " in caplog.text.rpartition("nobody listens")[2])
+    state(wires[0]).pages = set()
+    await until(lambda: "2 of 2 serve" in caplog.text)
+
+
+async def test_all_servers_are_left_whatever_happens(
+    joined: Fleet, wires: list[TestServer], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Joining raises what nobody thought of, and so does leaving one server."""
+    caplog.set_level(logging.WARNING)
+
+    async def broken(_: str) -> Any:
+        raise ValueError("what is this")
+
+    joined._join = broken
+    lost, left = joined._alive[0].engine, joined._alive[1].engine
+    lost._link.die("gone")
+    await joined._bury(0, lost, EngineFault("gone"))
+    await until(lambda: "is not back: ValueError('what is this')" in caplog.text)
+    await asyncio.sleep(0.2)
+    assert not joined._watch.done()
+
+    async def fails() -> None:
+        raise RuntimeError("no leave")
+
+    monkeypatch.setattr(left._served, "leave", fails)
+    with pytest.raises(RuntimeError, match="no leave"):
+        await joined.close()
+    assert not left.alive and left._link.server._session.closed
+    await joined.close()
+
+
+def test_where_a_prompt_failed_it_is_not_sent_again() -> None:
+    prefixes, prompt = Prefixes(), [1] * 64
+    assert prefixes.choose(prompt, {0: 0, 1: 0}) == 0 == prefixes.choose(prompt, {0: 1, 1: 0})
+    prefixes.failed(0, prompt)
+    assert prefixes.choose(prompt, {0: 0, 1: 0}) == 1

@@ -6,16 +6,21 @@ The script proves nothing about vLLM itself: `test_vllm_real.py` asks the real o
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
+from safetensors.numpy import save_file
 
 from coderepairrl.assembly.route import check_route
 from coderepairrl.config import load
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.rollout.supervise import SupervisedEngine
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 from . import fake_vllm
@@ -109,10 +114,106 @@ async def test_an_adapter_that_is_gone_is_a_clear_error(wire: TestServer, miniat
     one = await run_of(wire, miniature, tmp_path / "one")
     await one.load(*numbered(adapter(tmp_path / "a"), 1))
     state(wire).adapters.clear()
-    with pytest.raises(EngineFault, match="has no adapter policy-.*-v1 any more") as gone:
+    with pytest.raises(EngineFault, match="has no adapter policy-.*-v1-.* any more") as gone:
         await ask(one, [1], TEN)
-    assert "--resume loads the adapter again" in gone.value.fix
+    assert "is joined again, and given the weights" in gone.value.fix
+    assert not one.alive, "whoever supervises joins the server again"
     await one.close()
+
+
+async def test_a_supervised_run_outlives_a_server_that_is_started_anew(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    """One request is lost, with an adapter or with the base."""
+
+    async def join() -> VllmEngine:
+        return await run_of(wire, miniature, tmp_path / "one")
+
+    engine = SupervisedEngine(await join(), join, restarts=3)
+    for adapted in (False, True):
+        if adapted:
+            await engine.load(*numbered(adapter(tmp_path / "a"), 1))
+        state(wire).adapters.clear()
+        state(wire).weights = "default"
+        with pytest.raises(EngineFault, match="any more" if adapted else "it was started anew"):
+            await ask(engine, [1], TEN)
+        assert (await ask(engine, [1], TEN))[2] == [int(adapted)] * 10
+    await engine.close()
+
+
+def keys(wire: TestServer) -> set[tuple[str, str, str]]:
+    """What vLLM's cache parts prompts by, of the requests so far: name and path of the adapter, and the salt."""
+    return {(asked["model"], asked["path"], asked["cache_salt"]) for asked in state(wire).requests}
+
+
+async def test_other_weights_have_other_keys_in_the_cache(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    """A run that is begun anew in the same folder, at a server whose cache has the last one's prompts."""
+    for attempt in range(2):
+        engine = await run_of(wire, miniature, tmp_path / "run")
+        path, _ = adapter(tmp_path / "v1")
+        save_file({"x": np.full((8, 4), attempt, np.float32)}, path / weights.ADAPTER)
+        await engine.load(path, 1, weights.checksum(path))
+        await ask(engine, [1], TEN)
+        state(wire).requests[-1]["path"] = state(wire).adapters[state(wire).requests[-1]["model"]]
+        await engine.close()
+        shutil.rmtree(path)
+    first, second = keys(wire)
+    assert first[1] == second[1] and first[0] != second[0] and first[2] != second[2]
+
+
+async def test_runs_of_one_path_on_two_machines_are_two(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    """As if the folder were another one at the same path; and the same one is the same run."""
+    one = await run_of(wire, miniature, tmp_path / "run")
+    await one.load(*numbered(adapter(tmp_path / "a"), 1))
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    two = await run_of(wire, miniature, tmp_path / "run")
+    assert (await ask(one, [1], TEN))[2] == [1] * 10, "its adapter is there"
+    await asyncio.gather(one.close(), two.close())
+
+
+async def test_a_load_that_is_called_off_leaves_nothing(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    engine = await run_of(wire, miniature, tmp_path / "run")
+    path, checksum = adapter(tmp_path / "a")
+    asked = asyncio.Event()
+
+    async def agree() -> bool:
+        asked.set()
+        return await asyncio.get_running_loop().create_future()
+
+    loading = asyncio.create_task(engine.load(path, 1, checksum, agree))
+    await asked.wait()
+    assert len(state(wire).adapters) == 1
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert not state(wire).adapters
+    assert await engine.load(path, 1, checksum) == 1
+    await engine.close()
+
+
+async def test_a_second_name_of_the_model_is_no_adapter(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
+    state(wire).aliases, state(wire).loras = ["alias"], 2
+    engine = await run_of(wire, miniature, tmp_path / "run")
+    engine._link.patience = 1.0
+    state(wire).adapters["other"] = "/other"
+    await engine.load(*numbered(adapter(tmp_path / "a"), 1))
+    await engine.close()
+    own = await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path)
+    assert not state(wire).adapters, "those that are left there are unloaded"
+    await own.close()
+
+
+async def test_a_load_waits_for_room_when_another_run_was_faster(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    engine = await run_of(wire, miniature, tmp_path / "run")
+    state(wire).full = True
+    loading = asyncio.create_task(engine.load(*numbered(adapter(tmp_path / "a"), 1)))
+    await asyncio.sleep(0.3)
+    assert not loading.done()
+    state(wire).adapters.clear()
+    assert await loading == 1
+    await engine.close()
 
 
 async def test_what_cannot_be_shared_is_refused(wire: TestServer, miniature: Path, tmp_path: Path) -> None:

@@ -69,12 +69,12 @@ class VllmEngine(Engine):
         self._check(ids, sampling)
         async with self._traffic.slot():
             self._link.require_alive()
-            stream = Stream(self._served.model, self._served.version)
+            stream = Stream(self._served.model, self._served.version, self._served.checksum)
             request = {
                 "model": stream.model,
                 "token_ids": list(ids),
                 "sampling_params": _parameters(sampling, seed, self.context - len(ids)),
-                "cache_salt": str(stream.version),
+                "cache_salt": stream.salt,
                 "stream": True,
             }
             try:
@@ -83,9 +83,10 @@ class VllmEngine(Engine):
                         async for chunk in chunks:
                             yield chunk
             except Refused as refusal:
-                if (stale := self._served.stale(stream, refusal)) is not None:
-                    raise stale from refusal
-                raise
+                if (stale := self._served.stale(stream, refusal)) is None:
+                    raise
+                self._link.die(str(stale))
+                raise stale from refusal
             except Gone as fault:
                 self._link.die(str(fault))
                 self._link.require_alive()  # with the first reason
@@ -137,12 +138,13 @@ class VllmEngine(Engine):
     async def close(self) -> None:
         """End a server of our own; leave one that was joined, without our adapters where others use it. Requests still
         open raise `EngineFault`."""
-        await self._served.leave()
-        self._link.die("the engine was closed")
-        self._watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watch
-        await self._link.server.close()
+        try:
+            await self._served.leave()
+        finally:
+            self._link.die("the engine was closed")
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+            await self._link.server.close()
 
     @property
     def alive(self) -> bool:

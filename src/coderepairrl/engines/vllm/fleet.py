@@ -66,6 +66,7 @@ class Fleet(Engine):
                 async for chunk in chunks:
                     yield chunk
         except EngineFault as fault:
+            self._prefixes.failed(at, ids)
             await self._bury(at, serving.engine, fault)
             raise
         finally:
@@ -104,11 +105,14 @@ class Fleet(Engine):
     async def close(self) -> None:
         """Leave the servers. Requests still open raise `EngineFault`."""
         self._watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._watch
-        engines, self._alive = [serving.engine for serving in self._alive.values()], {}
-        self._why = dict.fromkeys(range(len(self._where)), "the engine was closed")
-        await asyncio.gather(*(engine.close() for engine in engines))
+        try:
+            await asyncio.wait([self._watch])
+        finally:
+            engines, self._alive = [serving.engine for serving in self._alive.values()], {}
+            self._why = dict.fromkeys(range(len(self._where)), "the engine was closed")
+            ended = await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True)
+        for error in filter(None, ended):  # all are closed by now
+            raise error
 
     def _require_any(self) -> None:
         """Raise `EngineFault` with the reasons when no server is left."""
@@ -180,10 +184,11 @@ class Fleet(Engine):
             for at in [at for at in self._why if self._alive]:
                 try:
                     await self._rejoin(at)
-                except CodeRepairError as error:
-                    if str(error) != self._why[at]:
-                        _LOG.warning("the server at %s is not back: %s", self._where[at], error)
-                    self._why[at] = str(error)
+                except Exception as error:  # whatever it answers while it starts: the others may come back
+                    why = str(error) if isinstance(error, CodeRepairError) else repr(error)
+                    if why != self._why[at]:
+                        _LOG.warning("the server at %s is not back: %s", self._where[at], why)
+                    self._why[at] = why
 
     async def _rejoin(self, at: int) -> None:
         engine = await self._join(self._where[at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,17 @@ class Link:
         """POST to a server that is not known to be dead. Raises `EngineFault` otherwise."""
         self.require_alive()
         return await self.call("POST", path, body=body, query=query)
+
+    async def models(self) -> tuple[dict[str, Any], list[str]]:
+        """The server's model as it reports it (``id``, ``max_model_len``, ``root``), under the first of its names, and
+        the names of its adapters, of others' too. Raises `EngineFault` for an answer that is not vLLM's."""
+        answer = await self.call("GET", "/v1/models")
+        try:
+            cards = json.loads(answer)["data"]
+            adapters = [str(card["id"]) for card in cards if card.get("parent")]
+            return next(card for card in cards if not card.get("parent")), adapters
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            raise EngineFault(f"{self.server.where}/v1/models answered what is not vLLM's: {error!r}") from None
 
     def die(self, why: str) -> None:
         """Mark the server as dead; the first reason is kept."""

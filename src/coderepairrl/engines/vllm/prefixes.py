@@ -73,6 +73,12 @@ class Prefixes:
         for at in list(self._sent) if server is None else [server]:
             self._sent.pop(at, None)
 
+    def failed(self, server: int, ids: Sequence[int]) -> None:
+        """`server` failed at this prompt, which is no reason to send it there again."""
+        sent = self._sent.get(server, OrderedDict[int, None]())
+        for block in chain(ids):
+            sent.pop(block, None)
+
     def _known(self, server: int, blocks: Sequence[int]) -> int:
         """How many of the first `blocks` the server was sent."""
         sent = self._sent.get(server, OrderedDict[int, None]())

@@ -69,6 +69,11 @@ class Served:
         return self._adapters[-1] if self._adapters else self._policy
 
     @property
+    def checksum(self) -> str:
+        """Of the newest weights: the adapter's, or those of the full ones where there is none."""
+        return self._checksum if self._adapters else self._live[1]
+
+    @property
     def adapters(self) -> int:
         """Number of adapters at the server."""
         return len(self._adapters)
@@ -129,21 +134,28 @@ class Served:
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
         """Ranges ``(version, start, end)`` of a finished request's tokens. Raises `Gone` for an unexpected version."""
-        ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
         if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
+        try:
+            ranges = [(int(span["version"]), int(span["start"]), int(span["end"])) for span in spans]
+        except ValueError:  # "default", until we label them
+            raise Gone(
+                f"the server has {list(spans)} for a request of version {stream.version}: it was started anew",
+            ) from None
         if not stream.straddles and {version for version, _, _ in ranges} - {stream.version}:
             raise Gone(f"the server has {ranges} for a request of version {stream.version}: who else loads weights?")
         return ranges
 
-    def stale(self, stream: Stream, refusal: Refused) -> EngineFault | None:
-        """The fault where a request was refused because its adapter is gone."""
-        if stream.model == self._policy or "answered 404" not in str(refusal):
+    def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
+        """The fault where a request was refused because what it samples from is gone: the server was started anew, and
+        has to be joined again."""
+        if "answered 404" not in str(refusal):
             return None
-        return EngineFault(
-            f"the server has no adapter {stream.model} any more, which was loaded there: {refusal}",
+        kind = "model" if stream.model == self._policy else "adapter"
+        return Gone(
+            f"the server has no {kind} {stream.model} any more, which was there: {refusal}",
             fix="has it been started anew, or does another run unload adapters? Each that uses it needs"
-            " engine.options.shared=true; --resume loads the adapter again",
+            " engine.options.shared=true; the server is joined again, and given the weights",
         )
 
     async def leave(self) -> None:
@@ -237,25 +249,41 @@ class Served:
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
-        name = f"{self._prefix}{version}"
+        stem = f"{self._prefix}{version}"
+        # where others use the server, its cache outlives a run, which may begin anew with other weights in this version
+        name = f"{stem}-{checksum[:8].lower()}" if self._shared else stem
         if name in self._adapters[-1:] and checksum == self._checksum:
             return
-        if name in self._adapters:
-            raise EngineFault(f"{name} is served already: a version names one adapter")
-        await self._make_room()
+        if any(f"{there}-".startswith(f"{stem}-") for there in self._adapters):
+            raise EngineFault(f"{stem} is served already: a version names one adapter")
         try:
-            await self._link.post("/v1/load_lora_adapter", body={"lora_name": name, "lora_path": str(path.resolve())})
-        except Refused as refusal:
-            rank = weights.adapter_rank(path)
-            raise EngineFault(
-                f"the server refused the adapter {path} of rank {rank}: {refusal}",
-                fix="engine.options.lora_rank is the largest that it takes",
-            ) from None
-        if not await agree():
-            await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
-            raise EngineFault(f"{path} is not served: {_ELSEWHERE}")
+            await self._put(name, path)
+            if not await agree():
+                raise EngineFault(f"{path} is not served: {_ELSEWHERE}")
+        except BaseException:  # also if cancelled: nobody would unload it
+            with suppress(EngineFault):  # it may not be there yet
+                await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+            raise
         self._adapters.append(name)
         self.version, self._checksum = version, checksum
+
+    async def _put(self, name: str, path: Path) -> None:
+        """Load an adapter as soon as there is room for it. Raises `EngineFault` when the server refuses it."""
+        deadline = asyncio.get_running_loop().time() + self._link.patience
+        while True:
+            await self._make_room(deadline)
+            body = {"lora_name": name, "lora_path": str(path.resolve())}
+            try:
+                await self._link.post("/v1/load_lora_adapter", body=body)
+                return
+            except Refused as refusal:
+                if await self._at_server() < self._most_adapters:
+                    rank = weights.adapter_rank(path)
+                    raise EngineFault(
+                        f"the server refused the adapter {path} of rank {rank}: {refusal}",
+                        fix="engine.options.lora_rank is the largest that it takes",
+                    ) from None
+                # else another run was faster, and there may be room later
 
     def _require_own(self) -> None:
         if self._shared:
@@ -268,12 +296,12 @@ class Served:
         """Adapters there, those of others included."""
         if not self._shared:
             return len(self._adapters)
-        return len(json.loads(await self._link.call("GET", "/v1/models"))["data"]) - 1
+        _, adapters = await self._link.models()
+        return len(adapters)
 
-    async def _make_room(self) -> None:
+    async def _make_room(self, deadline: float) -> None:
         """Unload adapters that no request uses; wait for requests to end while there are too many, where others use the
-        server also for theirs."""
-        deadline = asyncio.get_running_loop().time() + self._link.patience
+        server also for theirs, until `deadline` on the loop's clock."""
         while True:
             self._traffic.fewer.clear()
             used = {stream.model for stream in self._traffic.streams}

@@ -282,9 +282,14 @@ async def check_version(server: VllmServer, seconds: float) -> None:
 
 
 async def check_routes(server: VllmServer, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a server that lacks a route."""
-    paths = json.loads(await server.call("GET", "/openapi.json", seconds=seconds))["paths"]
-    if missing := [route for route in _ROUTES if route not in paths]:
+    """Raise `PrerequisiteError` for a server that lacks a route, `EngineFault` for an answer that is not vLLM's."""
+    answer = await server.call("GET", "/openapi.json", seconds=seconds)
+    try:
+        paths = json.loads(answer)["paths"]
+        missing = [route for route in _ROUTES if route not in paths]
+    except (ValueError, LookupError, TypeError) as error:
+        raise EngineFault(f"{server.where}/openapi.json answered what is not vLLM's: {error!r}") from None
+    if missing:
         raise PrerequisiteError(
             f"{server.where} lacks {', '.join(missing)}",
             fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",

@@ -38,8 +38,8 @@ class ServerSettings:
     @classmethod
     async def of(cls, server: VllmServer, seconds: float) -> ServerSettings:
         """As `server` reports them (vLLM 0.32, in development mode). Raises `PrerequisiteError`, `EngineFault`."""
-        version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
         try:
+            version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
             said = await server.call("GET", _ROUTE, seconds=seconds, query={"config_format": "json"})
             config = json.loads(said)["vllm_config"]
             model, lora = config["model_config"], config["lora_config"] or {}

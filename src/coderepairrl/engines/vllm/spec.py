@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from coderepairrl.sync import weights
 
 POLICY = "policy"
 """The model's name at a server of our own."""
+TENANT = "engine-tenant"
+"""File beside the logs of a run that shares a server."""
 
 
 class _Model(NamedTuple):
@@ -47,7 +49,8 @@ class Vllm(EngineSpec):
 
     url: str | Sequence[str] = ""
     """Join the server there, which runs with the same settings (docs/guides/engines.md) and sees the same files; of
-    several, each has a part of the requests."""
+    several, each has a part of the requests; one that is lost is joined again when it is back, and until then the
+    others have its part."""
     shared: bool = False
     """Other runs use the server at `url` at the same time: only adapters are sent, under names of this run."""
     affinity: bool = True
@@ -214,7 +217,7 @@ class Vllm(EngineSpec):
                 engines[url] = await join(url)
             return Fleet(engines, join, affinity=self.affinity)
         except BaseException:
-            await asyncio.gather(*(engine.close() for engine in engines.values()))
+            await asyncio.gather(*(engine.close() for engine in engines.values()), return_exceptions=True)
             raise
 
     async def _serve(self, model: Path, log_dir: Path) -> VllmServer:
@@ -228,8 +231,19 @@ class Vllm(EngineSpec):
 
 
 def _tenant(log_dir: Path) -> str:
-    """What tells the adapters of a run from those of others at a server: the same when it is resumed."""
-    return hashlib.sha256(str(log_dir.resolve()).encode()).hexdigest()[:10]
+    """What tells the adapters of a run from those of others at a server: the same when it is resumed.
+
+    It is of a random number that is kept in `log_dir`, since folders of the same path on two machines are two runs, and
+    of the path, since a copy of a folder is another run.
+    """
+    kept = log_dir / TENANT
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        with kept.open("x") as file:
+            file.write(secrets.token_hex(16))
+    except FileExistsError:  # it is resumed
+        pass
+    return hashlib.sha256(f"{log_dir.resolve()} {kept.read_text()}".encode()).hexdigest()[:10]
 
 
 async def _model_of(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
@@ -237,10 +251,11 @@ async def _model_of(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:
     if joined:
         await check_version(link.server, link.patience)
         await check_routes(link.server, link.patience)
-    [served, *adapters] = json.loads(await link.server.call("GET", "/v1/models", seconds=link.patience))["data"]
-    return _Model(served["id"], served["max_model_len"], served.get("root", "")), [
-        adapter["id"] for adapter in adapters
-    ]
+    served, adapters = await link.models()
+    try:
+        return _Model(served["id"], served["max_model_len"], served.get("root", "")), adapters
+    except KeyError as error:
+        raise EngineFault(f"{link.server.where}/v1/models says nothing of {error}") from None
 
 
 async def _check_same(server: VllmServer, served: _Model, model: Path, checksum: str) -> None:

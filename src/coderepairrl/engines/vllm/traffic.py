@@ -11,9 +11,13 @@ from contextlib import asynccontextmanager, contextmanager
 class Stream:
     """A request that is open at the server."""
 
-    def __init__(self, model: str, version: int) -> None:
+    def __init__(self, model: str, version: int, checksum: str) -> None:
+        """It samples from `model`, the server's name for weights of this `version` and `checksum`."""
         self.model = model
         self.version = version
+        self.salt = f"{version}-{checksum[:16].lower()}"
+        """Parts the server's prefix cache: a name, a path and a version come again with other weights, when a run is
+        begun anew or resumed at a server that others use, the cache of which nobody may clear."""
         self.straddles = False
         """Whether weights changed while it ran: the server reports the version of each token at its end."""
 

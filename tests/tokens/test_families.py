@@ -146,6 +146,35 @@ def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
             tokens.load(folder, renderer=name, thinking=True)
 
 
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen3.5, 3.6", "GLM-4.5, 4.6", "GLM-4.7"])
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("tool_response>", "tool_output>"), (r"tool_response>\n' + m.content", r"tool_response>' + m.content")],
+)
+def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new: str, tmp_path: Path) -> None:
+    """A renderer that agrees about questions alone would show the policy results in tags it was not trained on."""
+    family = FAMILIES[name]
+    folder = family.write(tmp_path)
+    template = folder / "chat_template.jinja"
+    source = template.read_text()
+    if old not in source:
+        pytest.skip("this family writes no newline there")
+    template.write_text(source.replace(old, new))
+    if name.startswith("GLM"):  # roles end its replies, which only its renderer knows
+        with pytest.raises(ConfigError, match="otherwise than renderer glm.*no special token") as refused:
+            tokens.load(folder)
+        assert f"model.renderer={family.renderer}" in refused.value.fix
+        return
+    codec = tokens.load(folder)
+    assert codec.family == "template"
+    call = {"name": "shell", "arguments": '{"cmd": "ls"}'}
+    said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
+    shown = codec.decode(
+        codec.render([*QUESTION, said, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
+    )
+    assert new.replace(r"\n' + m.content", "setup.py").replace("' + m.content", "setup.py") in shown
+
+
 def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
     folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
     with pytest.raises(ConfigError, match="no renderer for renderer 'gpt-oss'") as refused:
@@ -208,6 +237,32 @@ def test_a_call_between_tags_keeps_its_code_and_its_types(codecs: dict[str, toke
             assert (reply.calls, reply.malformed) == ((), (f"<tool_call>{text}</tool_call>",))
 
 
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "Seed-OSS"])
+def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    """A value cut at a tag within it would be written to a file cut short."""
+    codec = codecs[name]
+    tags = ("<seed:tool_call>", "</seed:tool_call>") if name == "Seed-OSS" else ("<tool_call>", "</tool_call>")
+
+    def call(function: str, *parameters: tuple[str, str]) -> str:
+        values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+        return f"\n<function={function}>\n{values}</function>\n"
+
+    one, two = call("w", ("path", "a"), ("text", "one")), call("w", ("path", "b"), ("text", "x </function> y"))
+    read = codec.parse(within(codec, tags[0], one + two, tags[1]))
+    expected = [{"path": "a", "text": "one"}, {"path": "b", "text": "x </function> y"}]
+    assert [(each.name, json.loads(each.arguments)) for each in read.calls] == [("w", each) for each in expected]
+    for broken in (
+        call("w", ("text", "x </parameter> y\nimportant tail")),
+        one.replace("<parameter=text>", "and <parameter=text>"),
+        one.replace("</function>", "and</function>"),
+        f"{one}and{two}",
+        call("w", ("path", "a"), ("path", "b")),
+        one.replace("</parameter>\n<parameter=text>", "<parameter=text>"),
+    ):
+        reply = codec.parse(within(codec, tags[0], broken, tags[1]))
+        assert (reply.calls, reply.malformed) == ((), (f"{tags[0]}{broken}{tags[1]}",))
+
+
 @pytest.mark.parametrize("chunk", [1, 1000])
 @pytest.mark.parametrize("words", ["", "I look."])
 def test_calls_to_functions_are_read_from_channels(words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
@@ -246,6 +301,24 @@ def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:
     broken = [tag, *codec.encode(" "), *call[:-3], *codec.encode(" \n")]
     assert codec.parse([*codec.encode("I look."), *broken], tools=TOOLS).malformed == (codec.decode(broken),)
     assert codec.parse(call).content.startswith("{")  # who offers no tools gets JSON as words
+
+
+def test_json_that_is_no_call_of_llama_stays_words(codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["Llama 3.1, 3.2, 3.3"]
+    tag = codec.tokenizer.added["<|python_tag|>"]
+    package_json = '{"name": "my-app", "version": "1.0.0", "dependencies": {}}'
+    for text in (
+        package_json,
+        '{"name": "shell"}',
+        '{"name": "shell", "parameters": "ls"}',
+        '{"name": "my-app", "parameters": {}}',
+    ):
+        reply = codec.parse(codec.encode(text), tools=TOOLS)
+        assert (reply.content, reply.calls, reply.malformed) == (text, (), ())
+    tagged = [tag, *codec.encode(package_json)]
+    assert codec.parse(tagged, tools=TOOLS).malformed == (codec.decode(tagged),)
+    other = codec.parse([tag, *codec.encode('{"name": "my-app", "arguments": {"a": 1}}')], tools=TOOLS)
+    assert [(call.name, call.arguments) for call in other.calls] == [("my-app", '{"a": 1}')]
 
 
 @EVERY

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from families import QWEN3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,7 +328,7 @@ CHATML = (
     "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{%- endfor %}"
     "{{ '<|im_start|>assistant\\n' }}"
 )
-SWITCH = "{%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+THOUGHT = r"<think>\n\n</think>\n\n"
 
 
 class TestTheModelsOwnTemplate:
@@ -338,12 +339,15 @@ class TestTheModelsOwnTemplate:
         return folder
 
     def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
-        codec = tokens.load(self.folder(miniature, tmp_path, CHATML + SWITCH))
+        codec = tokens.load(self.folder(miniature, tmp_path, QWEN3))
+        assert codec.family == "qwen3"
         assert codec.decode(codec.render(QUESTION)).endswith("<think>\n\n</think>\n\n")
         assert codec.verify() == ()
 
     def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
-        codec = tokens.load(self.folder(miniature, tmp_path, CHATML))
+        assert THOUGHT in QWEN3
+        codec = tokens.load(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
+        assert codec.family == "qwen3"
         assert codec.decode(codec.render(QUESTION)).endswith("<|im_start|>assistant\n")
 
     def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class TemplateRenderer:
         add_generation_prompt: bool = False,
     ) -> list[int]:
         """Ids of a conversation. Raises ValueError for one that the template refuses."""
-        if self.format.single and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
+        if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
             raise ValueError("a reply has one tool call at most, and its template would drop the others")
         try:
             text = self._text(messages, tools or (), prompt=add_generation_prompt)
@@ -152,7 +152,7 @@ class TemplateRenderer:
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
         return self._template.apply(
-            messages if self._texts else [_with_objects(message) for message in messages],
+            messages if self._texts else [with_objects(message) for message in messages],
             tools,
             thinking=self._thinking,
             prompt=prompt,
@@ -164,7 +164,7 @@ def _named(name: str, result: Message) -> Message:
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 
-def _with_objects(message: Message) -> Message:
+def with_objects(message: Message) -> Message:
     """`message` with arguments parsed, since templates serialize them; invalid JSON stays text."""
     if "tool_calls" not in message:
         return message

@@ -53,7 +53,10 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 
 
 def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A reply that is one JSON object with ``name`` and ``parameters``, perhaps after ``<|python_tag|>``."""
+    """A reply that is one JSON object with ``name`` and ``parameters``, perhaps after ``<|python_tag|>``.
+
+    Without the tag, an object that names none of `tools` is words: a file in JSON may have these keys, too.
+    """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     tag = reader.convert_tokens_to_ids("<|python_tag|>")
@@ -61,9 +64,11 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     text, raw = reader.decode(ids[:at]).strip(), reader.decode(ids[at + 1 :]).strip()
     source, content = (raw, text) if at < len(ids) else (text, "")
     call = from_json(source)
-    if tools and isinstance(call, dict) and isinstance(call.get("name"), str):
-        arguments = call.get("parameters", call.get("arguments", {}))
-        return ParsedResponse(content, tool_calls=[ParsedToolCall(source, call["name"], arguments, (at, len(ids)))])
+    fields = call if isinstance(call, dict) else {}
+    name, arguments = fields.get("name"), fields.get("parameters", fields.get("arguments"))
+    known = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
+    if tools and known and isinstance(name, str) and isinstance(arguments, dict):
+        return ParsedResponse(content, tool_calls=[ParsedToolCall(source, name, arguments, (at, len(ids)))])
     unread = ParsedToolCall(raw, token_span=(at, len(ids)), status=ToolCallParseStatus.MALFORMED_STRUCTURE)
     return ParsedResponse(text, tool_calls=[unread] if at < len(ids) else [])
 
@@ -93,13 +98,23 @@ _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
 FORMATS = (
     Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
     Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder),
-    Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", thinks=False),
+    Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
     Format("mistral", "[TOOL_CALLS]", "", needs=("[TOOL_CALLS]", "[ARGS]"), read=_mistral),
     Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
     Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
-    Format("openai", "", "", needs=HARMONY, read=harmony, whole=True, ended=True, single=True, reasons=True),
-    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, whole=True),
+    Format(
+        "openai",
+        "",
+        "",
+        needs=HARMONY,
+        read=harmony,
+        in_channels=True,
+        needs_stop_token=True,
+        one_call=True,
+        always_reasons=True,
+    ),
+    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, in_channels=True),
     Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, read=tagged.minimax),
     Format("seed_oss", *tagged.SEED, needs=tagged.SEED, read=tagged.seed_oss),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,13 @@ from coderepairrl import models
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
-from coderepairrl.tokens.fallback import TemplateRenderer
+from coderepairrl.tokens.fallback import TemplateRenderer, with_objects
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.package import CLASSES, PackageRenderer
 from coderepairrl.tokens.reading import NEVER, Format, thoughts
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
-from coderepairrl.tokens.verify import QUESTION, TOOLS
+from coderepairrl.tokens.verify import FOLLOWED, QUESTION, TOOLS, Messages
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "qwen3": ("qwen3",),
@@ -111,6 +112,7 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
     """The codec by the first of `families` that agrees with the model's chat template, else by the template."""
     if model.template is None:
         return _codec(model, families[0], thinking)
+    like = ""
     for family in families[:-1]:
         # some models have one mode only and ignore the switch: use the mode that their template renders
         for enable_thinking in (thinking, not thinking):
@@ -119,8 +121,19 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
             except ConfigError:
                 break  # another family's tokenizer: the template says why if it cannot be used either
             if _agrees(codec, model.template, thinking=thinking):
-                return codec
-    return _codec(model, "template", thinking)
+                if all(_follows(codec, model.template, news, last, thinking=thinking) for news, last in FOLLOWED):
+                    return codec
+                like = family
+    try:
+        return _codec(model, "template", thinking)
+    except ConfigError as error:
+        if not like:
+            raise
+        raise ConfigError(
+            f"the chat template of {model.name} writes calls or what follows replies otherwise than renderer {like}, "
+            f"and prompts cannot be written by it: {error}",
+            fix=f"restore the template, or set model.renderer={like} to write as that does",
+        ) from error
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
@@ -179,13 +192,13 @@ def _folder(model: str | Path) -> Path:
 def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> Markers:
     """The ids that structure replies."""
     begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
-    tags = thoughts(tokenizer) if calls.thinks else (NEVER, NEVER)
-    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.whole)
+    tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
+    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.in_channels)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:
     """Raise `ConfigError` for reasoning that cannot be switched as asked: there is none, or it is always on."""
-    if codec.format.reasons:
+    if codec.format.always_reasons:
         if not codec.thinking:
             raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
         return
@@ -205,3 +218,22 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
         codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
         for tools in ((), TOOLS)
     )
+
+
+def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
+    """Whether the codec renders `news` after `QUESTION` as the template does: a reply that ends in `last`, and more.
+
+    Up to there whitespace and tags of thoughts may differ: templates drop those of earlier replies, renderers keep them
+    so that prompts extend.
+    """
+
+    def parts(text: str) -> tuple[str, str]:
+        before, _, after = text.rpartition(last)
+        return re.sub(r"</?think>|\s+", "", before), after
+
+    try:
+        messages = [with_objects(message) for message in (*QUESTION, *news)]
+        expected = source.apply(messages, TOOLS, thinking=thinking)
+    except ConfigError:
+        return False  # the template says why if it cannot be used either
+    return parts(codec.decode(codec.render((*QUESTION, *news), TOOLS))) == parts(expected)

@@ -41,15 +41,15 @@ class Format:
     Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
     """
     held: str = ""
-    whole: bool = False
+    in_channels: bool = False
     """Whether replies are made of channels, which are only told apart, and streamed, at their end."""
-    ended: bool = False
+    needs_stop_token: bool = False
     """Whether `read` wants the stop token, too: it tells a call from words."""
-    single: bool = False
+    one_call: bool = False
     """Whether a reply has one call at most; templates drop others without a word."""
-    thinks: bool = True
+    tells_thoughts: bool = True
     """Whether `read` tells thoughts from words."""
-    reasons: bool = False
+    always_reasons: bool = False
     """Whether replies always begin with thoughts, which no template switches off."""
 
     def reply(
@@ -57,7 +57,9 @@ class Format:
     ) -> Any:
         """The reply in `ids`, sampled after `prompt`, up to the first of the tokens `stop`, as `read` returns it."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
-        return self.read(reader, list(ids[: end + self.ended]), tools, in_thoughts(prompt, reader.thoughts, stop))
+        return self.read(
+            reader, list(ids[: end + self.needs_stop_token]), tools, in_thoughts(prompt, reader.thoughts, stop)
+        )
 
 
 class Reader:

@@ -25,17 +25,31 @@ def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Calls as Qwen3-Coder, Nemotron and Seed write them: a tag for the function and one for each parameter.
 
     Values keep their whitespace but for one newline at either end: code needs the indentation that `renderers` strips.
+    None for text between the tags, and for a parameter given twice: a call without them would be another call.
     """
-    function = _FUNCTION.fullmatch(text)
-    parameters = _PARAMETER.findall(function[2]) if function else []
-    if function is None or len(parameters) != function[2].count("<parameter="):
-        return None
-    wanted = properties(tools, function[1])
-    return [(function[1], {name: typed(value, wanted.get(name) or {}) for name, value in parameters})]
+    calls: Calls = []
+    text, at = text.strip(), 0
+    while at < len(text):
+        function = _FUNCTION.match(text, at)
+        if function is None:
+            return None
+        wanted, arguments, at = properties(tools, function[1]), {}, function.end()
+        while parameter := _PARAMETER.match(text, at):
+            name, value = parameter.groups()
+            if name in arguments or "<parameter=" in value:
+                return None
+            arguments[name], at = typed(value, wanted.get(name) or {}), parameter.end()
+        end = _FUNCTION_END.match(text, at)
+        if end is None:
+            return None
+        calls.append((function[1], arguments))
+        at = end.end()
+    return calls or None
 
 
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+_FUNCTION_END = re.compile(r"\s*</function>")
 
 
 def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:

@@ -53,6 +53,25 @@ _ADDED: dict[str, Messages] = {
     "a user message": ({"role": "user", "content": "\nGo on."},),
     "a tool result and a user message": (*_TOOL, {"role": "user", "content": "Two calls left."}),
 }
+FOLLOWED: tuple[tuple[Messages, str], ...] = (
+    (({"role": "assistant", "content": "A test fails."}, {"role": "user", "content": "Go on."}), "A test fails."),
+    (
+        (
+            {"role": "assistant", "content": "", "tool_calls": [_call(1, "git status")]},
+            {"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests"},
+        ),
+        "git status",
+    ),
+    (
+        (
+            {"role": "assistant", "content": "I look.", "tool_calls": [_call(1, "ls"), _call(2, "git status")]},
+            {"role": "tool", "tool_call_id": "call00001", "content": "setup.py\ntests"},
+            {"role": "tool", "tool_call_id": "call00002", "content": "clean"},
+        ),
+        "git status",
+    ),
+)
+"""Replies to `QUESTION` and what follows them, and the last words that the policy chose in each."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from coderepairrl import models
 from coderepairrl.assembly.learner import settings as settings_of
@@ -25,6 +25,12 @@ from coderepairrl.learn.trainer import Trainer
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "gpu" / "quantised.py"))
 LORA = LearnSettings(algorithm="grpo", lr=1e-3, lora=Lora(rank=4, alpha=8))
 TINY = models.folder("builtin:tiny")
+
+
+def compressed(form="pack-quantized", **weights):
+    """A ``quantization_config`` of compressed-tensors."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32} | weights
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"g": {"weights": weights}}}
 
 
 @pytest.fixture(scope="module", params=SCRIPT["CODES"])
@@ -110,6 +116,15 @@ def test_a_run_is_told_what_it_is_on(coded):
         ({"quant_method": "gptq", "bits": 4}, "by gptq"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "another layout"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"symmetric": False}}}}, "zero"),
+        ({"quant_method": "compressed-tensors"}, "without a group"),
+        (compressed(actorder="group"), "actorder=group"),
+        (compressed(actorder="dynamic"), "actorder=dynamic"),
+        (compressed(strategy="tensor_group"), "strategy=tensor_group"),
+        (compressed("float-quantized", type="float", num_bits=8, strategy="block"), "strategy=block"),
+        (compressed("nvfp4-pack-quantized", type="float"), "format nvfp4-pack-quantized"),
+        (compressed("pack-quantized", type="float"), "4 bits, float"),
+        (compressed() | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
+        (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
     ],
 )
 def test_what_the_learner_does_not_read_is_refused(about, why, tmp_path):
@@ -117,6 +132,37 @@ def test_what_the_learner_does_not_read_is_refused(about, why, tmp_path):
     with pytest.raises(UsageError, match=why) as refused:
         models.stored(tmp_path)
     assert "model.quantise=nf4" in refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "why"),
+    [
+        ("int4", {"weight_g_idx": torch.arange(64, dtype=torch.int32)}, "weight_g_idx is read by nothing"),
+        ("int4", {"weight_shape": None}, "does not read"),
+        ("int4", {"weight_shape": None, "weight_global_scale": torch.ones(1)}, "is read by nothing"),
+        ("w8a8", {"weight_zero_point": torch.ones(64, 1)}, "weight_zero_point is read by nothing"),
+        ("w8a8", {"weight_scale": torch.ones(2, 2)}, "do not fit"),
+    ],
+)
+def test_what_no_reader_takes_of_a_layer_is_refused(form, change, why, tmp_path):
+    folder = SCRIPT["written"](TINY, tmp_path / form, form, torch.float32)
+    stored = load_file(folder / "model.safetensors")
+    owner = next(name for name in stored if name.endswith("q_proj.weight_scale")).removesuffix("weight_scale")
+    for part, value in change.items():
+        stored.pop(owner + part, None)
+        stored |= {} if value is None else {owner + part: value}
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=why) as refused:
+        Policy.load(folder, LORA)
+    assert "model.quantise=nf4" in refused.value.fix
+
+
+def test_how_activations_are_rounded_is_the_engines(tmp_path):
+    folder = SCRIPT["written"](TINY, tmp_path / "w8a8", "w8a8", torch.float32)
+    stored = load_file(folder / "model.safetensors")
+    scales = {name.replace("weight_scale", "input_scale"): torch.ones(1) for name in stored if "weight_scale" in name}
+    save_file(stored | scales, folder / "model.safetensors")
+    assert any(isinstance(module, Frozen) for module in Policy.load(folder, LORA).model.modules())
 
 
 def test_codes_that_are_missing_are_named(tmp_path):

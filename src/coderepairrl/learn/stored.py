@@ -25,6 +25,10 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Which four bits of a 32-bit number are of the 1st, 2nd, ... column."""
 
 
+_OF_ACTIVATIONS = {"input_scale", "input_zero_point"}
+"""Parts of a layer in files that say nothing of its weights: how an engine rounds what comes in."""
+
+
 def load(folder: Path, about: Mapping[str, Any], dtype: torch.dtype, attention: str) -> PreTrainedModel:
     """The model in `folder`, whose ``quantization_config`` is `about` (`models.stored`, which knows the format).
     What has no codes, and the numbers that codes stand for, are of type `dtype`.
@@ -37,27 +41,54 @@ def load(folder: Path, about: Mapping[str, Any], dtype: torch.dtype, attention: 
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)  # type: ignore[no-untyped-call]
     model.tie_weights()
     tensors = _tensors(folder)
+    parts: dict[str, set[str]] = {}
+    for name in tensors:
+        owner, _, leaf = name.rpartition(".")
+        parts.setdefault(owner, set()).add(leaf)
     for name, module in list(model.named_modules()):
-        if type(module) is nn.Linear and (found := _layer(name, tensors, about, dtype)) is not None:
-            codes, read = found
-            shape = torch.Size((module.out_features, module.in_features))
-            bias = tensors[f"{name}.bias"].to(dtype) if module.bias is not None else None
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, Frozen(shape, codes, read, dtype, bias))
+        if type(module) is not nn.Linear:
+            continue
+        found = _layer(name, tensors, about, dtype)
+        known = {"weight"} if found is None else {*found[0], "weight_shape"}
+        biased = {"bias"} if module.bias is not None else set()
+        # what nothing reads may change what the codes stand for, such as the order of columns
+        if (rest := parts.get(name, set()) - known - biased - _OF_ACTIVATIONS) or biased - parts.get(name, set()):
+            which = f"{name}.{min(rest)} is read by nothing" if rest else f"{name}.bias is not in its files"
+            raise _unread(folder, which)
+        if found is None:
+            continue
+        codes, read = found
+        shape = torch.Size((module.out_features, module.in_features))
+        try:  # of shapes alone
+            count = read({part: value.to("meta") for part, value in codes.items()}).numel()
+        except (RuntimeError, IndexError) as error:
+            raise _unread(folder, f"the codes and scales of {name} have shapes that do not fit: {error}") from error
+        if count != shape.numel():
+            raise _unread(folder, f"{name} has {shape.numel()} weights, and codes for {count}")
+        bias = tensors[f"{name}.bias"].to(dtype) if biased else None
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, Frozen(shape, codes, read, dtype, bias))
     for name, parameter in list(model.named_parameters()):
         if parameter.device.type != "meta":
             continue
         if name not in tensors or tensors[name].shape != parameter.shape:
-            raise UsageError(
-                f"{folder} is quantised in a way that the learner does not read: {name} is not in its files as a plain"
-                " tensor, nor as codes of the format that its quantization_config names",
-                fix="the model as it was published, with model.quantise=nf4 or int8",
+            raise _unread(
+                folder,
+                f"{name} is not in its files as a plain tensor, nor as codes of the format that its"
+                " quantization_config names",
             )
         owner, _, leaf = name.rpartition(".")
         plain = nn.Parameter(tensors[name].to(dtype), requires_grad=False)
         setattr(model.get_submodule(owner), leaf, plain)
     model.tie_weights()
     return model
+
+
+def _unread(folder: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{folder} is quantised in a way that the learner does not read: {why}",
+        fix="the model as it was published, with model.quantise=nf4 or int8",
+    )
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
@@ -83,7 +114,7 @@ def _layer(
 
     if f"{name}.qweight" in tensors and about["quant_method"] == "awq":
         return take("qweight", "scales", dtype, "qzeros"), _read_awq
-    if f"{name}.weight_packed" in tensors and f"{name}.weight_zero_point" not in tensors:
+    if all(f"{name}.{part}" in tensors for part in ("weight_packed", "weight_scale", "weight_shape")):
         width = take("weight_packed", "weight_scale", dtype)
         columns = int(tensors[f"{name}.weight_shape"][1])
         bits = 32 * width["weight_packed"].shape[1] // columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,19 +47,51 @@ def stored(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = (raw.get("quantization_config") or {}) if isinstance(raw, dict) else {}
     why = ""
     if found:
-        method, groups = str(found.get("quant_method")), (found.get("config_groups") or {}).values()
+        method = str(found.get("quant_method"))
         if method not in STORED:
             why = f"by {method}"
         elif method == "awq" and (found.get("bits"), str(found.get("version", "gemm")).lower()) != (4, "gemm"):
             why = "by AWQ in another layout than 4-bit GEMM"
-        elif any(not (group.get("weights") or {}).get("symmetric", True) for group in groups):
-            why = "with zero points (compressed-tensors)"
+        elif method == "compressed-tensors":
+            why = _unread(found)
     if why:
         raise UsageError(
             f"the weights in {folder} are quantised {why}, which the learner does not read",
             fix=f"a checkpoint in one of {', '.join(STORED)}, or the model as it was published with model.quantise=nf4",
         )
     return found
+
+
+_STRATEGIES = {
+    "pack-quantized": ("int", ("group", "channel")),
+    "int-quantized": ("int", ("tensor", "channel")),
+    "float-quantized": ("float", ("tensor", "channel")),
+}
+"""Of the formats of compressed-tensors that the learner reads: the type of the numbers, and which share a scale."""
+
+
+def _unread(about: Mapping[str, Any]) -> str:
+    """What the learner does not read of compressed-tensors, in words; "" if it reads all."""
+    groups = [group for group in (about.get("config_groups") or {}).values() if group.get("weights")]
+    if not groups:
+        return "by compressed-tensors without a group of weights"
+    if any(not group["weights"].get("symmetric", True) for group in groups):
+        return "with zero points (compressed-tensors)"
+    for part in ("transform_config", "sparsity_config"):
+        if (found := about.get(part)) and found.get("format") != "dense":
+            return f"with a {part} (compressed-tensors)"
+    for group in groups:
+        weight, form = group["weights"], group.get("format") or about.get("format")
+        if form not in _STRATEGIES:
+            return f"in the format {form} of compressed-tensors"
+        kind, strategies = _STRATEGIES[form]
+        if weight.get("type", "int") != kind or weight.get("num_bits", 8) not in ((4, 8) if "pack" in form else (8,)):
+            return f"to {weight.get('num_bits', 8)} bits, {weight.get('type', 'int')}, {form} (compressed-tensors)"
+        if weight.get("strategy") not in (None, *strategies):
+            return f"with strategy={weight['strategy']}, {form} (compressed-tensors)"
+        if weight.get("actorder") not in (None, False, "weight", "static"):
+            return f"with groups of columns in another order, actorder={weight['actorder']} (compressed-tensors)"
+    return ""
 
 
 class Named(NamedTuple):

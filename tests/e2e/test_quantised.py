@@ -32,6 +32,12 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
 
+    # another run that begins from it says what rounding leaves of its adapters
+    again = ("train", str(project.config), "run.name=again", "run.steps=0", f"model.path={project.run.path}", *TERMS)
+    said = project.crrl(*again).stderr
+    kept = json.loads((project.run.path.parent / "again" / "run.json").read_text())["adapters_kept"]
+    assert f"{kept:.0%} of what the adapters in " in said and ("ALARM" in said) == (kept < 0.9)
+
     # wherever the run is named, its adapters are on the same numbers
     plan = resolve(str(project.run.path))
     assert isinstance(plan.model, LocalModel) and plan.model.folder == model

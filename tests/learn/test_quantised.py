@@ -14,7 +14,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.learn.pack import pack, scored
-from coderepairrl.learn.policy import Policy, init_random, merge, rounded
+from coderepairrl.learn.policy import Policy, init_random, merge, rounded, survived
 from coderepairrl.learn.quantised import Frozen
 from coderepairrl.learn.trainer import Trainer
 
@@ -150,6 +150,43 @@ def test_merged_weights_are_what_was_trained(form, miniature, plain, make_rows, 
         assert not models.quantised(folder)
         served = Trainer(folder, settings("none")).logprobs(rows, 1.0)
         assert apart(served, trainer.logprobs(rows, 1.0)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("form", "precision", "std", "least", "most"),
+    [
+        ("int8", "fp32", 1e-5, -0.05, 0.05),
+        ("int8", "fp32", 1e-4, 0.0, 0.5),
+        ("int8", "fp32", 3e-4, 0.5, 1.0),
+        ("int8", "fp32", 1e-3, 0.95, 1.05),
+        ("none", "bf16", 1e-5, -0.05, 0.5),
+        ("none", "bf16", 1e-4, 0.5, 1.0),
+        ("none", "bf16", 1e-3, 0.95, 1.05),
+        ("none", "fp32", 1e-5, 0.999, 1.001),
+        *(pytest.param("nf4", "fp32", std, -0.05, 1.05, marks=with_bitsandbytes) for std in (1e-4, 1e-3, 3e-3, 1e-2)),
+    ],
+)
+def test_what_is_left_of_adapters_after_rounding_is_measured(form, precision, std, least, most, miniature, tmp_path):
+    """Products of `std` on the numbers of weights in codes, merged and rounded once more (`-s` prints it)."""
+    base = miniature if form == "none" else tmp_path / "base"
+    if form != "none":
+        rounded(miniature, base, form, precision)
+    policy = Policy.load(base, LearnSettings(lora=LORA, precision=precision))
+    for name, parameter in policy.parameters.items():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(len(name)))
+        if "lora_B" in name:  # the sum of `rank` products, times alpha/rank
+            parameter.data *= std / (LORA.rank**0.5 * LORA.alpha / LORA.rank)
+    (tmp_path / "adapters").mkdir()
+    policy.save(tmp_path / "adapters")
+    result = tmp_path / "merged"
+    merge(base, tmp_path / "adapters", result, precision)
+    if form != "none":
+        rounded(result, tmp_path / "again", form, precision)
+        result = tmp_path / "again"
+    share = survived(base, tmp_path / "adapters", result, precision)
+    weights = torch.cat([value.flatten() for name, value in tensors(base).items() if "_proj" in name])
+    print(f"\n{form} {precision}: weights of std {weights.std():.3f}, adapters of std {std:g}: {share:.2f} is left")
+    assert least <= share <= most
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,21 @@ def off(model: nn.Module) -> Iterator[None]:
             layer.unscale_layer()
 
 
+def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """What adapters add to each weight ``(out, in)`` that has some, by its name, in float32."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
+            yield f"{name}.weight", (b @ a) * layer.scaling["default"]
+
+
+def below(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The weights below adapters, in the order of `deltas`."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer):
+            yield f"{name}.weight", cast(nn.Linear, layer.base_layer).weight.detach()
+
+
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The model's tensors by name with the adapters' product added in float32; the model is not changed.
 

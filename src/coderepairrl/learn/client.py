@@ -234,6 +234,16 @@ async def rounded(source: Path, target: Path, form: Quantise, precision: Precisi
     await _once("rounded", log_dir, **folders, form=form, precision=precision)
 
 
+async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
+    """The share of what `adapter` adds to `base` that is left in `result`, merged and rounded (`policy.survived`).
+
+    Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError` as `Learner` does.
+    """
+    folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "result": str(result.resolve())}
+    share: float = await _once("survived", log_dir, **folders, precision=precision)
+    return share
+
+
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
     """Write the language model of the multimodal one in `source` to `target`, in a child process.
 
@@ -242,11 +252,11 @@ async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
     await _once("language_model", log_dir, source=str(source.resolve()), target=str(target.resolve()))
 
 
-async def _once(op: str, log_dir: Path, **arguments: Any) -> None:
-    """Run an operation without a trainer in a process of its own."""
+async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
+    """The result of an operation without a trainer, in a process of its own."""
     learner = Learner(await _spawn(1, log_dir, log_dir, {}, None), log_dir)
     try:
-        await learner._call(op, **arguments)
+        return await learner._call(op, **arguments)
     finally:
         await learner.close()
 

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.policy import init_random, language_model, merge, rounded
+from coderepairrl.learn.policy import init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
@@ -31,8 +31,8 @@ from coderepairrl.types import Sample
 
 
 class Service:
-    """The operations, by name. `start` comes first; `init_random`, `language_model`, `merge` and `rounded` need no
-    trainer."""
+    """The operations, by name. `start` comes first; `init_random`, `language_model`, `merge`, `rounded` and `survived`
+    need no trainer."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -42,6 +42,9 @@ class Service:
             "language_model": lambda source, target: language_model(Path(source), Path(target)),
             "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
             "rounded": lambda source, target, **how: rounded(Path(source), Path(target), **how),
+            "survived": lambda base, adapter, result, precision: survived(
+                Path(base), Path(adapter), Path(result), precision
+            ),
             "step": lambda samples, **of: self._started.step([_sample(data) for data in samples], **of),
             "measure": lambda samples: self._started.measure([_sample(data) for data in samples]),
             "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),

@@ -550,6 +550,34 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
     With the `precision` of the run, the result is what its engine served. Raises `UsageError` when the two do not
     belong together.
     """
+    policy = _with_adapters(base, adapter, precision)
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")
+
+
+def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
+    """How much of what `adapter` adds to `base` is left in `result`, the two merged and then rounded: 1 is all.
+
+    Of all adapted layers together, the share ``<result - base, delta> / <delta, delta>`` of the adapters' product
+    `delta`. A product far below a step of the numbers rounds back to the base and leaves 0. Raises `UsageError` when
+    the three do not belong together.
+    """
+    policy = _with_adapters(base, adapter, precision)
+    left = total = 0.0
+    try:
+        with shards.Stored(result, shards.MODEL) as stored:
+            deltas, before = published(policy.model, adapters.deltas(policy.model)), adapters.below(policy.model)
+            for (name, delta), (_, was) in zip(deltas, published(policy.model, before), strict=True):
+                change = stored[name].to(was.device).float() - was.float()
+                left += (change * delta).sum(dtype=torch.float64).item()
+                total += delta.square().sum(dtype=torch.float64).item()
+    except (OSError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{result} is not {base} merged with {adapter}: {error}") from error
+    return left / total if total else 1.0
+
+
+def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
+    """The model in `base` with the adapters in `adapter`. Raises `UsageError` when they do not belong together."""
     try:
         config = json.loads((adapter / adapters.CONFIG).read_text())
         lora = Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
@@ -560,5 +588,4 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
                 parameter.data.copy_(stored[policy.file_name(name)])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
-    target.mkdir(parents=True, exist_ok=True)
-    policy.export(target, "model")
+    return policy

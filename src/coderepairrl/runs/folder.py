@@ -125,6 +125,10 @@ class RunFolder:
         if about["schema"] != SCHEMA:
             write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
 
+    def add_about(self, **more: Any) -> None:
+        """Keep `more` in run.json, by their names."""
+        write_atomic(self.path / "run.json", json.dumps({**self.about(), **more}, indent=2) + "\n")
+
     def add_tasks(self, tasks: Iterable[Task]) -> None:
         """Add to tasks.jsonl what it does not have yet (atomically). A task that has changed stands there twice.
 

@@ -17,7 +17,7 @@ from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Learner, LearnSettings, Nodes, init_random, merge, rendezvous, rounded
+from coderepairrl.learn import Learner, LearnSettings, Nodes, init_random, merge, rendezvous, rounded, survived
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -31,6 +31,8 @@ from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Task
 
 T = TypeVar("T")
+_KEPT = 0.9
+"""Of what adapters had learned, the share below which a run that begins from them raises an alarm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
         shared = outbox = parts.enter_context(shared_folder(folder))
         if plan.config.engine.weights_dir:
             outbox = parts.enter_context(shared_folder(folder, Path(plan.config.engine.weights_dir)))
-        model = await initial_model(plan, folder)
+        model = await initial_model(plan, folder, progress)
         engine, policy = await open_policy(parts, plan, folder, model, outbox, progress)
         for notice in policy.notices:
             progress.say(notice)
@@ -114,11 +116,12 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
         progress.say(f"token ids cannot be extended exactly, so conversations will fork: {fork}")
 
 
-async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
+async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
     """The initial policy: the named folder, or ``RUN/model``, where weights are drawn, adapters merged or numbers
     rounded to those of quantised weights, once.
 
-    That folder is there whole, with the checksums of its files, or not at all.
+    That folder is there whole, with the checksums of its files, or not at all. Where adapters are rounded away with
+    the merged numbers, how much of them is left is said, and kept in run.json (``adapters_kept``).
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
@@ -144,6 +147,16 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder) -> Path:
             source = exact
         if form != "none":
             await rounded(source, made, form, config.train.precision, log_dir=folder.logs)
+        if adapter is not None and (form != "none" or config.train.precision == "bf16"):
+            base, precision = plan.model.folder, config.train.precision
+            share = await survived(base, adapter, made, precision, log_dir=folder.logs)
+            folder.add_about(adapters_kept=share)
+            numbers = f"model.quantise={form}" if form != "none" else f"train.precision={precision}"
+            said = f"{share:.0%} of what the adapters in {adapter} add is left after rounding to {numbers}"
+            if share < _KEPT:
+                progress.alarm(f"{said}: the rest is lost (model.quantise=none, train.precision=fp32 keep all)")
+            else:
+                progress.say(said)
     return target
 
 

@@ -295,7 +295,7 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
         parts.callback(log.close)
         history = read_history(folder)
         outbox = parts.enter_context(shared_folder(folder))
-        model = await initial_model(plan, folder)
+        model = await initial_model(plan, folder, progress)
         bench, engine = None, None
         if plan.rollouts is not None:
             bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)

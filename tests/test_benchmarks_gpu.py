@@ -52,7 +52,9 @@ def take_turns(*options: str, **variables: str) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, env={**CPU, **variables})
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert told["first"].keys() == {f"{name}_seconds" for name in ("start", "asleep", "learner", "away", "awake")}
+    parts, measured = ("start", "asleep", "learner", "away", "awake"), ("seconds", "rss_mib", "host_mib")
+    assert told["first"].keys() == {f"{part}_{each}" for part in parts for each in measured}
+    assert 0 < told["first"]["start_rss_mib"] < told["first"]["learner_rss_mib"]
     return told
 
 

@@ -5,17 +5,20 @@
 
 What `engine.share_devices=turns` does, without agents: a server with adapters and a learner (LoRA of rank 32, bf16) on
 random weights of Qwen3's shapes, `--requests` of them under way at each switch, as `rollout.max_staleness` leaves them.
-Prints the seconds of each part of a switch, what the driver says is taken of the GPU after each (MiB), how many tokens
-were carried over, and how far the server's logprobs are from the learner's. Exits with 1 if a request was lost.
+Prints the seconds of each part of a switch, what the driver says is taken of the GPU after each (MiB), the resident
+memory of all processes and what is taken of the host's (the driver's pages may be no process's), how many tokens were
+carried over, and how far the server's logprobs are from the learner's. Exits with 1 if a request was lost.
 
 What to look at: ``asleep`` is what a sleeping server leaves on the GPU and ``away`` what a learner leaves; the plan
-takes each for 2 GB (`assembly.sizing`), and the moves for 20 GB/s.
+takes each for 2 GB (`assembly.sizing`), and the moves for 20 GB/s. By how much ``away_host_mib`` is above
+``start_host_mib``: the plan's ``turns.host_gb`` to ``host_at_most_gb``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import shutil
 import subprocess
@@ -25,6 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from transformers.utils import logging as hf_logging
 
 from coderepairrl import models
@@ -45,6 +49,7 @@ class Measured:
         began = time.monotonic()
         done = await work
         self.found[f"{name}_seconds"] = round(time.monotonic() - began, 3)
+        self.found[f"{name}_rss_mib"], self.found[f"{name}_host_mib"] = resident()
         if (taken := used()) is not None:
             self.found[f"{name}_mib"] = taken
         print(f"{name}: {self.found[f'{name}_seconds']} s, {taken} MiB taken", file=sys.stderr, flush=True)
@@ -57,6 +62,16 @@ def used() -> int | None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
     return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+
+
+def resident() -> tuple[int, int]:
+    """MiB that are resident of this process and those below it, and MiB that are taken of the host by whomever."""
+    own, rss = psutil.Process(), 0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            rss += process.memory_info().rss
+    memory = psutil.virtual_memory()
+    return rss >> 20, (memory.total - memory.available) >> 20
 
 
 async def reply(engine: Engine, prompt: list[int], seed: int, tokens: int) -> tuple[list[int], list[float], list[int]]:

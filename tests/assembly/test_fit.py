@@ -15,6 +15,7 @@ from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, Evaluation, estimate
 from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
+from coderepairrl.assembly.sizing.loop import Planned
 from coderepairrl.assembly.sizing.simulation import Row
 from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
@@ -119,6 +120,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     moved = 2 * (server.weights + server.adapters) + held.weights + 2 * trained
     assert plan["turns"]["moved_in_a_step_gb"] == pytest.approx(moved / 1e9, abs=0.01)
     assert plan["turns"]["host_gb"] < plan["turns"]["moved_in_a_step_gb"]
+    assert plan["turns"]["host_at_most_gb"] == pytest.approx(2 * plan["turns"]["host_gb"], abs=0.02)
     assert "switching" in plan["step"]["learner"] and "switching" in plan["assumed"]
 
 
@@ -129,6 +131,17 @@ def test_switching_costs_its_time_and_no_more(tmp_path: Path) -> None:
     shared, turns = (stages.needs(config(tmp_path, f"engine.share_devices={how}", *given)) for how in ("true", "turns"))
     switch = turns["turns"]["moved_in_a_step_gb"] / 20
     assert turns["step"]["seconds"] - shared["step"]["seconds"] == pytest.approx(switch, abs=0.1)
+
+
+def test_an_evaluation_does_not_switch(tmp_path: Path) -> None:
+    more = ("engine.options.args=['--gpu-memory-utilization','0.4']", "gpu.memory_gb=80", "rollout.seconds=3600")
+    given = [
+        planned(config(tmp_path, f"engine.share_devices={how}", "train.devices=[0]", *more))
+        for how in ("true", "turns")
+    ]
+    shared, turns = (Planned.of(each) for each in given)
+    assert shared is not None and turns is not None and turns.loop.switch > 0
+    assert turns.evaluating(4, 1) == shared.evaluating(4, 1)
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ class _Murderous(_Receiving):
         assert weights.is_offer(path) and not list(path.glob("*.safetensors"))
         if not KILLED.exists():
             KILLED.touch()
-            [learner] = [child for child in psutil.Process().children() if "coderepairrl.learn" in str(child.cmdline())]
-            learner.kill()
+            kill_learner()
         return await super().load(path, version, checksum)
 
 
@@ -72,6 +71,12 @@ class _Doubtful(TinyEngine):
         async for chunk in super().generate(ids, sampling, seed):
             wrong = chunk.version in doubted
             yield chunk._replace(logprobs=(-1e30,) * len(chunk.ids)) if wrong else chunk
+
+
+def kill_learner() -> None:
+    """End the learner of this run with SIGKILL."""
+    [learner] = [child for child in psutil.Process().children() if "coderepairrl.learn" in str(child.cmdline())]
+    learner.kill()
 
 
 class _Sleeping(TinyEngine):
@@ -107,6 +112,31 @@ class SleepingTiny(Tiny):
     def with_sleep(self) -> Tiny:
         """See `EngineSpec.with_sleep`."""
         return self
+
+
+class _Deadly(_Sleeping):
+    """The second time that it sleeps after an update it kills the learner, which has been put away."""
+
+    updates = 0
+
+    async def sleep(self) -> None:
+        """See `Engine.sleep`."""
+        await super().sleep()
+        if self.updates == 2 and not KILLED.exists():
+            KILLED.touch()
+            kill_learner()
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """See `Engine.load`."""
+        self.updates += 1
+        await self.wake()
+        return await TinyEngine.load(self, path, version, checksum)
+
+
+class DeadlyTiny(SleepingTiny):
+    """See `_Deadly`."""
+
+    engine = _Deadly
 
 
 class ReceivingTiny(Tiny):

@@ -32,6 +32,16 @@ def test_a_run_by_turns(staleness: int, project: Project) -> None:
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 4
 
 
+@pytest.mark.slow
+def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
+    """Within the third step, with two in the log; the weights of the whole run are those that its replay has."""
+    summary = project.train("engine=e2e_engines:DeadlyTiny", TERMS[1], "run.steps=4", "run.checkpoint_every=1")
+    assert (project.path / "killed").exists()
+    assert summary["version"] == 4 and summary["account"]["balanced"]
+    resumed = project.crrl("train", str(project.run.path), "run.steps=5", "--resume", "--json")
+    assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 5
+
+
 @pytest.mark.parametrize(
     ("overrides", "message", "fix"),
     [

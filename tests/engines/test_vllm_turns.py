@@ -125,6 +125,39 @@ async def test_a_refused_switch_is_a_fault_with_its_cause_and_another_server_has
         await server.close()
 
 
+@pytest.mark.parametrize("when", ["falling asleep", "asleep"])
+async def test_who_waits_for_a_slot_learns_that_the_server_died(
+    when: str, wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    engine = await Vllm(url=str(wire.make_url("/")), slots=1).start(miniature, log_dir=tmp_path)
+    held = asyncio.create_task(ask(engine, [fake_vllm.UNTIL_SWAP], TEN))
+    queued = asyncio.create_task(ask(engine, [1], TEN))
+    while state(wire).generated < 2:
+        await asyncio.sleep(0.01)
+    if when == "asleep":
+        await engine.sleep()
+        for connection in state(wire).connections:
+            connection.abort()
+    else:
+        state(wire).fails["/sleep"] = 0
+        with pytest.raises(EngineFault, match="CUDA out of memory"):
+            await engine.sleep()
+    async with asyncio.timeout(10):
+        faults = await asyncio.gather(held, queued, return_exceptions=True)
+    assert [type(fault) for fault in faults] == [EngineFault] * 2 and str(faults[0]) == str(faults[1])
+    await engine.close()
+
+
+async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEngine) -> None:
+    await joined.sleep()
+    waiting = asyncio.create_task(ask(joined, [1], TEN))
+    await asyncio.sleep(0.05)
+    await joined.close()
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineFault, match="was closed"):
+            await waiting
+
+
 async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
     await joined.sleep()
     joined._link.patience = 0.3

@@ -107,7 +107,10 @@ class LivePolicy:
         they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
         weights differ from the logged ones: another machine, or other versions of the libraries.
         """
-        await self._take_device()
+        if (
+            self._turns
+        ):  # the learner has nothing to take back: a fresh one has put nothing away, a dead one is replaced
+            await self.engine.sleep()
         again = replayed(self.run, history)
         start = again.start - 1
         configs = {step: in_force(self.config, history.changes, step) for step in again} | {again.stop: self.config}

@@ -49,9 +49,15 @@ class Moves(NamedTuple):
     """What is moved where engine and learner have a GPU by turns, in bytes."""
 
     host: int
-    """That is in the host's memory at once at most: page-locked copies are kept."""
+    """That is put in the host's memory at once at most: page-locked copies are kept."""
     step: int
     """In a step, both ways: vLLM copies its weights each time, the learner what is not trained once."""
+
+    @property
+    def locked(self) -> int:
+        """Of the host's memory that may be taken: torch rounds each page-locked block, of which learner and vLLM have
+        one for each tensor or segment, up to a power of two (ATen/core/CachingHostAllocator.h)."""
+        return 2 * self.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +154,11 @@ class Estimate:
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
         if moved := self.moves():
-            plan["turns"] = {"host_gb": round(moved.host / GB, 2), "moved_in_a_step_gb": round(moved.step / GB, 2)}
+            plan["turns"] = {
+                "host_gb": round(moved.host / GB, 2),
+                "host_at_most_gb": round(moved.locked / GB, 2),
+                "moved_in_a_step_gb": round(moved.step / GB, 2),
+            }
         if self.server and (tokens := self.server.kv_tokens) is not None:
             server = self.server.settings
             plan["kv_tokens"] = tokens * server.replicas

@@ -105,9 +105,17 @@ class Planned:
         return simulate(replace(self.loop, **changed), self.draws(self.given.config.run.seed))
 
     def evaluating(self, tasks: int, size: int) -> float:
-        """Seconds of `size` attempts at each of so many tasks, while nothing is learned."""
+        """Seconds of `size` attempts at each of so many tasks, while nothing is learned and nobody else has the GPU."""
         alone = replace(
-            self.loop, per_step=tasks, refill=0, staleness=0, learning=lambda _: 0.0, sync=0.0, steps=1, later=0
+            self.loop,
+            per_step=tasks,
+            refill=0,
+            staleness=0,
+            learning=lambda _: 0.0,
+            sync=0.0,
+            switch=0.0,
+            steps=1,
+            later=0,
         )
         return simulate(alone, attempts.of(self.draws(self.given.config.run.seed), size)).wall
 

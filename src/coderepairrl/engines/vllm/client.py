@@ -56,6 +56,7 @@ class VllmEngine(Engine):
         self.context = context
         self._link = link
         self._traffic = Traffic(slots)
+        link.on_death = self._traffic.end
         self._served = Served(link, self._traffic, policy, model, checksum, max_loras, tenant)
         self._vocabulary = vocabulary(model)
         self._watch = asyncio.create_task(self._watch_over())

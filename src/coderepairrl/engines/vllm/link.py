@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from coderepairrl.engines.vllm.server import Gone, Query, VllmServer
@@ -17,6 +17,8 @@ class Link:
         self.server = server
         self.patience = patience
         """Seconds without an answer after which the server counts as hung."""
+        self.on_death: Callable[[], None] = lambda: None
+        """Called when it is marked as dead; whose server it is sets it."""
         self._dead: str | None = None
 
     async def call(
@@ -54,6 +56,7 @@ class Link:
     def die(self, why: str) -> None:
         """Mark the server as dead; the first reason is kept."""
         self._dead = self._dead or why
+        self.on_death()
 
     @property
     def alive(self) -> bool:

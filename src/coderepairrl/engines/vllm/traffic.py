@@ -35,6 +35,7 @@ class Traffic:
         """Set whenever a stream ends."""
         self._room = asyncio.Semaphore(slots)
         self._holds = 0
+        self._ended = False
         self._admit = asyncio.Event()
         self._admit.set()
 
@@ -82,13 +83,19 @@ class Traffic:
     def hold(self) -> None:
         """Let no request begin until a `release` for each `hold`."""
         self._holds += 1
-        self._admit.clear()
+        if not self._ended:
+            self._admit.clear()
 
     def release(self) -> None:
         """See `hold`."""
         self._holds -= 1
         if not self._holds:
             self._admit.set()
+
+    def end(self) -> None:
+        """Hold nothing from now on: the server is dead, and who waits has to learn of it."""
+        self._ended = True
+        self._admit.set()
 
     def silence(self) -> float:
         """Seconds for which the server has had requests and sent nothing."""

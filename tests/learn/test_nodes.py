@@ -37,7 +37,7 @@ class Far:
 
     def __init__(self) -> None:
         self.name = f"crrl{secrets.token_hex(3)}"
-        net = f"10.{os.getpid() // 200 % 200}.{next(_NETWORKS) % 250}"
+        net = f"10.{os.getpid() % 250}.{next(_NETWORKS) % 250}"  # workers of one run have other numbers
         self.address = Address(f"{net}.1", 29400)
         ours, theirs = f"{self.name}a", f"{self.name}b"
         self._run("netns", "add", self.name)

@@ -204,13 +204,16 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     assert "mamba" not in (said := stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"])
     assert said.startswith("not planned")
-    method = {"quant_method": "compressed-tensors"}  # and not how many bits
-    quantised = json.dumps(KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": method})
-    for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}', quantised):
+    for nothing in ("[]", '{"model_type": "qwen3", "hidden_size": null}'):
         (tmp_path / "config.json").write_text(nothing)
         assert stages.needs(config(tmp_path, f"model.path={tmp_path}"))["memory"] == said
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read"):
+        stages.needs(config(tmp_path, f"model.path={tmp_path}"))
+    method = {"quant_method": "compressed-tensors"}  # and not how many bits
+    quantised = KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": method}
+    (tmp_path / "config.json").write_text(json.dumps(quantised))
+    with pytest.raises(UsageError, match="which the learner does not read"):
         stages.needs(config(tmp_path, f"model.path={tmp_path}"))
 
 

@@ -179,7 +179,7 @@ def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
 def test_in_16_bits_the_probe_takes_them_too_and_leaves_them_as_they_were(name, folders):
     policy = Policy.load(folders(name), HALF)
     assert policy.found.way == "trees"
-    with shards.Stored(folders(name), shards.MODEL) as stored:
+    with shards.TensorFiles(folders(name), shards.MODEL) as stored:
         theirs = stored[next(key for key in stored if "embed" in key)]
     ours = policy.model.get_input_embeddings().weight
     assert ours.dtype == torch.bfloat16 and torch.equal(ours, theirs.bfloat16())
@@ -201,7 +201,10 @@ def test_an_engine_is_given_what_files_of_the_architecture_have(name, folders, t
     policy.model.save_pretrained(tmp_path / "theirs")
     (tmp_path / "ours").mkdir()
     policy.export(tmp_path / "ours", "model")
-    with shards.Stored(tmp_path / "ours", shards.MODEL) as ours, shards.Stored(tmp_path / "theirs", "model") as theirs:
+    with (
+        shards.TensorFiles(tmp_path / "ours", shards.MODEL) as ours,
+        shards.TensorFiles(tmp_path / "theirs", "model") as theirs,
+    ):
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
@@ -213,7 +216,10 @@ def test_a_checkpoint_is_exported_as_files_of_the_architecture_have_it(name, fol
     config = json.loads((tmp_path / "checkpoint" / "config.json").read_text())
     (tmp_path / "checkpoint" / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     language_model(tmp_path / "checkpoint", tmp_path / "plain")
-    with shards.Stored(tmp_path / "plain", shards.MODEL) as ours, shards.Stored(folders(name), shards.MODEL) as theirs:
+    with (
+        shards.TensorFiles(tmp_path / "plain", shards.MODEL) as ours,
+        shards.TensorFiles(folders(name), shards.MODEL) as theirs,
+    ):
         assert set(ours) == set(theirs)
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
@@ -225,7 +231,7 @@ def test_a_routers_bias_is_given_in_full(name, folders, tmp_path):
     for each in policy.constants.values():
         each.copy_(torch.linspace(0.1, 0.2, each.numel()))
     policy.export(tmp_path, "model")
-    with shards.Stored(tmp_path, shards.MODEL) as stored:
+    with shards.TensorFiles(tmp_path, shards.MODEL) as stored:
         assert policy.constants and all(torch.equal(stored[key], each) for key, each in policy.constants.items())
         assert stored["model.embed_tokens.weight"].dtype == torch.bfloat16
 
@@ -270,6 +276,6 @@ def test_the_language_model_of_a_multimodal_one_is_taken_out(tmp_path):
     assert (ours - theirs).abs().max().item() < 1e-5
     (tmp_path / "new").mkdir()
     policy.export(tmp_path / "new", "model")
-    with shards.Stored(tmp_path / "new", shards.MODEL) as stored:
+    with shards.TensorFiles(tmp_path / "new", shards.MODEL) as stored:
         assert {key.partition(".")[0] for key in stored} == {"model", "lm_head"}
         assert not any("language_model" in key or "visual" in key for key in stored)

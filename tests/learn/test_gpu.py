@@ -20,8 +20,8 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings, attention, policy, probe, recurrence
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
-from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
@@ -55,7 +55,7 @@ def test_a_learner_that_is_given_gpus_needs_a_torch_that_sees_them(miniature, mo
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
 def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, found, monkeypatch):
     """Torch refuses others: those that a CPU has, too, in a step with a KL term and all weights trained."""
-    assert Alone(LearnSettings()).device.type == "cuda"
+    assert SingleProcess(LearnSettings()).device.type == "cuda"
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
     monkeypatch.undo()

@@ -19,11 +19,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from test_together import LORA, SETTINGS, close_to, learner, same_as_one
+from test_distributed import LORA, SETTINGS, close_to, learner, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
-from coderepairrl.learn import Nodes, node, rendezvous
-from coderepairrl.learn.nodes import Node
+from coderepairrl.learn import NodePool, node, rendezvous
+from coderepairrl.learn.node_pool import RemoteNode
 from coderepairrl.learn.rendezvous import KEY, Address
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import pack
@@ -91,7 +91,7 @@ def far(monkeypatch):
 @contextlib.asynccontextmanager
 async def two_nodes(far, hidden, log, seconds=120.0):
     """The controller's end, and the process of the other node."""
-    nodes = await Nodes.open(far.address, 2, rendezvous.key(), seconds)
+    nodes = await NodePool.open(far.address, 2, rendezvous.key(), seconds)
     started = far.start(hidden, log, "--logs", str(log.parent / "far-logs"))
     try:
         yield nodes, started
@@ -132,7 +132,7 @@ async def test_two_nodes_do_what_one_process_does(far, hidden, log, miniature, m
         async with learner(miniature, tmp_path, TWO, nodes) as again:
             assert await again.restore(tmp_path / "c") == 1
             assert await again.step(make_rows([20, 30], 4)) == expected  # bit for bit
-            copies = [left for left in Path(tempfile.gettempdir()).glob("crrl-carried-*") if any(left.iterdir())]
+            copies = [left for left in Path(tempfile.gettempdir()).glob("crrl-broadcast-*") if any(left.iterdir())]
             assert not copies
         async with learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
             await one.restore(tmp_path / "c")
@@ -203,18 +203,18 @@ async def nodes(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    opened = await Nodes.open(Address("127.0.0.1", port), 3, rendezvous.key(), 5.0)
+    opened = await NodePool.open(Address("127.0.0.1", port), 3, rendezvous.key(), 5.0)
     yield opened
     await opened.close()
 
 
 def come(nodes, number, tmp_path):
-    return asyncio.create_task(node.work(nodes._address, number, seconds=5.0, log_dir=tmp_path))
+    return asyncio.create_task(node.run_node(nodes._address, number, seconds=5.0, log_dir=tmp_path))
 
 
 async def all_here(nodes, *numbers):
     async with asyncio.timeout(5):
-        while set(nodes._here) != set(numbers):
+        while set(nodes._joined) != set(numbers):
             await asyncio.sleep(0.01)
 
 
@@ -229,7 +229,7 @@ async def test_a_node_that_never_comes_is_named(nodes, tmp_path):
     nodes._seconds = 0.5
     working = come(nodes, 2, tmp_path)
     with pytest.raises(LearnerFault, match=r"node 1 has not come to 127.0.0.1:\d+ within 0.5 s") as caught:
-        await nodes.begin(3, 1)
+        await nodes.spawn(3, 1)
     assert "crrl learner 127.0.0.1" in caught.value.fix and "--node 1" in caught.value.fix
     await nodes.close()
     await working
@@ -238,13 +238,13 @@ async def test_a_node_that_never_comes_is_named(nodes, tmp_path):
 async def test_a_controller_that_never_comes(monkeypatch, tmp_path):
     monkeypatch.setenv(KEY, "a key for the tests of nodes")
     with pytest.raises(LearnerFault, match=r"no controller at 127.0.0.1:9 within 1.5 s: .*refused"):
-        await node.work(Address("127.0.0.1", 9), 1, seconds=1.5, log_dir=tmp_path)
+        await node.run_node(Address("127.0.0.1", 9), 1, seconds=1.5, log_dir=tmp_path)
 
 
 async def test_a_controller_that_goes_away_ends_the_node(nodes, tmp_path):
     working = come(nodes, 1, tmp_path)
     await all_here(nodes, 1)
-    await nodes._here[1].link.close()
+    await nodes._joined[1].channel.close()
     with pytest.raises(LearnerFault, match="went away"):
         await working
 
@@ -253,7 +253,7 @@ async def test_other_versions_are_refused_at_both_ends(nodes, tmp_path, monkeypa
     ours = rendezvous.versions()
     asked = iter([ours | {"torch": "2.12.0", "deepspeed": "0.18"}, ours])
     monkeypatch.setattr(rendezvous, "versions", lambda: next(asked))
-    beginning = asyncio.create_task(nodes.begin(3, 1))
+    beginning = asyncio.create_task(nodes.spawn(3, 1))
     await asyncio.sleep(0)
     for refused in (come(nodes, 1, tmp_path), beginning):
         with pytest.raises(
@@ -261,7 +261,7 @@ async def test_other_versions_are_refused_at_both_ends(nodes, tmp_path, monkeypa
         ) as it:
             await refused
         assert "the same on every node" in it.value.fix
-    assert not nodes._here
+    assert not nodes._joined
 
 
 @pytest.mark.parametrize("number", [1, 3])
@@ -278,18 +278,18 @@ async def test_numbers_that_are_taken_or_too_large(number, nodes, tmp_path, monk
 async def test_a_node_that_comes_again_before_its_end_was_noticed_waits(nodes, tmp_path, monkeypatch):
     vanished = come(nodes, 1, tmp_path)
     await all_here(nodes, 1)
-    old = nodes._here[1]
-    beginning = asyncio.create_task(nodes._all_here())
+    old = nodes._joined[1]
+    beginning = asyncio.create_task(nodes._wait_for_all())
     again = come(nodes, 1, tmp_path)
     async with asyncio.timeout(5):
-        while not nodes._twice:
+        while not nodes._taken:
             await asyncio.sleep(0.01)
-    assert not again.done() and not beginning.done() and nodes._here[1] is old
-    await old.link.close()
+    assert not again.done() and not beginning.done() and nodes._joined[1] is old
+    await old.channel.close()
     with pytest.raises(LearnerFault):
         await vanished
     async with asyncio.timeout(5):
-        while nodes._here.get(1) in (old, None):
+        while nodes._joined.get(1) in (old, None):
             await asyncio.sleep(0.01)
     other = come(nodes, 2, tmp_path)
     await beginning
@@ -298,18 +298,18 @@ async def test_a_node_that_comes_again_before_its_end_was_noticed_waits(nodes, t
 
 
 async def test_two_that_come_at_once_with_one_number_are_not_both_welcome(nodes, tmp_path, monkeypatch):
-    send, welcomed = rendezvous.Link.send, []
+    send, welcomed = rendezvous.Channel.send, []
 
-    async def slow(link, frame):
+    async def slow(channel, frame):
         if "welcome" in frame:
             welcomed.append(frame)
             await asyncio.sleep(0.3)
-        await send(link, frame)
+        await send(channel, frame)
 
-    monkeypatch.setattr(rendezvous.Link, "send", slow)
+    monkeypatch.setattr(rendezvous.Channel, "send", slow)
     working = [come(nodes, 1, tmp_path) for _ in range(2)]
     async with asyncio.timeout(5):
-        while not nodes._twice:
+        while not nodes._taken:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.4)
     assert len(welcomed) == 1
@@ -319,7 +319,7 @@ async def test_two_that_come_at_once_with_one_number_are_not_both_welcome(nodes,
 
 
 async def test_what_a_process_says_right_after_it_began_is_heard():
-    frames = [{"rank": 1, "died": "an old one"}, {"begun": [7]}, {"rank": 1, "reply": {"hello": True}}]
+    frames = [{"rank": 1, "died": "an old one"}, {"spawned": [7]}, {"rank": 1, "reply": {"hello": True}}]
     asked = asyncio.Event()
 
     class AtOnce:
@@ -332,9 +332,9 @@ async def test_what_a_process_says_right_after_it_began_is_heard():
                 raise OSError("closed")
             return frames.pop(0)
 
-    far = Node(1, "there", AtOnce())
-    listening = asyncio.create_task(far.listen())
-    [child] = await far.begin(range(1, 2), 2, "10.0.0.1:1")
+    far = RemoteNode(1, "there", AtOnce())
+    listening = asyncio.create_task(far.receive_frames())
+    [child] = await far.spawn(range(1, 2), 2, "10.0.0.1:1")
     assert child.pid == 7 and await child.receive() == {"hello": True}
     await listening
 
@@ -343,7 +343,7 @@ async def test_another_key_is_refused_and_nothing_is_said(nodes, tmp_path, monke
     nodes._key = b"the key of somebody else"
     with pytest.raises(UsageError, match=f"no crrl with this {KEY}"):
         await come(nodes, 1, tmp_path)
-    assert not nodes._here and nodes._refused is None
+    assert not nodes._joined and nodes._refused is None
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ async def test_another_key_is_refused_and_nothing_is_said(nodes, tmp_path, monke
         b"",
         pack({"node": 1, "nonce": "x"}) + pack({"proof": "0" * 64, "host": "h", "versions": {}}),
         pack({"node": 1, "nonce": "x"}) + pack({"proof": None}),
-        pack({"begin": {}}),
+        pack({"spawn": {}}),
         b"\x00\x00\x00\x02[]",
     ],
 )
@@ -363,7 +363,7 @@ async def test_strangers_get_nothing(said, nodes, tmp_path):
     writer.write(said)
     writer.write_eof()
     answer = await reader.read()
-    assert len(answer) < 200 and b"welcome" not in answer and not nodes._here
+    assert len(answer) < 200 and b"welcome" not in answer and not nodes._joined
     writer.close()
     await writer.wait_closed()
     working = [come(nodes, number, tmp_path) for number in (1, 2)]
@@ -374,14 +374,14 @@ async def test_strangers_get_nothing(said, nodes, tmp_path):
 
 async def test_a_proof_of_one_exchange_is_none_of_another(nodes):
     """What was overheard opens nothing: numbers are new each time, and each end proves another sentence."""
-    link = rendezvous.Link(*await asyncio.open_connection(*nodes._address))
-    await link.send({"node": 1, "nonce": "n"})
-    hello = await link.answer()
-    await link.send({"proof": hello["proof"], "host": "h", "versions": rendezvous.versions()})
+    channel = rendezvous.Channel(*await asyncio.open_connection(*nodes._address))
+    await channel.send({"node": 1, "nonce": "n"})
+    hello = await channel.receive_greeting()
+    await channel.send({"proof": hello["proof"], "host": "h", "versions": rendezvous.versions()})
     with pytest.raises(OSError, match="closed"):
-        await link.answer()
-    assert not nodes._here
-    await link.close()
+        await channel.receive_greeting()
+    assert not nodes._joined
+    await channel.close()
 
 
 @pytest.mark.parametrize("text", ["", "10.0.0.1", "10.0.0.1:", ":80", "h:port", "h:70000", "0.0.0.0:80", "[::]:80"])
@@ -403,7 +403,7 @@ def test_there_must_be_a_key(given, monkeypatch):
 
 async def test_an_address_of_another_machine(monkeypatch):
     with pytest.raises(UsageError, match=r"cannot listen at train.rendezvous=192.0.2.1:29400"):
-        await Nodes.open(Address("192.0.2.1", 29400), 2, b"k" * 16, 1.0)
+        await NodePool.open(Address("192.0.2.1", 29400), 2, b"k" * 16, 1.0)
     with pytest.raises(UsageError, match=r"no network interface of this machine has the address 192.0.2.1"):
         rendezvous.interface("192.0.2.1")
     assert rendezvous.interface("127.0.0.1") == ("lo" if sys.platform == "linux" else "lo0")

@@ -15,7 +15,7 @@ from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy, init_random, merge, rounded, survived
-from coderepairrl.learn.quantised import Frozen
+from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
@@ -74,7 +74,7 @@ def test_a_learner_has_the_numbers_that_are_written_for_the_engine(form, precisi
 
 @pytest.mark.parametrize("form", FORMS)
 def test_codes_take_the_memory_that_they_are_said_to(form, miniature):
-    layers = [m for m in Policy.load(miniature, settings(form)).model.modules() if isinstance(m, Frozen)]
+    layers = [m for m in Policy.load(miniature, settings(form)).model.modules() if isinstance(m, QuantisedLinear)]
     count = sum(layer.in_features * layer.out_features for layer in layers)
     taken = sum(layer.nbytes for layer in layers)
     tables = len(layers) * 64 if form == "nf4" else 0  # what 4 bits mean

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from gradient import gradient_of_step
-from test_together import close_to, learner
+from test_distributed import close_to, learner
 from torch.nn.functional import cross_entropy, log_softmax
 from transformers import AutoModelForCausalLM
 

@@ -47,7 +47,7 @@ def test_micro_batches_add_up_to_the_big_batch(algorithm, miniature, make_rows, 
         assert (accumulated[name] - value).abs().max().item() < 1e-6, name
 
 
-def test_the_same_samples_give_the_same_bits(miniature, make_rows):
+def test_the_same_samples_give_the_make_deterministic(miniature, make_rows):
     runs = []
     for _ in range(2):
         trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2, micro_tokens=50))

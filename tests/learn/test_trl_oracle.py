@@ -362,7 +362,7 @@ def test_minibatches_are_trls_steps_per_generation(case, passes, rows, miniature
     theirs, their_gradients, steps = trl_training(miniature, rows, order, tmp_path, passes, **options)
     assert steps == 2 * passes
     trainer.optimizer = torch.optim.SGD(trainer.policy.parameters.values(), lr=0.1)
-    trainer.parallel.optimizer = trainer.optimizer
+    trainer.strategy.optimizer = trainer.optimizer
     our_gradients = recorded_gradients(monkeypatch, trainer.policy.model)
     metrics = trainer.step(given, len(rows))
     assert trainer.updates == steps and metrics["clip_low"] + metrics["clip_high"] > 0

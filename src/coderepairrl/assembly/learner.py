@@ -27,7 +27,7 @@ def settings(config: Config) -> LearnSettings:
 
 
 def form(config: Config) -> str:
-    """How weights below adapters are held: as the run says, or ``stored`` where the model's files have codes.
+    """How weights below adapters are held: as the run says, or ``checkpoint`` where the model's files have codes.
 
     Raises `ConfigError` for both, `UsageError` for codes that the learner does not read.
     """
@@ -37,14 +37,14 @@ def form(config: Config) -> str:
         json.loads((folder / "config.json").read_text("utf-8"))
     except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
         return given
-    if config.model.init == "random" or not models.stored(folder):
+    if config.model.init == "random" or not models.quantisation_config(folder):
         return given
     if given != "none":
         raise ConfigError(
             f"model.quantise={given}, and the weights in {folder} are quantised already",
             fix="model.quantise=none, which trains adapters on them as they are",
         )
-    return "stored"
+    return "checkpoint"
 
 
 def teacher(config: Config) -> Path | None:

@@ -39,7 +39,7 @@ def in_codes(config: Config) -> bool:
     if config.model.init == "random":
         return False
     try:
-        return bool(models.stored(models.folder(config.model.path)))
+        return bool(models.quantisation_config(models.folder(config.model.path)))
     except (UsageError, OSError, ValueError):  # which is refused elsewhere
         return False
 

@@ -83,10 +83,10 @@ def learner(
     logs: Annotated[Path, typer.Option(help="folder for the logs of the processes here")] = Path("logs"),
 ) -> None:
     """A further node of a learner (train.nodes): waits for `crrl train`, works with it, and ends with it."""
-    from coderepairrl.learn.node import work
+    from coderepairrl.learn.node import run_node
     from coderepairrl.learn.rendezvous import Address
 
-    asyncio.run(work(Address.parse(rendezvous), node, seconds=seconds, log_dir=logs))
+    asyncio.run(run_node(Address.parse(rendezvous), node, seconds=seconds, log_dir=logs))
 
 
 def config(

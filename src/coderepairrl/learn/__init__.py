@@ -6,7 +6,7 @@ The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
 from coderepairrl.learn.client import Learner, init_random, language_model, merge, rounded, survived
-from coderepairrl.learn.nodes import Nodes
+from coderepairrl.learn.node_pool import NodePool
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
@@ -17,7 +17,7 @@ __all__ = [
     "Form",
     "LearnSettings",
     "Learner",
-    "Nodes",
+    "NodePool",
     "Shaping",
     "advantages",
     "batch",

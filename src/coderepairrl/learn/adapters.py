@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.quantised import Frozen
+from coderepairrl.learn.quantised import QuantisedLinear
 
 FILE = "adapter_model"
 CONFIG = "adapter_config.json"
@@ -115,7 +115,7 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
         return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
 
     for name, module in model.named_modules():
-        if isinstance(module, Frozen):
+        if isinstance(module, QuantisedLinear):
             owner, tensor = name.removesuffix(".base_layer"), module.weight.detach()
             yield f"{owner}.weight", sum_of(owner, tensor.float()) if owner in layers else tensor
     for name, parameter in model.named_parameters():

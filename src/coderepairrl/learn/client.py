@@ -13,7 +13,7 @@ from typing import Any, Self
 from coderepairrl.config.schema import Precision, Quantise, Route
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import rendezvous
-from coderepairrl.learn.nodes import Nodes, RemoteChild
+from coderepairrl.learn.node_pool import NodePool, RemoteChild
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.sync.weights import Published
@@ -59,7 +59,7 @@ class Learner:
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
         patience: float = PATIENCE,
-        nodes: Nodes | None = None,
+        nodes: NodePool | None = None,
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
@@ -262,7 +262,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 
 async def _spawn(
-    processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: Nodes | None
+    processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: NodePool | None
 ) -> list[Child | RemoteChild]:
     """Start the processes, with the environment by which they find each other; all or none."""
     if nodes is not None:
@@ -284,19 +284,22 @@ async def _spawn(
 
 
 async def _spawn_across(
-    processes: int, log_dir: Path, extra: Mapping[str, str], nodes: Nodes
+    processes: int, log_dir: Path, extra: Mapping[str, str], nodes: NodePool
 ) -> list[Child | RemoteChild]:
     """As `_spawn`, on all `nodes`: the others first, which have to come."""
     here = processes // nodes.count
     children: list[Child | RemoteChild] = []
     try:
-        with nodes.listen() as meeting:  # bound here, so that torch listens there alone
+        with nodes.listening_socket() as meeting:  # bound here, so that torch listens there alone
             address, port = meeting.getsockname()[:2]
-            remote = await nodes.begin(processes, port)
+            remote = await nodes.spawn(processes, port)
             children += remote
             local: list[Child | RemoteChild] = []
             for rank in range(here):
-                env = {**extra, **rendezvous.environment(rank, rank, here, processes, f"{address}:{port}", address)}
+                env = {
+                    **extra,
+                    **rendezvous.process_environment(rank, rank, here, processes, f"{address}:{port}", address),
+                }
                 env |= {} if rank else {"CRRL_LISTEN": str(meeting.fileno())}
                 given = [] if rank else [meeting.fileno()]
                 child = await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env, given=given)

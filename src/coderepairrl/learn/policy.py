@@ -29,7 +29,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from coderepairrl import models
 from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, quantised, recurrence, shards, stored
+from coderepairrl.learn import adapters, quantised, quantised_checkpoint, recurrence, shards
 from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
@@ -270,7 +270,7 @@ class Policy:
         self.module: nn.Module = self._packed
         """What `logprobs` calls: the packed model, or its wrapper where processes share it."""
         self.whole: Callable[[Tensor], Tensor] = Tensor.detach
-        """Gathers a tensor that processes share (`parallel.Alone.whole`)."""
+        """Gathers a tensor that processes share (`strategy.SingleProcess.whole`)."""
 
     @classmethod
     def load(
@@ -300,9 +300,9 @@ class Policy:
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         try:
             dtype = torch.bfloat16 if half else torch.float32
-            if about := models.stored(folder):
-                settings = settings if frozen else settings.but(quantise="stored")
-                model = stored.load(folder, about, dtype, TREE)
+            if about := models.quantisation_config(folder):
+                settings = settings if frozen else settings.but(quantise="checkpoint")
+                model = quantised_checkpoint.load(folder, about, dtype, TREE)
             else:
                 model = AutoModelForCausalLM.from_pretrained(
                     folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
@@ -310,7 +310,7 @@ class Policy:
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
         if settings.quantise in ("nf4", "int8"):
-            dtype = quantised.stored_dtype(folder, model.dtype)
+            dtype = quantised.checkpoint_dtype(folder, model.dtype)
             quantised.quantise(model, settings.quantise, dtype, device)
         if frozen:
             model.requires_grad_(False)
@@ -426,7 +426,7 @@ class Policy:
             self._write_layout(folder, self.stem)
 
     @property
-    def stored(self) -> dict[str, dict[str, nn.Parameter]]:
+    def saved(self) -> dict[str, dict[str, nn.Parameter]]:
         """What `save` writes: parameters by their names in files, by the stem of these."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
@@ -458,7 +458,7 @@ class Policy:
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE
         copy_layout(self.folder, folder, without=_MODELS_OWN if adapter else ())
-        if not adapter and self.settings.quantise == "stored":  # numbers are written out
+        if not adapter and self.settings.quantise == "checkpoint":  # numbers are written out
             config = json.loads((folder / "config.json").read_text("utf-8"))
             del config["quantization_config"]
             (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -565,10 +565,10 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     policy = _with_adapters(base, adapter, precision)
     left = total = 0.0
     try:
-        with shards.Stored(result, shards.MODEL) as stored:
+        with shards.TensorFiles(result, shards.MODEL) as files:
             deltas, before = published(policy.model, adapters.deltas(policy.model)), adapters.below(policy.model)
             for (name, delta), (_, was) in zip(deltas, published(policy.model, before), strict=True):
-                change = stored[name].to(was.device).float() - was.float()
+                change = files[name].to(was.device).float() - was.float()
                 left += (change * delta).sum(dtype=torch.float64).item()
                 total += delta.square().sum(dtype=torch.float64).item()
     except (OSError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
@@ -582,10 +582,10 @@ def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
         config = json.loads((adapter / adapters.CONFIG).read_text())
         lora = Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
-        with shards.Stored(adapter, adapters.FILE) as stored:
-            stored.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
+        with shards.TensorFiles(adapter, adapters.FILE) as files:
+            files.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
             for name, parameter in policy.parameters.items():
-                parameter.data.copy_(stored[policy.file_name(name)])
+                parameter.data.copy_(files[policy.file_name(name)])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
         raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
     return policy

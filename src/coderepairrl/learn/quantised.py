@@ -28,7 +28,7 @@ _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 Codes = dict[str, Tensor]
 
 
-class Frozen(nn.Linear):
+class QuantisedLinear(nn.Linear):
     """A linear layer with quantised weights, which PEFT takes for any other.
 
     Its codes are no parameters: no optimiser, wrapper or checkpoint knows of them.
@@ -40,9 +40,9 @@ class Frozen(nn.Linear):
         """`read` gives the weights (of `shape`) that `codes` stand for; they are rounded to `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
-        self.codes, self._read, self.dtype = _fixed(codes), read, dtype
-        frozen = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.register_parameter("bias", frozen)
+        self.codes, self._read, self.dtype = _frozen(codes), read, dtype
+        fixed = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.register_parameter("bias", fixed)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -60,24 +60,24 @@ class Frozen(nn.Linear):
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
-        y = cast(Tensor, cast(Any, _Product).apply(x, self))
+        y = cast(Tensor, cast(Any, _FrozenMatmul).apply(x, self))
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(next(iter(self.codes.values())).new_empty(0)).device  # codes keep their types
-        self.codes = _fixed({name: part.to(device) for name, part in self.codes.items()})
+        self.codes = _frozen({name: part.to(device) for name, part in self.codes.items()})
         return self
 
 
-def _fixed(codes: Codes) -> Codes:
-    """As parameters that are never trained, though of no module, which need not be copied twice (`learn.shelf`)."""
+def _frozen(codes: Codes) -> Codes:
+    """As parameters that are never trained, though of no module, which need not be copied twice (`learn.offload`)."""
     return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
 
-class _Product(torch.autograd.Function):
+class _FrozenMatmul(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, layer: Frozen) -> Tensor:
+    def forward(ctx: Any, x: Tensor, layer: QuantisedLinear) -> Tensor:
         ctx.layer = layer
         with torch.autocast(x.device.type, enabled=False):
             return linear(x, layer.weight.to(x.dtype))
@@ -110,10 +110,10 @@ def quantise(model: PreTrainedModel, form: Quantise, dtype: torch.dtype, device:
             weight = module.weight.data
             codes = pack(weight.to(device, dtype))
             bias = None if module.bias is None else module.bias.data.to(device)
-            setattr(model.get_submodule(owner), leaf, Frozen(weight.shape, codes, read, dtype, bias))
+            setattr(model.get_submodule(owner), leaf, QuantisedLinear(weight.shape, codes, read, dtype, bias))
 
 
-def stored_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
+def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
     """The type of the numbers in the model's files, where its weights were `loaded` as float32: that which `dtype` in
     config.json names. Numbers of quantised weights are rounded to it, so that an engine of that type has the same."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))

@@ -26,9 +26,9 @@ KEY = "CRRL_RENDEZVOUS_KEY"
 """Environment variable with the key."""
 SHORTEST = 16
 """Characters of a key."""
-GREETING = 10.0
+GREETING_SECONDS = 10.0
 """Seconds for each answer of the exchange."""
-_STRANGERS = 1 << 16
+_GREETING_BYTES = 1 << 16
 """Bytes of a frame before both ends know each other."""
 _PACKAGES = ("coderepairrl", "torch", "transformers", "peft", "accelerate", "safetensors", "deepspeed", "bitsandbytes")
 _LENGTH = struct.Struct(">I")
@@ -86,13 +86,13 @@ def versions() -> dict[str, str]:
     return found
 
 
-def proof(key: bytes, who: str, node: int, theirs: str, ours: str) -> str:
-    """That `who` has the key: over the random numbers of this exchange, so that none can be used again."""
+def prove(key: bytes, who: str, node: int, theirs: str, ours: str) -> str:
+    """An HMAC that proves that `who` has the key. It covers the nonces of both ends, so it cannot be replayed."""
     return hmac.new(key, json.dumps([who, node, theirs, ours]).encode(), "sha256").hexdigest()
 
 
-def same(proven: Any, expected: str) -> bool:
-    """Whether a proof is the expected one."""
+def proof_matches(proven: Any, expected: str) -> bool:
+    """Whether a proof is the expected one, compared in constant time."""
     return isinstance(proven, str) and hmac.compare_digest(proven.encode(), expected.encode())
 
 
@@ -101,23 +101,23 @@ def nonce() -> str:
     return secrets.token_hex(16)
 
 
-class Link:
-    """A connection between a node and the controller."""
+class Channel:
+    """A TCP connection between a node and the controller that carries frames of JSON."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._turn = asyncio.Lock()
+        self._sending = asyncio.Lock()
         taken: socket.socket = writer.get_extra_info("socket")
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _ALIVE:
             if hasattr(socket, name):
                 taken.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self.here: str = taken.getsockname()[0]
+        self.address: str = taken.getsockname()[0]
         """The address of this end."""
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send one frame. Raises OSError when the other end is gone."""
-        async with self._turn:
+        async with self._sending:
             self._writer.write(pack(frame))
             await self._writer.drain()
 
@@ -135,10 +135,10 @@ class Link:
             raise ValueError("no frame")
         return frame
 
-    async def answer(self) -> Frame:
-        """A frame of somebody who is not known yet. Raises as `receive`, and TimeoutError."""
-        async with asyncio.timeout(GREETING):
-            return await self.receive(_STRANGERS)
+    async def receive_greeting(self) -> Frame:
+        """A short frame of somebody who has not proven to have the key. Raises as `receive`, and TimeoutError."""
+        async with asyncio.timeout(GREETING_SECONDS):
+            return await self.receive(_GREETING_BYTES)
 
     async def close(self) -> None:
         """Close the connection; frames that were sent still arrive."""
@@ -149,8 +149,11 @@ class Link:
             return
 
 
-def environment(rank: int, local: int, here: int, world: int, store: str, address: str) -> dict[str, str]:
-    """By which process `rank`, the `local`-th of those `here`, finds the others; `address` is its node's own."""
+def process_environment(rank: int, local: int, here: int, world: int, store: str, address: str) -> dict[str, str]:
+    """Variables by which process `rank`, the `local`-th of those `here`, finds the others: those of torchrun, and ours.
+
+    `address` is its node's own. Raises as `interface`.
+    """
     own: dict[str, int | str] = {
         "RANK": rank,
         "LOCAL_RANK": local,

@@ -48,8 +48,8 @@ class LearnSettings(Learning):
     """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     """The constant denominator per episode of algorithms that have one; None for others."""
-    quantise: Literal[Quantise, "stored"] = "none"
-    """How the weights below adapters are held; ``stored`` are the codes in the model's files."""
+    quantise: Literal[Quantise, "checkpoint"] = "none"
+    """How the weights below adapters are held; ``checkpoint`` are the codes in the model's files."""
     seed: int = 0
     """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
 
@@ -272,9 +272,9 @@ class LearnSettings(Learning):
     def _check_quantised(self) -> None:
         if self.quantise == "none":
             return
-        stored = self.quantise == "stored"
-        what = "the model's files hold" if stored else f"model.quantise={self.quantise} holds"
-        other = "the model as it was published" if stored else "model.quantise=none"
+        in_checkpoint = self.quantise == "checkpoint"
+        what = "the model's files hold" if in_checkpoint else f"model.quantise={self.quantise} holds"
+        other = "the model as it was published" if in_checkpoint else "model.quantise=none"
         if self.lora is None:
             raise ConfigError(
                 f"{what} weights in codes that no gradient moves, and all weights are to be trained",

@@ -72,7 +72,7 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
-class Stored:
+class TensorFiles:
     """The tensors of the files with one stem, read on demand. A context manager that keeps the files open."""
 
     def __init__(self, folder: Path, stem: str) -> None:
@@ -89,7 +89,7 @@ class Stored:
             file = self._files.enter_context(safe_open(folder / name, framework="pt"))
             self._where |= dict.fromkeys(file.keys(), file)
 
-    def __enter__(self) -> Stored:
+    def __enter__(self) -> TensorFiles:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,7 +104,7 @@ class Stored:
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
         """Raise `UsageError` unless names and shapes are those in `shapes`."""
-        stored = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
-        if stored != dict(shapes):
-            wrong = sorted({*stored.items()} ^ {*shapes.items()})[0][0]
+        found = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        if found != dict(shapes):
+            wrong = sorted({*found.items()} ^ {*shapes.items()})[0][0]
             raise UsageError(f"these are the weights of another model: {wrong} differs")

@@ -26,11 +26,11 @@ from coderepairrl.learn.corrections import Weights, weights
 from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, estimate
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.muon import Muon
+from coderepairrl.learn.offload import Offloader
 from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches, pack, scored, share, tokens_of
-from coderepairrl.learn.parallel import Alone
 from coderepairrl.learn.policy import Other, Policy, Scored
 from coderepairrl.learn.settings import Form, LearnSettings
-from coderepairrl.learn.shelf import Shelf
+from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
@@ -73,24 +73,24 @@ class Trainer:
     def __init__(self, model: Path, settings: LearnSettings) -> None:
         """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
         self.settings = settings
-        self.parallel = _parallel(settings)
+        self.strategy = _strategy(settings)
         self.reference: Policy | None = None
-        with self.parallel.at_hand(model) as folder:
-            self.policy = Policy.load(folder, settings, self.parallel.load_device)
+        with self.strategy.local_copy(model) as folder:
+            self.policy = Policy.load(folder, settings, self.strategy.load_device)
             if settings.beta > 0 and settings.lora is None:
-                self.reference = Policy.load(folder, settings, self.parallel.load_device)
+                self.reference = Policy.load(folder, settings, self.strategy.load_device)
                 self.reference.model.requires_grad_(False)
         self.teacher: Policy | None = None
         if settings.teacher:
-            with self.parallel.at_hand(Path(settings.teacher)) as folder:
-                self.teacher = Policy.load(folder, settings, self.parallel.load_device, frozen=True)
+            with self.strategy.local_copy(Path(settings.teacher)) as folder:
+                self.teacher = Policy.load(folder, settings, self.strategy.load_device, frozen=True)
         self.version = 0
         self.updates = 0
         self.optimizer = _optimizer(self.policy, settings)
-        self.parallel.prepare(self.policy, self.optimizer)
-        self._shelf = Shelf(self.parallel.device)
+        self.strategy.prepare(self.policy, self.optimizer)
+        self._offloader = Offloader(self.strategy.device)
         ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
-        alone, chunkable = zip(*self.parallel.gather(ours), strict=True)
+        alone, chunkable = zip(*self.strategy.gather(ours), strict=True)
         # processes that went different ways would wait for each other forever
         self._alone, self._chunkable = any(alone), all(chunkable)
 
@@ -137,7 +137,7 @@ class Trainer:
                 metrics.skip(len(updates) - number, str(error))
                 break
         self.version += 1
-        return metrics.summary(self.parallel.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class Trainer:
             if batch is not part.idle:
                 metrics.before(batch, scored.logp_N)
                 metrics.add(self._loss(batch, scored, part.scale), None, scored.right_N)
-        return metrics.summary(self.parallel.gather(metrics.totals()))
+        return metrics.summary(self.strategy.gather(metrics.totals()))
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
@@ -239,9 +239,9 @@ class Trainer:
         if self._first:
             recover(folder)
             problem = damage(folder)
-        if problem := next(filter(None, self.parallel.gather(problem)), ""):  # also a barrier: `recover` comes first
+        if problem := next(filter(None, self.strategy.gather(problem)), ""):  # also a barrier: `recover` comes first
             raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
-        with self.parallel.at_hand(folder) as there:
+        with self.strategy.local_copy(folder) as there:
             version, updates = self._read(there)
         self.version, self.updates = version, updates
 
@@ -255,34 +255,36 @@ class Trainer:
             if schema == _SCHEMA and not (folder / SUMS).exists():
                 raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
             with ExitStack() as files:
-                moments = files.enter_context(shards.Stored(folder, _OPTIMIZER))
+                moments = files.enter_context(shards.TensorFiles(folder, _OPTIMIZER))
                 found = [
-                    (p, files.enter_context(shards.Stored(folder, stem))) for stem, p in self.policy.stored.items()
+                    (p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in self.policy.saved.items()
                 ]
-                for parameters, stored in found:
-                    shapes = {name: self.parallel.shape(p) for name, p in parameters.items()}
-                    if stored is found[0][1] and self.settings.lora is None:  # the model's own
+                for parameters, tensors in found:
+                    shapes = {name: self.strategy.shape(p) for name, p in parameters.items()}
+                    if tensors is found[0][1] and self.settings.lora is None:  # the model's own
                         shapes |= {name: buffer.shape for name, buffer in self.policy.constants.items()}
-                    stored.check(shapes)
+                    tensors.check(shapes)
                 self._take(found, moments)
         except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
             raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
         return version, updates
 
-    def _take(self, found: Sequence[tuple[Mapping[str, nn.Parameter], shards.Stored]], moments: shards.Stored) -> None:
+    def _take(
+        self, found: Sequence[tuple[Mapping[str, nn.Parameter], shards.TensorFiles]], moments: shards.TensorFiles
+    ) -> None:
         keys: dict[str, list[str]] = {}
         for entry in moments:
             key, _, name = entry.partition(".")
             keys.setdefault(name, []).append(key)
-        for parameters, stored in found:
+        for parameters, tensors in found:
             for name, parameter in parameters.items():
-                self.parallel.put(parameter, stored[name])
+                self.strategy.put(parameter, tensors[name])
         for name, parameter in self.policy.parameters.items():
-            self.parallel.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
+            self.strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
 
     def _moments(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.policy.parameters.items():
-            for key, value in self.parallel.moments(parameter):
+            for key, value in self.strategy.moments(parameter):
                 yield f"{key}.{name}", value
 
     def put_away(self) -> int:
@@ -290,16 +292,16 @@ class Trainer:
 
         Raises ValueError for one of several processes, which have more there than tensors of ours.
         """
-        if self.parallel.ranks > 1:
+        if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
-        return self._shelf.put([policy.module for policy in self._policies], self.optimizer)
+        return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
         """Move what was put away back to the device, bit for bit; returns its bytes."""
-        return self._shelf.take()
+        return self._offloader.restore()
 
     def _require_here(self) -> None:
-        if self._shelf.used:
+        if self._offloader.offloaded:
             raise ValueError("the learner's weights are in the host's memory: take them back first")
 
     @property
@@ -331,7 +333,7 @@ class Trainer:
 
     @property
     def _first(self) -> bool:
-        return self.parallel.rank == 0
+        return self.strategy.rank == 0
 
     @contextmanager
     def _replaced(self, folder: Path) -> Iterator[Path]:
@@ -349,7 +351,7 @@ class Trainer:
             result = action()
         except (OSError, safetensors.SafetensorError) as error:
             failure = error
-        reasons = self.parallel.gather(str(failure) if failure else "")
+        reasons = self.strategy.gather(str(failure) if failure else "")
         if failure:
             raise failure
         if reason := next(filter(None, reasons), ""):
@@ -358,7 +360,7 @@ class Trainer:
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
         """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
-        settings, together = self.settings, self.parallel
+        settings, together = self.settings, self.strategy
         metrics.minibatch(samples)
         tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
         tree_tokens = PASSES_PER_TREE * settings.micro_tokens if self._in_chunks else 0
@@ -411,7 +413,7 @@ class Trainer:
                 own |= values.rows_of(batch, scored.value_N, penalty_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
-            known.append((part.samples, {n: row for each in self.parallel.gather(own) for n, row in each.items()}))
+            known.append((part.samples, {n: row for each in self.strategy.gather(own) for n, row in each.items()}))
         discounts = map(settings.of_values, ("gamma", "gae_lambda"))
         found, metrics.explained = values.estimates(known, *discounts, whiten=settings.baseline == "batch")
         for part, of_rows in zip(parts, found, strict=True):
@@ -427,7 +429,7 @@ class Trainer:
         settings = self.settings
         found: dict[str, dict[str, float]] = {}
         for sample in samples:
-            (batch,) = (each.to(self.parallel.device) for each in micro_batches([sample], settings.micro_tokens))
+            (batch,) = (each.to(self.strategy.device) for each in micro_batches([sample], settings.micro_tokens))
             reference_N = self._reference_logprobs(batch)
             assert reference_N is not None  # there is a beta
             kl_N = estimate(settings.estimator, batch.recorded_N, reference_N)
@@ -453,7 +455,7 @@ class Trainer:
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
         """Add up the gradient of a minibatch; `first` if no update of the batch was made yet."""
-        settings, together, batches = self.settings, self.parallel, part.batches
+        settings, together, batches = self.settings, self.strategy, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
                 scored = self._scored(batch)
@@ -542,22 +544,22 @@ class Trainer:
     def _update(self) -> tuple[float, float]:
         """One optimiser update; returns the gradient's norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
-        norm = self.parallel.update(rate)
+        norm = self.strategy.update(rate)
         self.updates += 1
         return norm, rate
 
 
-def _parallel(settings: LearnSettings) -> Alone:
+def _strategy(settings: LearnSettings) -> SingleProcess:
     if settings.processes == 1:
-        return Alone(settings)
+        return SingleProcess(settings)
     # imported only if needed: accelerate and DeepSpeed are slow to load
     if settings.strategy in ("zero2", "zero3"):
         from coderepairrl.learn.zero import Zero
 
         return Zero(settings)
-    from coderepairrl.learn.together import Together
+    from coderepairrl.learn.distributed import Distributed
 
-    return Together(settings)
+    return Distributed(settings)
 
 
 def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:

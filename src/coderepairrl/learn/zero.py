@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.learn.distributed import Distributed
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import BUCKET, LearnSettings
-from coderepairrl.learn.together import Together
 
 try:
     import deepspeed
@@ -38,7 +38,7 @@ except ImportError as error:
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class Zero(Together):
+class Zero(Distributed):
     """One of several processes that share the optimiser state of one model, and with stage 3 the model."""
 
     def __init__(self, settings: LearnSettings) -> None:

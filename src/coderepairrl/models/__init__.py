@@ -34,11 +34,11 @@ def quantised(folder: Path) -> str:
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
 
 
-STORED = ("awq", "fp8", "compressed-tensors")
+QUANTISATION_METHODS = ("awq", "fp8", "compressed-tensors")
 """Values of ``quant_method`` that the learner reads."""
 
 
-def stored(folder: Path) -> dict[str, Any]:
+def quantisation_config(folder: Path) -> dict[str, Any]:
     """The ``quantization_config`` of the model in `folder`; empty where its files have plain weights.
 
     Raises `UsageError` for a format that the learner does not read, OSError and ValueError for what is no config.
@@ -48,7 +48,7 @@ def stored(folder: Path) -> dict[str, Any]:
     why = ""
     if found:
         method = str(found.get("quant_method"))
-        if method not in STORED:
+        if method not in QUANTISATION_METHODS:
             why = f"by {method}"
         elif method == "awq" and (found.get("bits"), str(found.get("version", "gemm")).lower()) != (4, "gemm"):
             why = "by AWQ in another layout than 4-bit GEMM"
@@ -57,7 +57,8 @@ def stored(folder: Path) -> dict[str, Any]:
     if why:
         raise UsageError(
             f"the weights in {folder} are quantised {why}, which the learner does not read",
-            fix=f"a checkpoint in one of {', '.join(STORED)}, or the model as it was published with model.quantise=nf4",
+            fix=f"a checkpoint in one of {', '.join(QUANTISATION_METHODS)}, or the model as it was published with"
+            " model.quantise=nf4",
         )
     return found
 

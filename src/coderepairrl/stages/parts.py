@@ -17,7 +17,7 @@ from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Learner, LearnSettings, Nodes, init_random, merge, rendezvous, rounded, survived
+from coderepairrl.learn import Learner, LearnSettings, NodePool, init_random, merge, rendezvous, rounded, survived
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -196,13 +196,13 @@ async def open_policy(
     return engine, policy
 
 
-async def open_nodes(parts: AsyncExitStack, config: Config) -> Nodes | None:
+async def open_nodes(parts: AsyncExitStack, config: Config) -> NodePool | None:
     """The learner's other nodes, for which it listens until `parts` are taken down; None where there are none."""
     train = config.train
     if train.nodes == 1:
         return None
     address = rendezvous.Address.parse(train.rendezvous)
-    nodes = await Nodes.open(address, train.nodes, rendezvous.key(), train.node_seconds)
+    nodes = await NodePool.open(address, train.nodes, rendezvous.key(), train.node_seconds)
     parts.push_async_callback(nodes.close)
     return nodes
 
@@ -213,7 +213,7 @@ async def start_learner(
     folder: RunFolder,
     model: Path,
     outbox: Path,
-    nodes: Nodes | None = None,
+    nodes: NodePool | None = None,
 ) -> Learner:
     """A learner on the run's own devices, with the weights of `model`. Raises what `Learner.start` raises."""
     return await Learner.start(

@@ -23,7 +23,7 @@ from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Account, Form, Learner, Nodes
+from coderepairrl.learn import Account, Form, Learner, NodePool
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
@@ -62,7 +62,7 @@ class _Run:
     history: History
     model: Path
     outbox: Path
-    nodes: Nodes | None
+    nodes: NodePool | None
     learner: Learner
     bench: Bench | None
     engine: SupervisedEngine | None

@@ -18,27 +18,26 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from coderepairrl.learn.carry import carried
-from coderepairrl.learn.parallel import Alone, T
+from coderepairrl.learn.broadcast import broadcast_folder
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.learn.strategy import SingleProcess, T
 
-RANK, RANKS, MEETING = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
+RANK, RANKS, RENDEZVOUS_FILE = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
 """Environment of one of several learner processes: its number, how many there are, the file of their rendezvous."""
-LOCAL, LOCALS, STORE, LISTEN = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CRRL_STORE", "CRRL_LISTEN"
+LOCAL_RANK, LOCAL_RANKS, STORE, LISTEN = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CRRL_STORE", "CRRL_LISTEN"
 """The same on its node; and where there are several nodes, in place of the file, HOST:PORT of the rendezvous, and the
 first process's descriptor that listens there."""
-_MEET = timedelta(seconds=300)
-"""For all to come."""
+_RENDEZVOUS_TIMEOUT = timedelta(seconds=300)
 
 
-class Together(Alone):
+class Distributed(SingleProcess):
     """One of several processes: each has the whole model (DDP), or a part of every layer (FSDP2)."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
         self.rank, self.ranks = int(os.environ[RANK]), int(os.environ[RANKS])
-        local, locals_ = int(os.environ[LOCAL]), int(os.environ[LOCALS])
+        local, local_ranks = int(os.environ[LOCAL_RANK]), int(os.environ[LOCAL_RANKS])
         if self.device.type == "cuda":
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
@@ -48,10 +47,10 @@ class Together(Alone):
         if STORE in os.environ:
             store = _store(self.rank, self.ranks)
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
-            self._leaders = distributed.new_group(list(range(0, self.ranks, locals_)), backend="gloo")
+            self._leaders = distributed.new_group(list(range(0, self.ranks, local_ranks)), backend="gloo")
         else:
             distributed.init_process_group(
-                backend, init_method=f"file://{os.environ[MEETING]}", rank=self.rank, world_size=self.ranks
+                backend, init_method=f"file://{os.environ[RENDEZVOUS_FILE]}", rank=self.rank, world_size=self.ranks
             )
         self._first_here = self.rank - local
 
@@ -83,11 +82,11 @@ class Together(Alone):
         distributed.all_gather_object(everyone, value)
         return everyone
 
-    def at_hand(self, folder: Path) -> AbstractContextManager[Path]:
+    def local_copy(self, folder: Path) -> AbstractContextManager[Path]:
         """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
         if self._leaders is None:
             return nullcontext(folder)
-        return carried(folder, self._leaders, self.gather, rank=self.rank, leader=self._first_here)
+        return broadcast_folder(folder, self._leaders, self.gather, rank=self.rank, leader=self._first_here)
 
     def _options(self, policy: Policy) -> dict[str, Any]:
         """Arguments for `Accelerator`."""
@@ -115,5 +114,5 @@ def _store(rank: int, ranks: int) -> Any:
     host, _, port = os.environ[STORE].rpartition(":")
     listening = int(os.environ[LISTEN]) if LISTEN in os.environ else None
     return distributed.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), ranks, is_master=rank == 0, timeout=_MEET, master_listen_fd=listening
+        host, int(port), ranks, is_master=rank == 0, timeout=_RENDEZVOUS_TIMEOUT, master_listen_fd=listening
     )

@@ -1,6 +1,6 @@
-"""The parts of training that differ when several processes share a batch or the model.
+"""What `train.strategy` decides: how a batch and the model are divided among processes.
 
-`Alone` is a single process; `coderepairrl.learn.together` has one of several.
+`SingleProcess` divides nothing; `coderepairrl.learn.distributed` and `coderepairrl.learn.zero` build on it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from coderepairrl.learn.settings import LearnSettings
 T = TypeVar("T")
 
 
-class Alone:
+class SingleProcess:
     """A single process with the whole model."""
 
     rank = 0
@@ -32,7 +32,7 @@ class Alone:
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self.device.type == "cuda":
-            _same_bits()
+            _make_deterministic()
 
     @property
     def load_device(self) -> torch.device:
@@ -103,12 +103,12 @@ class Alone:
         """The `value` of each process, by rank."""
         return [value]
 
-    def at_hand(self, folder: Path) -> AbstractContextManager[Path]:
+    def local_copy(self, folder: Path) -> AbstractContextManager[Path]:
         """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
         return nullcontext(folder)
 
 
-def _same_bits() -> None:
+def _make_deterministic() -> None:
     """Make training deterministic on a GPU, too: a resumed run repeats steps and compares the weights.
 
     Torch raises for operations without a deterministic kernel; a step uses none. Not with ``warn_only``: then

@@ -1,4 +1,4 @@
-"""A folder of files for nodes that do not have it: through the process group, from the first process."""
+"""The files of a folder on nodes that do not have them: broadcast by the first process through the process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Files = Mapping[str, tuple[int, int]]
 
 
 @contextmanager
-def carried(
+def broadcast_folder(
     folder: Path,
     leaders: distributed.ProcessGroup,
     gather: Callable[[Any], list[Any]],
@@ -43,8 +43,8 @@ def carried(
     try:
         if rank == leader:
             if found[rank] != wanted:
-                copy = Path(tempfile.mkdtemp(prefix="crrl-carried-"))
-            problem = _pass_on(folder, copy, wanted, leaders)
+                copy = Path(tempfile.mkdtemp(prefix="crrl-broadcast-"))
+            problem = _broadcast(folder, copy, wanted, leaders)
         told = gather((str(copy or ""), problem))
         if reason := next((why for _, why in told if why), ""):
             raise OSError(f"{folder} did not reach every node: {reason}")
@@ -66,7 +66,7 @@ def _files(folder: Path) -> Files | None:
         return None
 
 
-def _pass_on(folder: Path, copy: Path | None, files: Files, leaders: distributed.ProcessGroup) -> str:
+def _broadcast(folder: Path, copy: Path | None, files: Files, leaders: distributed.ProcessGroup) -> str:
     """Send the files, or receive them into `copy`, if there is one; returns why it failed, or "".
 
     Every process sends or receives all pieces, whatever happens: else the others would wait.

@@ -19,7 +19,7 @@ from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy, merge
-from coderepairrl.learn.quantised import Frozen
+from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "gpu" / "quantised.py"))
@@ -43,7 +43,9 @@ def test_numbers_are_those_of_the_format(coded):
     """Against each format's own rounding, written down again from how its numbers are made."""
     form, folder = coded
     policy, plain = Policy.load(folder, LORA), load_file(TINY / "model.safetensors")
-    layers = {name.replace(".base_layer", ""): m for name, m in policy.model.named_modules() if isinstance(m, Frozen)}
+    layers = {
+        name.replace(".base_layer", ""): m for name, m in policy.model.named_modules() if isinstance(m, QuantisedLinear)
+    }
     assert len(layers) == 7 * policy.model.config.num_hidden_layers
     for name, layer in layers.items():
         weight = plain[f"{name}.weight"].float()
@@ -63,7 +65,7 @@ def test_numbers_are_those_of_the_format(coded):
 def test_adapters_learn_and_are_merged_into_plain_numbers(coded, make_rows, on_policy, tmp_path):
     _, folder = coded
     trainer = Trainer(folder, LORA)
-    assert trainer.policy.found.way == "trees" and trainer.policy.settings.quantise == "stored"
+    assert trainer.policy.found.way == "trees" and trainer.policy.settings.quantise == "checkpoint"
     rows = on_policy(trainer, make_rows([30, 12, 21]))
     assert trainer.step(rows)["mismatch_max"] < 1e-5
     trainer.save(tmp_path / "c")
@@ -82,7 +84,7 @@ def test_codes_take_what_was_planned(coded):
     form, folder = coded
     shape, policy = Architecture.read(folder), Policy.load(folder, LORA)
     assert shape is not None
-    layers = [module for module in policy.model.modules() if isinstance(module, Frozen)]
+    layers = [module for module in policy.model.modules() if isinstance(module, QuantisedLinear)]
     taken = sum(p.nbytes for p in policy.model.parameters()) + sum(layer.nbytes for layer in layers)
     planned = learner_memory(shape, LORA, longest=1)
     assert taken == pytest.approx(planned.weights + planned.adapters, rel=0.08)  # scales are float32 here
@@ -99,7 +101,7 @@ def test_a_run_is_told_what_it_is_on(coded):
         }
     )
     assert resolved(given).train.mismatch_correction == "token"
-    assert settings_of(given).quantise == "stored"
+    assert settings_of(given).quantise == "checkpoint"
     for change, fix in (({"train": {}}, "train.lora=true"), ({"model": {"quantise": "int8"}}, "model.quantise=none")):
         wrong = given.model_dump() | {name: given.model_dump()[name] | part for name, part in change.items()}
         if "train" in change:
@@ -130,7 +132,7 @@ def test_a_run_is_told_what_it_is_on(coded):
 def test_what_the_learner_does_not_read_is_refused(about, why, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3", "quantization_config": about}))
     with pytest.raises(UsageError, match=why) as refused:
-        models.stored(tmp_path)
+        models.quantisation_config(tmp_path)
     assert "model.quantise=nf4" in refused.value.fix
 
 
@@ -162,7 +164,7 @@ def test_how_activations_are_rounded_is_the_engines(tmp_path):
     stored = load_file(folder / "model.safetensors")
     scales = {name.replace("weight_scale", "input_scale"): torch.ones(1) for name in stored if "weight_scale" in name}
     save_file(stored | scales, folder / "model.safetensors")
-    assert any(isinstance(module, Frozen) for module in Policy.load(folder, LORA).model.modules())
+    assert any(isinstance(module, QuantisedLinear) for module in Policy.load(folder, LORA).model.modules())
 
 
 def test_codes_that_are_missing_are_named(tmp_path):

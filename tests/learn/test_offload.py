@@ -7,7 +7,7 @@ import torch
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.shelf import Shelf
+from coderepairrl.learn.offload import Offloader
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [30, 12, 45]
@@ -47,12 +47,12 @@ def test_tied_weights_stay_one(miniature, make_rows):
     assert (head.data_ptr() == table.data_ptr()) == tied
     own, twin = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     twin.weight = torch.nn.Parameter(own.weight.data)  # another parameter on the same values
-    shelf = Shelf(torch.device("cpu"))
+    offloader = Offloader(torch.device("cpu"))
     optimizer = torch.optim.AdamW(own.parameters())
-    assert shelf.put([own, twin], optimizer) == 4 * (9 + 3 + 3)
+    assert offloader.offload([own, twin], optimizer) == 4 * (9 + 3 + 3)
     own.weight.data[0, 0] = 7.0
     assert twin.weight[0, 0] == 7.0
-    shelf.take()
+    offloader.restore()
     own.weight.data[0, 0] = 8.0
     assert twin.weight[0, 0] == 8.0
 

@@ -175,7 +175,7 @@ def test_rows_are_dealt_in_whole_rounds_within_the_budget():
 def test_processes_that_find_different_ways_go_the_same(miniature, monkeypatch):
     """Row by row, and in no chunks, if one of them has to."""
     assert Trainer(miniature, SETTINGS)._budget == SETTINGS.micro_tokens
-    monkeypatch.setattr("coderepairrl.learn.parallel.Alone.gather", lambda self, value: [value, (True, False)])
+    monkeypatch.setattr("coderepairrl.learn.strategy.SingleProcess.gather", lambda self, value: [value, (True, False)])
     trainer = Trainer(miniature, SETTINGS)
     assert trainer._budget == 1 and not trainer._in_chunks
 

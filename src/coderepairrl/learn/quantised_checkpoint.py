@@ -1,8 +1,9 @@
 """Models whose files have codes in the place of weights: AWQ, FP8 and compressed-tensors, read as vLLM reads them.
 
-A layer keeps the tensors of its file and computes with the numbers that they stand for (`quantised.Frozen`). Scales are
-rounded to the type of the computation first, as vLLM does, so that of formats that quantise weights alone the numbers
-are the engine's. Where activations are quantised, too (FP8, W8A8), the engine's logits are others than the learner's.
+A layer keeps the tensors of its file and computes with the numbers that they stand for (`quantised.QuantisedLinear`).
+Scales are rounded to the type of the computation first, as vLLM does, so that of formats that quantise weights alone
+the numbers are the engine's. Where activations are quantised, too (FP8, W8A8), the engine's logits are others than the
+learner's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl.errors import EngineFault, UsageError
-from coderepairrl.learn.quantised import Codes, Frozen
+from coderepairrl.learn.quantised import Codes, QuantisedLinear
 from coderepairrl.sync import weights
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -30,8 +31,8 @@ _OF_ACTIVATIONS = {"input_scale", "input_zero_point"}
 
 
 def load(folder: Path, about: Mapping[str, Any], dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    """The model in `folder`, whose ``quantization_config`` is `about` (`models.stored`, which knows the format).
-    What has no codes, and the numbers that codes stand for, are of type `dtype`.
+    """The model in `folder`, whose ``quantization_config`` is `about` (`models.quantisation_config`, which knows
+    the format). What has no codes, and the numbers that codes stand for, are of type `dtype`.
 
     Raises `UsageError` where files and format differ, OSError and SafetensorError for what cannot be read.
     """
@@ -67,7 +68,7 @@ def load(folder: Path, about: Mapping[str, Any], dtype: torch.dtype, attention: 
             raise _unread(folder, f"{name} has {shape.numel()} weights, and codes for {count}")
         bias = tensors[f"{name}.bias"].to(dtype) if biased else None
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, Frozen(shape, codes, read, dtype, bias))
+        setattr(model.get_submodule(owner), leaf, QuantisedLinear(shape, codes, read, dtype, bias))
     for name, parameter in list(model.named_parameters()):
         if parameter.device.type != "meta":
             continue

@@ -1,0 +1,98 @@
+"""Offloading of what a learner holds on its device to the host's memory, so that an engine can have the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from coderepairrl.learn.quantised import QuantisedLinear
+
+Location = tuple[object, ...]
+
+
+class Offloader:
+    """Moves weights, gradients, buffers and moments off a device and back, bit for bit.
+
+    Tensors stay the objects that they are, and what they hold is moved (`Tensor.data`): parameters that are tied, the
+    optimiser's state and hooks know nothing of it. The host's copies are page-locked and kept from turn to turn, since
+    to lock pages takes longer than to copy them. Of a parameter that is not trained the copy is made once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tensors: list[Tensor] = []
+        """What is offloaded now."""
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+        """By the identity of a tensor: itself, and its copy on the host."""
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether anything is on the host now."""
+        return bool(self._tensors)
+
+    def offload(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> int:
+        """Move all that these hold on the device to the host; returns its bytes. Nothing to do the second time."""
+        if self.offloaded:
+            return 0
+        tensors = [tensor for tensor in _held(modules, optimizer) if tensor.device.type == self.device.type]
+        copies, by_location = dict[int, tuple[Tensor, Tensor]](), dict[Location, Tensor]()
+        for tensor in tensors:
+            location = _location(tensor)
+            if location not in by_location:
+                by_location[location] = self._copy(tensor)
+            copies[id(tensor)] = tensor, by_location[location]
+        self._synchronise()
+        for tensor, copy in copies.values():
+            tensor.data = copy
+        self._tensors, self._copies = tensors, copies
+        self._synchronise()
+        return sum(copy.nbytes for copy in by_location.values())
+
+    def restore(self) -> int:
+        """Move everything back to the device; returns its bytes."""
+        by_location = dict[Location, Tensor]()
+        for tensor in self._tensors:
+            location = _location(tensor)
+            if location not in by_location:
+                restored = torch.empty_like(tensor.data, device=self.device)
+                by_location[location] = restored.copy_(tensor.data, non_blocking=True)
+            tensor.data = by_location[location]
+        self._tensors = []
+        self._synchronise()
+        return sum(each.nbytes for each in by_location.values())
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        """Begin to copy a tensor to the host: into its last copy, which has its values already if it is not trained."""
+        known, copy = self._copies.get(id(tensor), (None, None))
+        if copy is None or known is not tensor or copy.shape != tensor.shape:
+            copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")
+        elif isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
+            return copy
+        return copy.copy_(tensor.data, non_blocking=True)
+
+    def _synchronise(self) -> None:
+        """Wait for copies, and give back what torch keeps of the device for tensors to come."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+
+def _held(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for module in modules:
+        for parameter in module.parameters():
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from module.buffers()
+        for layer in module.modules():
+            if isinstance(layer, QuantisedLinear):
+                yield from layer.codes.values()
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _location(tensor: Tensor) -> Location:
+    """Where a tensor's values are: those of tied ones are in one place."""
+    return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

@@ -588,9 +588,9 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined._served._live[0])
+    full = await asyncio.to_thread(weights.checksum, joined._served._full[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
-        await joined.load(joined._served._live[0], 4, full)
+        await joined.load(joined._served._full[0], 4, full)
 
 
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(

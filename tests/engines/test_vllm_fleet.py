@@ -18,7 +18,7 @@ from coderepairrl.config import load
 from coderepairrl.engines import make
 from coderepairrl.engines.vllm import Vllm, fleet
 from coderepairrl.engines.vllm.fleet import Fleet
-from coderepairrl.engines.vllm.prefixes import EXCESS, SLACK, Prefixes
+from coderepairrl.engines.vllm.routing import EXCESS, SLACK, PrefixRouter
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 
 from . import fake_vllm
@@ -87,24 +87,24 @@ async def test_without_affinity_the_least_busy_server_is_asked(
 
 def test_no_server_is_much_busier_than_the_mean() -> None:
     """Whatever is asked: the prefix decides only among servers below the bound."""
-    draw, prefixes, busy = random.Random(0), Prefixes(), dict.fromkeys(range(3), 0)
+    draw, router, busy = random.Random(0), PrefixRouter(), dict.fromkeys(range(3), 0)
     common = [7] * 64
     for _ in range(2000):
         for at in busy:
             busy[at] -= draw.randint(0, min(2, busy[at]))
-        chosen = prefixes.choose(common + [draw.randint(0, 5)] * 32, busy)
+        chosen = router.choose(common + [draw.randint(0, 5)] * 32, busy)
         busy[chosen] += 1
         assert busy[chosen] <= max(EXCESS * sum(busy.values()) / 3 + SLACK, min(busy.values()) + 1)
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.engines.vllm.prefixes.MOST", 8)
-    prefixes = Prefixes()
+    monkeypatch.setattr("coderepairrl.engines.vllm.routing.REMEMBERED", 8)
+    router = PrefixRouter()
     for first in range(100):
-        prefixes.choose([first] * 64, {0: 0})
-    assert len(prefixes._sent[0]) == 8
-    prefixes.forget()
-    assert not prefixes._sent
+        router.choose([first] * 64, {0: 0})
+    assert len(router._sent[0]) == 8
+    router.forget()
+    assert not router._sent
 
 
 async def test_weights_are_live_at_all_servers_or_at_none(
@@ -255,9 +255,9 @@ def test_the_other_options_are_checked_as_with_one() -> None:
 async def test_a_request_that_is_given_up_is_not_counted(joined: Fleet, wires: list[TestServer]) -> None:
     stream = joined.generate([fake_vllm.UNTIL_SWAP] * 20, TEN, 0)
     await anext(stream)
-    assert sorted(serving.busy for serving in joined._alive.values()) == [0, 1]
+    assert sorted(replica.busy for replica in joined._replicas.values()) == [0, 1]
     await stream.aclose()
-    assert {serving.busy for serving in joined._alive.values()} == {0}
+    assert {replica.busy for replica in joined._replicas.values()} == {0}
     await until(lambda: not any(state(server).running for server in wires))
 
 
@@ -318,9 +318,9 @@ async def test_all_servers_are_left_whatever_happens(
         raise ValueError("what is this")
 
     joined._join = broken
-    lost, left = joined._alive[0].engine, joined._alive[1].engine
+    lost, left = joined._replicas[0].engine, joined._replicas[1].engine
     lost._link.die("gone")
-    await joined._bury(0, lost, EngineFault("gone"))
+    await joined._drop_if_dead(0, lost, EngineFault("gone"))
     await until(lambda: "is not back: ValueError('what is this')" in caplog.text)
     await asyncio.sleep(0.2)
     assert not joined._watch.done()
@@ -336,7 +336,7 @@ async def test_all_servers_are_left_whatever_happens(
 
 
 def test_where_a_prompt_failed_it_is_not_sent_again() -> None:
-    prefixes, prompt = Prefixes(), [1] * 64
-    assert prefixes.choose(prompt, {0: 0, 1: 0}) == 0 == prefixes.choose(prompt, {0: 1, 1: 0})
-    prefixes.failed(0, prompt)
-    assert prefixes.choose(prompt, {0: 0, 1: 0}) == 1
+    router, prompt = PrefixRouter(), [1] * 64
+    assert router.choose(prompt, {0: 0, 1: 0}) == 0 == router.choose(prompt, {0: 1, 1: 0})
+    router.failed(0, prompt)
+    assert router.choose(prompt, {0: 0, 1: 0}) == 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.served import Agree, Served, alone
+from coderepairrl.engines.vllm.served import Agree, ServedWeights, always_agree
 from coderepairrl.engines.vllm.server import Gone, Refused
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
@@ -57,12 +57,12 @@ class VllmEngine(Engine):
         self._link = link
         self._traffic = Traffic(slots)
         link.on_death = self._traffic.end
-        self._served = Served(link, self._traffic, policy, model, checksum, max_loras, tenant)
+        self._served = ServedWeights(link, self._traffic, policy, model, checksum, max_loras, tenant)
         self._vocabulary = vocabulary(model)
         self._watch = asyncio.create_task(self._watch_over())
 
     async def begin(self, adapters: Sequence[str] | None) -> None:
-        """As `Served.begin`; call it before anything else."""
+        """As `ServedWeights.begin`; call it before anything else."""
         await self._served.begin(adapters)
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
@@ -92,7 +92,7 @@ class VllmEngine(Engine):
                 self._link.die(str(fault))
                 self._link.require_alive()  # with the first reason
 
-    async def load(self, path: Path, version: int, checksum: str, agree: Agree = alone) -> int:
+    async def load(self, path: Path, version: int, checksum: str, agree: Agree = always_agree) -> int:
         """See `Engine.load`. `path` and `checksum` are as in `coderepairrl.sync.weights`.
 
         For an offer, the sender must be started at about the same time (`receivers`). With the weights in place, and
@@ -134,7 +134,7 @@ class VllmEngine(Engine):
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
         own = {"version": self._served.version, "adapters": self._served.adapters}
-        return counters | own | self._served.halts.seconds
+        return counters | own | self._served.suspension.seconds
 
     async def close(self) -> None:
         """End a server of our own; leave one that was joined, without our adapters where others use it. Requests still

@@ -10,26 +10,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.vllm.halts import Halts
 from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.server import Gone, Refused
+from coderepairrl.engines.vllm.suspension import Suspension
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import EngineFault
 from coderepairrl.sync import weights
 
 Agree = Callable[[], Awaitable[bool]]
 """Waits until other servers have new weights, too; False where one has not, and they are to be given up."""
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 """Seconds between two looks at what others have at the server."""
-_ELSEWHERE = "another server of this engine refused them"
+_REFUSED_ELSEWHERE = "another server of this engine refused them"
 
 
-async def alone() -> bool:
-    """There is no other server."""
+async def always_agree() -> bool:
+    """The verdict where there is no other server."""
     return True
 
 
-class Served:
+class ServedWeights:
     """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
 
     def __init__(
@@ -49,18 +49,18 @@ class Served:
         self._traffic = traffic
         self._policy = policy
         self._layout = weights.tensors(model)
-        self._live = (model, checksum)
+        self._full = (model, checksum)
         """Path and checksum of the full weights at the server."""
-        self._base = 0
+        self._full_version = 0
         """Version of the full weights."""
         self._most_adapters = most_adapters
         self._shared = tenant is not None
-        self._prefix = f"{policy}-{tenant}-v" if self._shared else f"{policy}-v"
+        self._adapter_prefix = f"{policy}-{tenant}-v" if self._shared else f"{policy}-v"
         self._adapters: list[str] = []
         """Names at the server, oldest first; new requests use the last one."""
         self._checksum = ""
         """Of the newest adapter."""
-        self.halts = Halts(link, traffic)
+        self.suspension = Suspension(link, traffic)
         self._loading = asyncio.Lock()
 
     @property
@@ -71,7 +71,7 @@ class Served:
     @property
     def checksum(self) -> str:
         """Of the newest weights: the adapter's, or those of the full ones where there is none."""
-        return self._checksum if self._adapters else self._live[1]
+        return self._checksum if self._adapters else self._full[1]
 
     @property
     def adapters(self) -> int:
@@ -86,7 +86,7 @@ class Served:
         """
         if self._shared:
             for name in left or ():
-                if name.startswith(self._prefix):
+                if name.startswith(self._adapter_prefix):
                     await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
         if self._shared or left is None:
             await self._link.post("/update_weight_version", body={"new_version": "0"})
@@ -94,21 +94,21 @@ class Served:
         for name in left:
             await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
         async with self._loading:
-            await self._replace(self._live[0], 0, self._live[1], alone)
+            await self._replace(self._full[0], 0, self._full[1], always_agree)
 
     async def load(self, path: Path, version: int, checksum: str, agree: Agree) -> int:
         """See `VllmEngine.load`."""
         async with self._loading:
             self._link.require_alive()
-            async with self.halts.over():
+            async with self.suspension.awake_at_end():
                 if weights.is_offer(path):
                     await self._receive(path, checksum)
                 else:
                     await asyncio.to_thread(weights.verify, path, checksum)
                 if weights.is_adapter(path):
-                    if self.halts.asleep:  # first, for it may have to wait for requests to end
-                        await self.halts.wake()
-                    await self._add(path, version, checksum, agree)
+                    if self.suspension.asleep:  # first, for it may have to wait for requests to end
+                        await self.suspension.wake()
+                    await self._serve_adapter(path, version, checksum, agree)
                 else:
                     await self._replace(path, version, checksum, agree)
             return version
@@ -117,14 +117,14 @@ class Served:
         """See `Engine.sleep`."""
         async with self._loading:
             self._link.require_alive()
-            if not self.halts.asleep:
-                await self.halts.sleep()
+            if not self.suspension.asleep:
+                await self.suspension.sleep()
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
         async with self._loading:
             self._link.require_alive()
-            async with self.halts.over():
+            async with self.suspension.awake_at_end():
                 pass
 
     async def receivers(self) -> int:
@@ -167,10 +167,10 @@ class Served:
 
     async def _receive(self, offer: Path, checksum: str) -> None:
         """Let the workers receive the offered weights into memory. If it fails, they serve as before."""
-        self._require_own()
+        self._require_exclusive()
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
-        self._fits(offer)
+        self._check_layout(offer)
         arguments = [str((offer / weights.OFFER).resolve()), await self.receivers(), self._link.patience, checksum]
         body = {"method": "receive_policy", "args": arguments}
         with self._traffic.held():  # a server that receives does not sample
@@ -181,43 +181,49 @@ class Served:
                 raise
         workers = json.loads(answer)["results"]
         if errors := [worker["error"] for worker in workers if "error" in worker]:
-            raise EngineFault(f"the weights did not arrive, and version {self._base} is served as before: {errors[0]}")
+            raise EngineFault(
+                f"the weights did not arrive, and version {self._full_version} is served as before: {errors[0]}"
+            )
         if wrong := [worker["checksum"] for worker in workers if worker["checksum"] != checksum]:
-            raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._base} stays")
+            raise EngineFault(
+                f"what arrived has checksum {wrong[0]}, not {checksum}: version {self._full_version} stays"
+            )
 
     async def _replace(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
         """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
-        self._require_own()
+        self._require_exclusive()
         if self._adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
-        await asyncio.to_thread(self._fits, path)
+        await asyncio.to_thread(self._check_layout, path)
         with self._traffic.held():
             for stream in self._traffic.streams:
                 stream.straddles = True
             try:
-                await self.halts.pause()
-                refused = await self._swap_or_undo(path, version, checksum, agree)
-                await self.halts.resume()
+                await self.suspension.pause()
+                refused = await self._swap_or_roll_back(path, version, checksum, agree)
+                await self.suspension.resume()
             except BaseException as error:  # also if cancelled: held requests must not continue
                 self._link.die(f"a load did not come to an end, so nobody knows what is served: {error!r}")
                 await self._link.server.close(grace=0.0)
                 raise
         if refused is not None:
-            raise EngineFault(f"the server refused {path}, and serves version {self._base} again: {refused}")
+            raise EngineFault(f"the server refused {path}, and serves version {self._full_version} again: {refused}")
 
-    async def _swap_or_undo(self, path: Path, version: int, checksum: str, agree: Agree) -> Refused | None:
+    async def _swap_or_roll_back(self, path: Path, version: int, checksum: str, agree: Agree) -> Refused | None:
         """Swap; a refusal is returned after the old weights are restored. Raises `EngineFault` if they cannot be."""
         try:
             await self._swap(path, version)
             if not await agree():
-                raise Refused(_ELSEWHERE)
+                raise Refused(_REFUSED_ELSEWHERE)
         except Refused as refusal:
-            if weights.is_offer(self._live[0]):
-                raise EngineFault(f"{refusal}; no file of version {self._base} is there to go back to") from None
-            await self._swap(self._live[0], self._base)
-            await asyncio.to_thread(weights.verify, *self._live)  # only now: what was read must be unchanged
+            if weights.is_offer(self._full[0]):
+                raise EngineFault(
+                    f"{refusal}; no file of version {self._full_version} is there to go back to"
+                ) from None
+            await self._swap(self._full[0], self._full_version)
+            await asyncio.to_thread(weights.verify, *self._full)  # only now: what was read must be unchanged
             return refusal
-        self._live, self._base, self.version = (path, checksum), version, version
+        self._full, self._full_version, self.version = (path, checksum), version, version
         return None
 
     async def _swap(self, path: Path, version: int) -> None:
@@ -234,7 +240,7 @@ class Served:
             raise Refused("the prefix cache could not be cleared")
         await self._link.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
-    def _fits(self, path: Path) -> None:
+    def _check_layout(self, path: Path) -> None:
         """Raise `EngineFault` for other names or shapes: vLLM would keep the old values and only log it."""
         offered = weights.tensors(path)
         extra = {"lm_head.weight"}  # a tied head may be stored a second time
@@ -244,12 +250,12 @@ class Served:
             if name in self._layout and tensor.shape != self._layout[name].shape:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
-    async def _add(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
+    async def _serve_adapter(self, path: Path, version: int, checksum: str, agree: Agree) -> None:
         """Load an adapter beside those in use; nothing to do if it is the newest one (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
-        stem = f"{self._prefix}{version}"
+        stem = f"{self._adapter_prefix}{version}"
         # where others use the server, its cache outlives a run, which may begin anew with other weights in this version
         name = f"{stem}-{checksum[:8].lower()}" if self._shared else stem
         if name in self._adapters[-1:] and checksum == self._checksum:
@@ -257,9 +263,9 @@ class Served:
         if any(f"{there}-".startswith(f"{stem}-") for there in self._adapters):
             raise EngineFault(f"{stem} is served already: a version names one adapter")
         try:
-            await self._put(name, path)
+            await self._load_adapter(name, path)
             if not await agree():
-                raise EngineFault(f"{path} is not served: {_ELSEWHERE}")
+                raise EngineFault(f"{path} is not served: {_REFUSED_ELSEWHERE}")
         except BaseException:  # also if cancelled: nobody would unload it
             with suppress(EngineFault):  # it may not be there yet
                 await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
@@ -267,17 +273,17 @@ class Served:
         self._adapters.append(name)
         self.version, self._checksum = version, checksum
 
-    async def _put(self, name: str, path: Path) -> None:
+    async def _load_adapter(self, name: str, path: Path) -> None:
         """Load an adapter as soon as there is room for it. Raises `EngineFault` when the server refuses it."""
         deadline = asyncio.get_running_loop().time() + self._link.patience
         while True:
-            await self._make_room(deadline)
+            await self._free_adapter_slot(deadline)
             body = {"lora_name": name, "lora_path": str(path.resolve())}
             try:
                 await self._link.post("/v1/load_lora_adapter", body=body)
                 return
             except Refused as refusal:
-                if await self._at_server() < self._most_adapters:
+                if await self._count_adapters() < self._most_adapters:
                     rank = weights.adapter_rank(path)
                     raise EngineFault(
                         f"the server refused the adapter {path} of rank {rank}: {refusal}",
@@ -285,21 +291,21 @@ class Served:
                     ) from None
                 # else another run was faster, and there may be room later
 
-    def _require_own(self) -> None:
+    def _require_exclusive(self) -> None:
         if self._shared:
             raise EngineFault(
                 "engine.options.shared: full weights would replace those that other runs sample from",
                 fix="train.lora=true, or a server for each run",
             )
 
-    async def _at_server(self) -> int:
+    async def _count_adapters(self) -> int:
         """Adapters there, those of others included."""
         if not self._shared:
             return len(self._adapters)
         _, adapters = await self._link.models()
         return len(adapters)
 
-    async def _make_room(self, deadline: float) -> None:
+    async def _free_adapter_slot(self, deadline: float) -> None:
         """Unload adapters that no request uses; wait for requests to end while there are too many, where others use the
         server also for theirs, until `deadline` on the loop's clock."""
         while True:
@@ -308,12 +314,12 @@ class Served:
             for name in [name for name in self._adapters[:-1] if name not in used]:
                 await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
                 self._adapters.remove(name)
-            if (there := await self._at_server()) < self._most_adapters:
+            if (there := await self._count_adapters()) < self._most_adapters:
                 return
             try:
                 async with asyncio.timeout_at(deadline):
                     if self._shared:
-                        await asyncio.sleep(_LOOK)
+                        await asyncio.sleep(_POLL_SECONDS)
                     else:
                         await self._traffic.fewer.wait()
             except TimeoutError:

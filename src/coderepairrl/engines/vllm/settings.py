@@ -72,7 +72,7 @@ class ServerSettings:
                 " merged weights",
             )
 
-    def check_room(self, rank: int) -> None:
+    def check_lora_slots(self, rank: int) -> None:
         """Raise `ConfigError` where several runs cannot have adapters of this `rank` at the server, an old and a new
         one each."""
         if self.rank < rank or self.adapters < 2:

@@ -172,7 +172,7 @@ class Vllm(EngineSpec):
                 await _check_same(server, served, model, checksum)
                 if most:
                     found = await ServerSettings.of(server, self.patience)
-                    found.check_room(self.lora_rank or 0)
+                    found.check_lora_slots(self.lora_rank or 0)
                     most = found.adapters
             engine = VllmEngine(
                 link,

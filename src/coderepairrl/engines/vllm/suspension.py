@@ -13,8 +13,8 @@ from coderepairrl.engines.vllm.traffic import Traffic
 from coderepairrl.errors import EngineFault
 
 
-class Halts:
-    """Requests at the server stay there (vLLM's mode ``keep``) and go on afterwards.
+class Suspension:
+    """Pauses and sleeps of one server. Its requests stay there (vLLM's mode ``keep``) and go on afterwards.
 
     It sleeps at vLLM's level 1: weights and adapters go to the host's memory, the cache of keys and values is dropped,
     and those of the requests that are kept are computed again. Level 2 would save the copy where full weights are sent
@@ -52,9 +52,9 @@ class Halts:
         self.seconds["sleep_seconds"] = time.monotonic() - began
 
     async def wake(self) -> None:
-        """Wake up whole, and go on with what was kept; new requests begin at the end of `over`. As `sleep` if it fails.
+        """Wake up whole, and go on with what was kept; new requests begin at the end of `awake_at_end`.
 
-        Raises `Gone` with the server's reason.
+        A server that fails in it is ended; raises `Gone` with its reason.
         """
         answer = await self._wake()
         if json.loads(answer)["status"] != "awake":
@@ -64,7 +64,7 @@ class Halts:
         self.asleep = False
 
     @asynccontextmanager
-    async def over(self) -> AsyncIterator[None]:
+    async def awake_at_end(self) -> AsyncIterator[None]:
         """At its end a server that slept is awake, whatever happened within, or dead, and new requests begin."""
         slept = self.asleep
         try:

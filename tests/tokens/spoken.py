@@ -7,15 +7,36 @@ from typing import Any
 
 from coderepairrl import tokens
 
+LISTS = {
+    "lfm2": ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "olmo3": ("<function_calls>", "\n", "</function_calls>"),
+    "llama4_pythonic": ("[", ", ", "]"),
+    "granite": ("<|tool_call|>[", ", ", "]"),
+    "phi4": ("<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    "cohere_command3": ("<|START_ACTION|>[\n", ",\n", "\n]<|END_ACTION|>"),
+}
+"""What stands before, between and after calls."""
 
-def said(codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]], thought: str = "") -> list[int]:
-    """Ids of a reply in the family's own way, written here by hand, after `thought` that its prompt opened."""
+
+def said(
+    codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]], thought: str = "", *, first: int = 0
+) -> list[int]:
+    """Ids of a reply in the family's own way, written here by hand, after `thought` that its prompt opened.
+
+    `first` is the number of its first call, in formats that number them.
+    """
     if codec.format.name == "openai":
         return spoken(codec, words, calls[0] if calls else None)
     added = codec.tokenizer.added
-    ids = [*codec.encode(f"{thought}\n"), added["</think>"]] if thought else []
-    ids += codec.encode(words)
-    for title, arguments in calls:
+    if codec.format.name == "cohere_command3":
+        ids = tagged(codec, "<|START_THINKING|>") + codec.encode(thought) + tagged(codec, "<|END_THINKING|>")
+        ids = ids if thought else []
+        ids += tagged(codec, "<|START_RESPONSE|>") + codec.encode(words) if words else []
+        ids += tagged(codec, "<|END_RESPONSE|>") if words else []
+    else:
+        ids = [*codec.encode(f"{thought}\n"), added["</think>"]] if thought else []
+        ids += codec.encode(words)
+    for at, (title, arguments) in enumerate(calls):
         text = json.dumps(arguments)
         if codec.format.name == "hermes":
             ids += within(codec, "<tool_call>", f'\n{{"name": "{title}", "arguments": {text}}}\n', "</tool_call>")
@@ -24,6 +45,13 @@ def said(codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]
             ids += within(codec, "<tool_call>", f"\n<function={title}>\n{values}</function>\n", "</tool_call>")
         elif codec.format.name == "llama3_json":
             ids += codec.encode(f'{{"name": "{title}", "parameters": {text}}}')
+        elif codec.format.name == "mistral" and "[ARGS]" not in added:
+            entry = f'{{"name": "{title}", "arguments": {text}, "id": "abcdefgh{at}"}}'
+            ids += [added["[TOOL_CALLS]"], *codec.encode("[")] if not at else codec.encode(", ")
+            ids += codec.encode(entry + "]" * (at + 1 == len(calls)))
+        elif codec.format.name == "mistral" and "[CALL_ID]" in added:
+            ids += [added["[TOOL_CALLS]"], *codec.encode(title), added["[CALL_ID]"], *codec.encode(f"abcdefgh{at}")]
+            ids += [added["[ARGS]"], *codec.encode(text)]
         elif codec.format.name == "mistral":
             ids += [added["[TOOL_CALLS]"], *codec.encode(title), added["[ARGS]"], *codec.encode(text)]
         elif codec.format.name == "glm45":
@@ -48,9 +76,31 @@ def said(codec: tokens.Codec, words: str, calls: list[tuple[str, dict[str, Any]]
             )
         elif codec.format.name == "gemma4":
             ids += [added["<|tool_call>"], *codec.encode(f"call:{title}{{")]
-            for at, (key, value) in enumerate(arguments.items()):
-                ids += [*codec.encode("," * bool(at) + f"{key}:"), *within(codec, '<|"|>', value, '<|"|>')]
+            for place, (key, value) in enumerate(arguments.items()):
+                ids += [*codec.encode("," * bool(place) + f"{key}:"), *within(codec, '<|"|>', value, '<|"|>')]
             ids += [*codec.encode("}"), added["<tool_call|>"]]
+        elif codec.format.name in LISTS:
+            begin, separator, end = LISTS[codec.format.name]
+            if codec.format.name in ("granite", "phi4"):
+                call = f'{{"name": "{title}", "arguments": {text}}}'
+            elif codec.format.name == "cohere_command3":
+                call = f'{{"tool_call_id": "{first + at}", "tool_name": "{title}", "parameters": {text}}}'
+            else:
+                values = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+                call = f"{title}({values})"
+            ids += tagged(codec, begin if not at else separator)
+            ids += [*codec.encode(call), *tagged(codec, end * (at + 1 == len(calls)))]
+        elif codec.format.name == "kimi_k2":
+            ids += [added["<|tool_calls_section_begin|>"]] * (not at)
+            name = codec.encode(f"functions.{title}:{first + at}")
+            ids += [added["<|tool_call_begin|>"], *name, added["<|tool_call_argument_begin|>"], *codec.encode(text)]
+            ids += [added["<|tool_call_end|>"], *[added["<|tool_calls_section_end|>"]] * (at + 1 == len(calls))]
+        elif codec.format.name == "deepseek_v32":
+            ids += tagged(codec, "\n\n<｜DSML｜function_calls>\n" * (not at) + f'<｜DSML｜invoke name="{title}">\n')
+            for key, value in arguments.items():
+                ids += tagged(codec, f'<｜DSML｜parameter name="{key}" string="true">')
+                ids += [*codec.encode(value), *tagged(codec, "</｜DSML｜parameter>\n")]
+            ids += tagged(codec, "</｜DSML｜invoke>\n" + "</｜DSML｜function_calls>" * (at + 1 == len(calls)))
         else:
             raise AssertionError(codec.format.name)
     return [*ids, codec.stop_ids[0]]
@@ -76,3 +126,8 @@ def spoken(codec: tokens.Codec, words: str, call: tuple[str, dict[str, Any]] | N
 
 def within(codec: tokens.Codec, begin: str, text: str, end: str) -> list[int]:
     return [codec.tokenizer.added[begin], *codec.encode(text), codec.tokenizer.added[end]]
+
+
+def tagged(codec: tokens.Codec, text: str) -> list[int]:
+    """Ids of `text` in which special tokens are themselves."""
+    return codec.tokenizer.encode(text)

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import FAMILIES, sampled
+from families import FAMILIES
+from family import sampled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

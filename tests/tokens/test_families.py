@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import FAMILIES, LLAMA3, QWEN3_CODER, QWEN25, Family, sampled
+from chatml import LLAMA3, QWEN3_CODER, QWEN25
+from families import FAMILIES
+from family import Family, sampled
 from spoken import said, spoken, within
 
 from coderepairrl import models, tokens
@@ -60,7 +62,7 @@ def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs
         if FAMILIES[name].opens and FAMILIES[name].always:
             reply["reasoning_content"] = "hm"
         output = sampled(codec, [*messages, reply], [result], TOOLS)
-        assert codec.spell(reply) == output
+        assert codec.spell(reply, calls=turn) == output
         more = codec.extend(ids, output, [result])
         assert more is not None
         messages += [reply, result]

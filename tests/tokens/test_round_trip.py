@@ -27,7 +27,7 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
     thought = "hm" * FAMILIES[name].always
     replies = [
         said(codec, "", [("shell", {"cmd": "cat add.py"})], thought),
-        said(codec, "", [("apply_patch", PATCH)], thought),
+        said(codec, "", [("apply_patch", PATCH)], thought, first=1),
         said(codec, "Repaired.", [], thought),
     ]
     for reply, call in zip(replies, (True, True, False), strict=True):

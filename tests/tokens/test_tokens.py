@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import QWEN3
+from chatml import QWEN3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -170,7 +170,7 @@ class TurnTree(Tree):
         elif replies and replies[0] and await self._any_recorded([messages[at] for at in replies]):
             first, *replies = replies
             prompt = await self._offload.render(messages[:first], tools)
-            last, output = await self._ids(messages[first], last)
+            last, output = await self._ids(messages, first, last)
             seen = first + 1
         else:
             return None
@@ -184,7 +184,7 @@ class TurnTree(Tree):
             prompt += given
             self._offload.check(prompt)
             if end < len(messages):
-                last, output = await self._ids(messages[end], last)
+                last, output = await self._ids(messages, end, last)
             seen = end + 1
         return prompt
 
@@ -197,12 +197,13 @@ class TurnTree(Tree):
                 await asyncio.sleep(0)  # there may be thousands: let other sessions run
         return False
 
-    async def _ids(self, reply: Message, last: int) -> tuple[int, Sequence[int] | None]:
-        """The turn that sampled `reply`, if it comes after turn `last` (else `last`), and the ids of `reply`."""
+    async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
+        """The turn that sampled the reply `at`, if it comes after turn `last` (else `last`), and the reply's ids."""
         await asyncio.sleep(0)  # there may be thousands: let other sessions run
-        index = self._recorded(reply, last)
+        index = self._recorded(messages[at], last)
         if index is None:
-            return last, await self._offload.spell(reply)
+            calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
+            return last, await self._offload.spell(messages[at], calls)
         return max(last, index), self.turns[index].output.ids
 
     def _recorded(self, reply: Message, last: int) -> int | None:

@@ -91,8 +91,8 @@ class Jobs:
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
-        loaded_from, most = pickle.loads(about)
-        ids = self._loaded(loaded_from).spell(pickle.loads(reply), most=most)
+        loaded_from, calls, most = pickle.loads(about)
+        ids = self._loaded(loaded_from).spell(pickle.loads(reply), calls=calls, most=most)
         return [] if ids is None else [array("I", ids).tobytes()]
 
     def _loaded(self, loaded_from: LoadedFrom) -> Codec:

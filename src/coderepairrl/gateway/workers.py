@@ -236,13 +236,14 @@ class Offload:
         ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 
-    async def spell(self, reply: Message) -> list[int] | None:
+    async def spell(self, reply: Message, calls: int) -> list[int] | None:
         """`Codec.spell`."""
         codec, most = self._renderer
         if codec.loaded_from is None or _light(LIGHT_TEXT, reply):
-            return codec.spell(reply, most=most)
+            return codec.spell(reply, calls=calls, most=most)
         packed = pickle.dumps(reply)
-        ids = await self._workers.ask(self, b"spell", [pickle.dumps((codec.loaded_from, most)), packed], len(packed))
+        about = pickle.dumps((codec.loaded_from, calls, most))
+        ids = await self._workers.ask(self, b"spell", [about, packed], len(packed))
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
-from coderepairrl.tokens.reading import Format, in_thoughts
+from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 
 if TYPE_CHECKING:
     from coderepairrl.tokens.verify import Findings
-
-Message = Mapping[str, Any]
-"""A message of the OpenAI chat format whose content is a string."""
-Tool = Mapping[str, Any]
-"""A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
 
 GENERATION_PROMPT = 64
 """The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
@@ -121,14 +116,17 @@ class Codec:
                 return None
             return _at_most(most, bridged.token_ids[len(before) :])
 
-    def spell(self, reply: Message, *, most: int | None = None) -> list[int] | None:
+    def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
         """Ids that would have been sampled for an assistant message that was not, up to its stop token.
+
+        `calls` are those of the conversation before it, from which formats that number calls count on.
 
         None where this family renders history differently from what is sampled (with thoughts, for example). Raises as
         `render` does.
         """
         question: Message = {"role": "user", "content": "?"}
-        prompt, whole = self.render([question]), self._render([question, reply], prompt=False, most=most)
+        before = [question, *self.renderer.earlier(calls)]
+        prompt, whole = self.render(before), self._render([*before, reply], prompt=False, most=most)
         ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
         if whole[: len(prompt)] != prompt:
             return None
@@ -136,9 +134,7 @@ class Codec:
             called = [call["id"] for call in reply.get("tool_calls") or ()]
             result: Message = {"role": "tool", "tool_call_id": called[0], "content": ""} if called else question
             plain = {key: value for key, value in reply.items() if key != "reasoning_content"}
-            answered, more = (
-                self._render([question, plain, *news], prompt=False, most=most) for news in ([], [result])
-            )
+            answered, more = (self._render([*before, plain, *news], prompt=False, most=most) for news in ([], [result]))
             if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
                 return None
             whole, ends = [*whole, more[len(answered)]], [len(whole)]
@@ -153,12 +149,13 @@ class Codec:
         except (RecursionError, ValueError):  # JSON that Python refuses: nested too deep, numbers too long
             text = self.decode([token for token in output if token not in self._markers.stop]).strip()
             return Reply(text, malformed=(text,))
+        passed_on = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
         for call in parsed.tool_calls:
             text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
             if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
-                calls.append(FunctionCall(call.name, text, call.id or ""))
+                calls.append(FunctionCall(call.name, text, (call.id or "") if passed_on else ""))
             else:
                 start, end = call.token_span
                 malformed.append(self.decode(output[start:end]))

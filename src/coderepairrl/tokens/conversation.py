@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from coderepairrl.tokens.codec import Codec, Message, Tool
+from coderepairrl.tokens.codec import Codec
+from coderepairrl.tokens.reading import Message, Tool
 
 
 class Row(NamedTuple):
@@ -36,7 +37,7 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     ids = codec.render(messages[: replies[0]], tools)
     trained = [False] * len(ids)
     for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
-        output = codec.spell(messages[at])
+        output = codec.spell(messages[at], calls=sum(len(each.get("tool_calls") or ()) for each in messages[:at]))
         if output is None:
             raise ValueError("the model's template writes a reply of the conversation differently from what is sampled")
         injected = _empty_thoughts(codec, output)

@@ -8,19 +8,21 @@ and refuses a model whose template cannot be extended.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.formats import CALL, NAME, QUESTION, TOOL, written
+from coderepairrl.tokens.formats import CALL, FORMATS, NAME, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Reader
+from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader
 from coderepairrl.tokens.template import Template
 
-Message = Mapping[str, Any]
-
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
+_NUMBER = re.compile(r"\d{1,9}\Z")
+MOST_CALLS = 256
+"""Calls of a conversation up to which one with numbered calls is extended; beyond, prompts are written anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,16 @@ class TemplateRenderer:
         self._template = template
         self._thinking = thinking
         self._texts = False
+        self._write: Callable[[str, Calls], str] | None = None
+        self._ids: Ids | None = None
         name = tokenizer.name_or_path
         _, content, after = self._text((QUESTION, _ANSWER), prompt=False).rpartition(str(_ANSWER["content"]))
         if not content:
             raise ConfigError(f"the chat template of {name} does not repeat what a reply says")
         special = set(tokenizer.added.values())
-        end = next((token for token in tokenizer.encode(after) if token in special), None)
+        ends = [token for token in tokenizer.encode(after) if token in special]
+        # what the config says to end a reply does, where a tag of its own closes the words before (Command R7B)
+        end = next((token for token in ends if token in eos), ends[0] if ends else None)
         if end is None:
             raise ConfigError(f"the chat template of {name} ends replies with no special token")
         self._end = end
@@ -56,14 +62,32 @@ class TemplateRenderer:
         self.format = self._format()
 
     def _format(self) -> Format:
-        """The format in which the template writes calls, whose arguments it takes as objects, or else as text."""
+        """The format in which the template writes calls, whose arguments it takes as objects, or else as text.
+
+        Some formats need more. Where a template leaves calls out, they become part of the content, as the makers of
+        these models write histories themselves (LFM2, Granite 3, OLMo 3); where it names functions by the ids of calls
+        alone, calls get such ids (Kimi).
+        """
         errors = []
         for self._texts in (False, True):
             try:
-                return self._written()
+                return self._with_ids(self._written())
             except ConfigError as error:
                 errors.append(error)
+        self._texts = False
+        dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
+        for each in FORMATS:
+            if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
+                self._write, self._ids = each.write if dropped else None, each.ids
+                try:
+                    return self._with_ids(self._written())
+                except ConfigError as error:
+                    errors.append(error)
         raise errors[0]
+
+    def _with_ids(self, found: Format) -> Format:
+        self._ids = found.ids
+        return found
 
     def _written(self) -> Format:
         asked, prompt, answered = (
@@ -115,17 +139,27 @@ class TemplateRenderer:
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
         said = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
-        names = [call.name for call in said.tool_calls if call.name]
-        if len(results) > len(names) and self._names_results():
+        named = [call for call in said.tool_calls if call.name]
+        names = [call.name for call in named]
+        earlier = self._earlier(named)
+        if earlier is None:
             return None
-        if results and not names:
-            names = [NAME]
+        if not (self.format.numbered or self._ids):
+            if len(results) > len(names) and self._names_results():
+                return None
+            if results and not names:
+                names = [NAME]
         if names:
-            answers = [*results[: len(names)], *[{}] * (len(names) - len(results))]
+            # those that are not answered have ids of their own, by which templates may look for the number of a call
+            open_calls = [{"tool_call_id": f"call9{at:04d}"} for at in range(len(names) - len(results))]
+            answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_named(name, answer) for name, answer in zip(names, answers, strict=True)]
+            if self._ids is not None and named and all(call.id for call in named):
+                calls = [{**call, "id": own.id} for call, own in zip(calls, named, strict=False)]
+                new_messages = _answering(new_messages, [call.id for call in named])
             reply = {**reply, "content": reply["content"] if said.content else "", "tool_calls": calls}
-        before = self.render_ids((QUESTION, reply))
-        after = self.render_ids((QUESTION, reply, *new_messages), add_generation_prompt=True)
+        before = self.render_ids((QUESTION, *earlier, reply))
+        after = self.render_ids((QUESTION, *earlier, reply, *new_messages), add_generation_prompt=True)
         end = next((at for at in range(len(before) - 1, -1, -1) if before[at] in self._stop), None)
         if end is None or after[: end + 1] != before[: end + 1]:
             return None
@@ -144,6 +178,28 @@ class TemplateRenderer:
         """The reply as a `renderers.base.ParsedResponse`."""
         return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
+    def earlier(self, count: int) -> tuple[Message, ...]:
+        """A reply with `count` calls, and their results, where later calls are numbered on from them; else nothing."""
+        if not count or not (self.format.numbered or self._ids):
+            return ()
+        results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
+        made = [_named(NAME, result) for result in results]
+        return ({**_ANSWER, "content": "", "tool_calls": made}, *results)
+
+    def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
+        """What before a reply with `calls` makes the template give these their numbers.
+
+        None where the policy did not count on from one call to the next: the template would.
+        """
+        if not self.format.numbered or not calls:
+            return ()
+        found = [_NUMBER.search(call.id or "") for call in calls]
+        numbers = [int(number[0]) if number else -1 for number in found]
+        first = numbers[0]
+        if not 0 <= first <= MOST_CALLS or numbers != list(range(first, first + len(calls))):
+            return None
+        return self.earlier(first)
+
     def _names_results(self) -> bool:
         """Whether the template writes the name of the function with its result."""
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
@@ -151,17 +207,42 @@ class TemplateRenderer:
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
+        taken = messages if self._ids is None else self._ids.within(messages)
+        taken = taken if self._texts else [with_objects(message) for message in taken]
         return self._template.apply(
-            messages if self._texts else [with_objects(message) for message in messages],
+            taken if self._write is None else [_in_words(message, self._write) for message in taken],
             tools,
             thinking=self._thinking,
             prompt=prompt,
         )
 
 
+def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
+    """`messages` whose results have the ids of the calls that they answer, one after the other."""
+    left = iter(ids)
+    return [
+        {**message, "tool_call_id": next(left, message.get("tool_call_id", ""))}
+        if message["role"] == "tool"
+        else message
+        for message in messages
+    ]
+
+
 def _named(name: str, result: Message) -> Message:
     """A call of `name` that `result` answers."""
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
+
+
+def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
+    """`message` whose calls are part of its content. Raises ValueError for arguments that are no object."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
+        return message
+    if not all(isinstance(function["arguments"], dict) for function in functions):
+        raise ValueError("the arguments of a call are no JSON object")
+    calls = [Invocation(function["name"], function["arguments"]) for function in functions]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": write(message.get("content") or "", calls)}
 
 
 def with_objects(message: Message) -> Message:

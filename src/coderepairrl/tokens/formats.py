@@ -11,15 +11,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens import tagged
+from coderepairrl.tokens import listed, mistral, pythonic, tagged
 from coderepairrl.tokens.harmony import TOKENS as HARMONY
 from coderepairrl.tokens.harmony import harmony
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Reader, Tool, from_json, leading_thoughts, split
+from coderepairrl.tokens.reading import Format, Reader, Tool, from_json
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """A JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``."""
+    reply = _qwen(reader, ids, thinking)
+    for call in reply.tool_calls:
+        if call.status == "ok" and from_json(call.raw) is None:  # a key twice
+            call.status = "malformed_structure"
+    return reply
+
+
+def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
+    """Thoughts, words, and JSON between Qwen's tags, as `renderers` reads them."""
     from renderers.parsing import parse_qwen3
 
     return parse_qwen3(
@@ -37,7 +46,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
-    reply = _hermes(reader, ids, tools, thinking)
+    reply = _qwen(reader, ids, thinking)
     calls = []
     for call in reply.tool_calls:
         found = tagged.functions(call.raw, tools)
@@ -47,7 +56,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
             unread = ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(call.raw, token_span=call.token_span, status=unread))
         else:
-            calls += [ParsedToolCall(call.raw, name, arguments, call.token_span) for name, arguments in found]
+            calls += [ParsedToolCall(call.raw, each.name, each.arguments, call.token_span) for each in found]
     reply.tool_calls = calls
     return reply
 
@@ -73,50 +82,59 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     return ParsedResponse(text, tool_calls=[unread] if at < len(ids) else [])
 
 
-def _mistral(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """``[TOOL_CALLS]``, a name, ``[ARGS]`` and a JSON object, for each call (tokenizers of version 13 on)."""
-    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
-
-    begin, between = map(reader.convert_tokens_to_ids, ("[TOOL_CALLS]", "[ARGS]"))
-    reasoning, start = leading_thoughts(reader, ids, thinking, begin)
-    if start is None:
-        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
-    content, *parts = split(ids[start:], begin)
-    calls, at = [], start + len(content)
-    for part in parts:
-        span, at = (at, at + 1 + len(part)), at + 1 + len(part)
-        name, *rest = split(part, between)
-        arguments = from_json(reader.decode(rest[0])) if len(rest) == 1 else None
-        ok, title = isinstance(arguments, dict), reader.decode(name).strip()
-        status = ToolCallParseStatus.OK if ok and title else ToolCallParseStatus.MALFORMED_STRUCTURE
-        calls.append(ParsedToolCall(reader.decode(part), title, arguments, span, status=status))
-    return ParsedResponse(reader.decode(content).strip(), reasoning_content=reasoning or None, tool_calls=calls)
-
-
 _QWEN = tagged.QWEN
 _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
+_COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
     Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
     Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder),
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
-    Format("mistral", "[TOOL_CALLS]", "", needs=("[TOOL_CALLS]", "[ARGS]"), read=_mistral),
+    Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS, mistral.ARGUMENTS), read=mistral.each, ids=mistral.IDS),
+    Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS,), read=mistral.together, ids=mistral.IDS),
     Format("glm45", *_QWEN, needs=(*_QWEN, *tagged.GLM_ARGUMENTS), read=tagged.glm),
     Format("deepseek_v3", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v3),
     Format("deepseek_v31", *tagged.DEEPSEEK, needs=_DEEPSEEK, read=tagged.deepseek_v31),
+    Format("deepseek_v32", "", "", needs=(tagged.DSML,), read=tagged.deepseek_v32, at_end=True),
     Format(
         "openai",
         "",
         "",
         needs=HARMONY,
         read=harmony,
-        in_channels=True,
+        at_end=True,
         needs_stop_token=True,
         one_call=True,
         always_reasons=True,
     ),
-    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, in_channels=True),
+    Format("gemma4", *tagged.GEMMA4, needs=(*tagged.GEMMA4, '<|"|>'), read=tagged.gemma4, at_end=True),
     Format("minimax_m2", *tagged.MINIMAX, needs=tagged.MINIMAX, read=tagged.minimax),
     Format("seed_oss", *tagged.SEED, needs=tagged.SEED, read=tagged.seed_oss),
+    Format("kimi_k2", *tagged.KIMI, needs=(*tagged.KIMI, *tagged.KIMI_CALL), read=tagged.kimi_k2, ids=tagged.KIMI_IDS),
+    Format("cohere_command3", *listed.COHERE, needs=_COHERE, read=listed.cohere, at_end=True, numbered=True),
+    Format(
+        "lfm2",
+        *pythonic.LFM2,
+        needs=pythonic.LFM2,
+        read=pythonic.lfm2,
+        write=lambda words, calls: pythonic.write(calls).join(pythonic.LFM2) + words,
+    ),
+    Format(
+        "olmo3",
+        *pythonic.OLMO3,
+        needs=pythonic.OLMO3,
+        read=pythonic.olmo3,
+        write=lambda words, calls: words + pythonic.write_lines(calls).join(pythonic.OLMO3),
+    ),
+    Format("phi4", *listed.PHI4, needs=listed.PHI4, read=listed.phi4),
+    Format(
+        "granite",
+        *listed.GRANITE,
+        needs=listed.GRANITE[:1],
+        read=listed.granite,
+        write=lambda words, calls: words + listed.write(calls).join(listed.GRANITE),
+    ),
+    Format("llama4_pythonic", "", "", needs=pythonic.LLAMA4, read=pythonic.bare, at_end=True, tells_thoughts=False),
+    Format("pythonic", "", "", needs=(), read=pythonic.bare, at_end=True, tells_thoughts=False),
 )
 
 
@@ -153,7 +171,7 @@ def written(
             calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).tool_calls
             if [(call.status, call.name, call.arguments) for call in calls] == [("ok", NAME, ARGUMENTS)]:
                 return each
-    known = ", ".join(each.name for each in FORMATS)
+    known = ", ".join(dict.fromkeys(each.name for each in FORMATS))
     raise ConfigError(
         f"the chat template of {name} writes a tool call as {text!r}, which is not read",
         fix=f"formats that are read, if their markers are tokens: {known}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coderepairrl.tokens.reading import Reader, Tool
+from coderepairrl.tokens.reading import Reader, Tool, from_json
 
 TOKENS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -36,6 +36,7 @@ def harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
     for each in reply.tool_calls:
         begin, stop = each.token_span
         each.token_span = (max(0, begin - len(head)), stop - len(head))
-        if not isinstance(each.arguments, dict) and each.status == "ok":
+        # `raw` is read again because a key that is given twice is no error to `renderers`
+        if each.status == "ok" and not isinstance(from_json(each.raw), dict):
             each.status = "malformed_structure"
     return reply

@@ -72,7 +72,10 @@ def _read(name: str, folder: Path) -> _Model:
         raise ConfigError(
             f"{name} is multimodal (its config.json has a text_config)", fix=fix or "use a model of text only"
         )
-    config = _object(folder / "config.json", "vocab_size", "max_position_embeddings")
+    length = "max_position_embeddings"
+    if length not in config and "model_max_length" in config:
+        length = "model_max_length"  # Kimi Linear's name for it
+    config = _object(folder / "config.json", "vocab_size", length)
     spec = _object(folder / "tokenizer.json", "model")
     eos = config.get("eos_token_id")
     stops = () if eos is None else tuple(int(each) for each in (eos if isinstance(eos, list) else [eos]))
@@ -80,7 +83,7 @@ def _read(name: str, folder: Path) -> _Model:
         name=name,
         kind=config.get("model_type", ""),
         vocab_size=int(config["vocab_size"]),
-        context=int(config["max_position_embeddings"]),
+        context=int(config[length]),
         eos=stops,
         tokenizer=InertTokenizer(spec, name=name, eos_token_id=stops[0] if stops else None),
         template=template.find(folder),
@@ -193,7 +196,7 @@ def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> M
     """The ids that structure replies."""
     begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
     tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
-    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.in_channels)
+    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.at_end)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:

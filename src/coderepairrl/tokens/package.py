@@ -6,15 +6,13 @@ Calls are not read by its own parsers, which strip the whitespace of values, but
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.formats import CALL, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Reader, in_thoughts
-
-Message = Mapping[str, Any]
+from coderepairrl.tokens.reading import Message, Reader, in_thoughts
 
 CLASSES = {
     "qwen3": "Qwen3",
@@ -64,6 +62,10 @@ class PackageRenderer:
             self.render_ids(answered, tools=[TOOL]),
             self.get_stop_token_ids(),
         )
+
+    def earlier(self, count: int) -> tuple[Message, ...]:
+        """Nothing: no family that the package renders numbers its calls."""
+        return ()
 
     def get_stop_token_ids(self) -> list[int]:
         """Ids that end a reply."""

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.tokens.inert import InertTokenizer
 
+Message = Mapping[str, Any]
+"""A message of the OpenAI chat format whose content is a string."""
 Tool = Mapping[str, Any]
-Calls = list[tuple[str, dict[str, Any]]]
-"""Names and arguments."""
+"""A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
+
+
+class Invocation(NamedTuple):
+    """A call as it was read. `id` is empty in formats whose calls have none."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = ""
+
+
+Calls = list[Invocation]
 NEVER = -1
 """Stands for the id of a token that the vocabulary does not have."""
 THOUGHTS = (
@@ -19,8 +32,40 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 """Tags around thoughts, of which a tokenizer has one pair at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Ids that are part of what a policy samples, such as ``functions.shell:3``.
+
+    Clients are not given them, since a policy that begins to count anew would repeat them, but ids of the gateway's.
+    """
+
+    pattern: re.Pattern[str]
+    """What ids look like."""
+    make: Callable[[str, int], str]
+    """The id of a call of a function, by its number in the conversation."""
+
+    def within(self, messages: Sequence[Message]) -> list[Message]:
+        """`messages` in which calls and results that have other ids have such ones."""
+        made: list[Message] = []
+        known: dict[str, str] = {}
+        count = 0
+        for message in messages:
+            if calls := message.get("tool_calls"):
+                for at, call in enumerate(calls, count):
+                    given = call["id"]
+                    known[given] = given if self.pattern.fullmatch(given) else self.make(call["function"]["name"], at)
+                count += len(calls)
+                message = {**message, "tool_calls": [{**call, "id": known[call["id"]]} for call in calls]}
+            elif "tool_call_id" in message:
+                given = message["tool_call_id"]
+                message = {**message, "tool_call_id": known.get(given, given)}
+            made.append(message)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +86,8 @@ class Format:
     Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
     """
     held: str = ""
-    in_channels: bool = False
-    """Whether replies are made of channels, which are only told apart, and streamed, at their end."""
+    at_end: bool = False
+    """Whether words and calls are only told apart, and streamed, at a reply's end: in channels, or before a marker."""
     needs_stop_token: bool = False
     """Whether `read` wants the stop token, too: it tells a call from words."""
     one_call: bool = False
@@ -51,6 +96,15 @@ class Format:
     """Whether `read` tells thoughts from words."""
     always_reasons: bool = False
     """Whether replies always begin with thoughts, which no template switches off."""
+    numbered: bool = False
+    """Whether the ids of calls are their numbers in the conversation, which templates count themselves."""
+    ids: Ids | None = None
+    """The ids that a policy gives calls itself, and that templates copy from messages into calls and results."""
+    write: Callable[[str, Calls], str] | None = None
+    """Writes words and calls as content, for templates that leave ``tool_calls`` out and repeat what a reply says.
+
+    Only formats whose tokens say that the model was trained on them have it.
+    """
 
     def reply(
         self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
@@ -93,12 +147,14 @@ def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[i
     return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
 
 
-def tagged(
+def blocks(
     reader: Reader,
     ids: list[int],
     thinking: bool,
     tags: tuple[str, str],
     read: Callable[[list[int]], Calls | None],
+    *,
+    words_after: bool = False,
 ) -> Any:
     """A reply of thoughts, words, and blocks of calls (`after_thoughts`).
 
@@ -109,7 +165,7 @@ def tagged(
     reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
     if at is None:
         return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
-    return after_thoughts(reader, ids, at, reasoning, tags, read)
+    return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
@@ -138,10 +194,13 @@ def after_thoughts(
     reasoning: str,
     tags: tuple[str, str],
     read: Callable[[list[int]], Calls | None],
+    *,
+    words_after: bool = False,
 ) -> Any:
     """The reply whose thoughts, `reasoning`, end before `at`: words, then blocks of calls between two tokens.
 
-    `read` reads the ids within a block, None if they are not calls. Words after the first block are no content.
+    `read` reads the ids within a block, None if they are not calls. Without a second tag the reply's end is the
+    block's. Words behind the last block are content only with `words_after`, others behind the first never.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -152,14 +211,17 @@ def after_thoughts(
     while block < len(ids):
         stop = find(ids, end, block + 1)
         inner, span = ids[block + 1 : stop], (block, min(stop + 1, len(ids)))
-        found = read(inner) if stop < len(ids) else None
+        found = read(inner) if stop < len(ids) or not tags[1] else None
         raw = reader.decode(inner)
         if found:
-            calls += [ParsedToolCall(raw, name, arguments, span) for name, arguments in found]
+            calls += [ParsedToolCall(raw, call.name, call.arguments, span, id=call.id) for call in found]
         else:
             broken = ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(raw, token_span=span, status=broken))
         block = find(ids, begin, span[1])
+    if words_after and calls:
+        words = reader.decode(ids[calls[-1].token_span[1] :]).strip()
+        content = "\n".join(part for part in (content, words) if part)
     return ParsedResponse(content, reasoning_content=reasoning or None, tool_calls=calls)
 
 
@@ -183,11 +245,21 @@ def split(ids: list[int], at: int) -> list[list[int]]:
 
 
 def from_json(text: str) -> object:
-    """The value of `text`; None if it is not JSON, or JSON that Python refuses."""
+    """The value of `text`; None if it is not JSON, has a key twice in one object, or is JSON that Python refuses.
+
+    Of a key that is given twice, one value would be lost without a word, and the call would be another one.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         return None
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is given twice")
+    return found
 
 
 _KINDS: dict[str, type | tuple[type, ...]] = {"integer": int, "number": (int, float), "object": dict, "array": list}

@@ -52,7 +52,8 @@ class Delta:
 class Markers:
     """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call.
 
-    A reply that starts with the text `held` may be a tool call as a whole. Of `whole` replies nothing is streamed.
+    A reply that starts with the text `held` may be a tool call as a whole. With `at_end` nothing is streamed before a
+    reply's end.
     """
 
     stop: frozenset[int]
@@ -61,7 +62,7 @@ class Markers:
     call_open: int
     call_close: int
     held: str = ""
-    whole: bool = False
+    at_end: bool = False
 
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -145,7 +146,7 @@ class ReplyStream:
         self._to_bytes = to_bytes
         self._markers = markers
         self._structure = {*markers.stop, markers.think_open, markers.think_close, markers.call_open}
-        self._mode = _Mode.HELD if markers.whole else _Mode.REASONING if thinking else _Mode.START
+        self._mode = _Mode.HELD if markers.at_end else _Mode.REASONING if thinking else _Mode.START
         self._reasoning = _Text()
         self._content = _Text(stop)
         self._stopped = ""

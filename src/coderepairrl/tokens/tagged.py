@@ -1,4 +1,4 @@
-"""Readers of calls whose arguments are not one JSON object after Qwen's tags: GLM, DeepSeek, Gemma 4, MiniMax, Seed."""
+"""Readers of calls between tags: of Qwen3-Coder, Seed, GLM, DeepSeek, Kimi, MiniMax and Gemma 4."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 from coderepairrl.tokens.reading import (
     Calls,
+    Ids,
+    Invocation,
     Reader,
     Tool,
     after_thoughts,
+    blocks,
     find,
     from_json,
+    leading_thoughts,
     properties,
     split,
-    tagged,
     typed,
 )
 
@@ -42,7 +45,7 @@ def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
         end = _FUNCTION_END.match(text, at)
         if end is None:
             return None
-        calls.append((function[1], arguments))
+        calls.append(Invocation(function[1], arguments))
         at = end.end()
     return calls or None
 
@@ -54,7 +57,7 @@ _FUNCTION_END = re.compile(r"\s*</function>")
 
 def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """`functions` between Seed's own tags."""
-    return tagged(reader, ids, thinking, SEED, lambda block: functions(reader.decode(block), tools))
+    return blocks(reader, ids, thinking, SEED, lambda block: functions(reader.decode(block), tools))
 
 
 def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -73,20 +76,27 @@ def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -
             if reader.decode([*pair[at + 1 : begins], *pair[ends + 1 :]]).strip():
                 return None
             argument = reader.decode(pair[:at]).strip()
+            if argument in arguments:
+                return None
             arguments[argument] = typed(reader.decode(pair[begins + 1 : ends]), wanted.get(argument) or {})
-        return [(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
+        return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
-    return tagged(reader, ids, thinking, QWEN, block)
+    return blocks(reader, ids, thinking, QWEN, block)
 
 
 _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 
 
-def _deepseek(read: Callable[[str, str], tuple[str, str] | None]) -> Any:
-    """A reader of DeepSeek's section of calls; `read` takes what stands before and after the separator."""
+def _sections(
+    tags: tuple[str, str], marks: tuple[str, str, str], read: Callable[[str, str], tuple[str, str, str] | None]
+) -> Any:
+    """A reader of a section of calls between `tags`, each between two of `marks` and parted by the third.
+
+    `read` takes what stands before and after the separator, and returns name, arguments in JSON, and id.
+    """
 
     def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-        begin, end, between = map(reader.convert_tokens_to_ids, DEEPSEEK_CALL)
+        begin, end, between = map(reader.convert_tokens_to_ids, marks)
 
         def block(inner: list[int]) -> Calls | None:
             head, *parts = split(inner, begin)
@@ -100,24 +110,42 @@ def _deepseek(read: Callable[[str, str], tuple[str, str] | None]) -> Any:
                 arguments = from_json(found[1]) if found else None
                 if found is None or not found[0] or not isinstance(arguments, dict):
                     return None
-                calls.append((found[0], arguments))
+                calls.append(Invocation(found[0], arguments, found[2]))
             return None if reader.decode(head).strip() else calls
 
-        return tagged(reader, ids, thinking, DEEPSEEK, block)
+        return blocks(reader, ids, thinking, tags, block)
 
     return reply
 
 
-deepseek_v31 = _deepseek(lambda name, arguments: (name.strip(), arguments))
-"""The name before the separator, the JSON after it."""
-
-
-@_deepseek
-def deepseek_v3(kind: str, call: str) -> tuple[str, str] | None:
-    """The word *function* before the separator, the name and fenced JSON after it."""
+def _fenced(kind: str, call: str) -> tuple[str, str, str] | None:
     found = _FENCED.fullmatch(call)
-    return (found[1].strip(), found[2]) if found and kind.strip() == "function" else None
+    return (found[1].strip(), found[2], "") if found and kind.strip() == "function" else None
 
+
+def _identified(title: str, arguments: str) -> tuple[str, str, str] | None:
+    found = KIMI_IDS.pattern.fullmatch(title.strip())
+    return (found[1], arguments, found[0]) if found else None
+
+
+QWEN = ("<tool_call>", "</tool_call>")
+SEED = ("<seed:tool_call>", "</seed:tool_call>")
+MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
+GEMMA4 = ("<|tool_call>", "<tool_call|>")
+DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
+DSML = "｜DSML｜"
+KIMI = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+KIMI_IDS = Ids(re.compile(r"functions\.([^:\s]+):\d{1,9}"), lambda name, number: f"functions.{name}:{number}")
+KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>")
+GLM_ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+
+deepseek_v31 = _sections(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
+"""The name before the separator, the JSON after it."""
+deepseek_v3 = _sections(DEEPSEEK, DEEPSEEK_CALL, _fenced)
+"""The word *function* before the separator, the name and fenced JSON after it."""
+kimi_k2 = _sections(KIMI, KIMI_CALL, _identified)
+"""The call's id before the separator, ``functions.NAME:NUMBER``, the JSON after it."""
 
 _INVOKE = re.compile(r'<invoke name="([^"\n]+)">(.*?)</invoke>', re.DOTALL)
 _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTALL)
@@ -132,11 +160,66 @@ def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
         for name, body in _INVOKE.findall(text):
             if _ARGUMENT.sub("", body).strip():
                 return None
-            wanted = properties(tools, name)
-            calls.append((name, {key: typed(value, wanted.get(key) or {}) for key, value in _ARGUMENT.findall(body)}))
+            wanted, given = properties(tools, name), _ARGUMENT.findall(body)
+            arguments = {key: typed(value, wanted.get(key) or {}) for key, value in given}
+            if len(arguments) < len(given):
+                return None
+            calls.append(Invocation(name, arguments))
         return None if _INVOKE.sub("", text).strip() else calls
 
-    return tagged(reader, ids, thinking, MINIMAX, block)
+    return blocks(reader, ids, thinking, MINIMAX, block)
+
+
+_DSML_CALLS = re.compile(rf"<{DSML}function_calls>(.*)</{DSML}function_calls>\s*", re.DOTALL)
+_DSML_INVOKE = re.compile(rf'\s*<{DSML}invoke name="([^"\n]+)">(.*?)</{DSML}invoke>', re.DOTALL)
+_DSML_ARGUMENT = re.compile(
+    rf'\s*<{DSML}parameter name="([^"\n]+)" string="(true|false)">(.*?)</{DSML}parameter>', re.DOTALL
+)
+
+
+def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+    """Tags with the token ``｜DSML｜`` within: a block of functions, and of their parameters, exact or in JSON.
+
+    The first tag's bracket stands before the token, which alone tells it from text.
+    """
+    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+
+    mark = reader.convert_tokens_to_ids(DSML)
+    reasoning, at = leading_thoughts(reader, ids, thinking, mark)
+    if at is None:
+        return ParsedResponse("", reasoning_content=reasoning, reasoning_complete=False)
+    begin = find(ids, mark, at)
+    if at == begin < len(ids) and reasoning.endswith("<"):  # thoughts that a call ended
+        at, reasoning = begin - 1, reasoning[:-1].strip()
+    words, block = reader.decode(ids[at:begin]), reader.decode(ids[begin:])
+    span, reasoning_content = (begin, len(ids)), reasoning or None
+    if not block:
+        return ParsedResponse(words.strip(), reasoning_content=reasoning_content)
+    found = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
+    calls = _dsml(found[1]) if found else None
+    if not calls:
+        unread = ParsedToolCall(block, token_span=span, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
+        return ParsedResponse(words.strip(), reasoning_content=reasoning_content, tool_calls=[unread])
+    read = [ParsedToolCall(block, call.name, call.arguments, span) for call in calls]
+    return ParsedResponse(words.removesuffix("<").strip(), reasoning_content=reasoning_content, tool_calls=read)
+
+
+def _dsml(text: str) -> Calls | None:
+    """The calls in a block of DSML; None for text between its tags, and for a parameter twice."""
+    calls: Calls = []
+    if _DSML_INVOKE.sub("", text).strip():
+        return None
+    for name, body in _DSML_INVOKE.findall(text):
+        arguments: dict[str, Any] = {}
+        if _DSML_ARGUMENT.sub("", body).strip():
+            return None
+        for key, is_text, given in _DSML_ARGUMENT.findall(body):
+            value = given if is_text == "true" else from_json(given)
+            if key in arguments or (value is None and given.strip() != "null"):
+                return None
+            arguments[key] = value
+        calls.append(Invocation(name, arguments))
+    return calls or None
 
 
 _KEY = re.compile(r"([{,]\s*)([A-Za-z_][\w.-]*)\s*:")
@@ -155,7 +238,7 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         ]
         call = _GEMMA_CALL.fullmatch("".join(texts)) if len(parts) % 2 else None
         arguments = from_json(call[2]) if call else None
-        return [(call[1], arguments)] if call and isinstance(arguments, dict) else None
+        return [Invocation(call[1], arguments)] if call and isinstance(arguments, dict) else None
 
     at, reasoning = 0, ""
     if thinking or ids[:1] == [channel]:
@@ -163,17 +246,5 @@ def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool
         at = stop + 1 if stop < len(ids) else find(ids, reader.convert_tokens_to_ids(GEMMA4[0]), 0)
         thoughts = [token for token in ids[: min(stop, at)] if token != channel]
         reasoning = reader.decode(thoughts).removeprefix("thought\n").strip()
-    reply = after_thoughts(reader, ids, at, reasoning, GEMMA4, block)
-    if reply.tool_calls:  # its template writes words behind calls
-        words = reader.decode(ids[reply.tool_calls[-1].token_span[1] :]).strip()
-        reply.content = "\n".join(part for part in (reply.content, words) if part)
-    return reply
-
-
-QWEN = ("<tool_call>", "</tool_call>")
-SEED = ("<seed:tool_call>", "</seed:tool_call>")
-MINIMAX = ("<minimax:tool_call>", "</minimax:tool_call>")
-GEMMA4 = ("<|tool_call>", "<tool_call|>")
-DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
-DEEPSEEK_CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>")
-GLM_ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    # its template writes words behind calls
+    return after_thoughts(reader, ids, at, reasoning, GEMMA4, block, words_after=True)

@@ -123,8 +123,13 @@ def verify(codec: Codec) -> Findings:
                 continue
             user = any(message["role"] == "user" for message in news)
             if whole is None:
+                # A conversation that agents can do without may fork, and is reported: its prompt is rendered anew, so
+                # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
+                # own. That costs computing, not exactness, as long as the template forgets nothing that was said.
                 if name in _NEEDED and not (codec.thinking and user):
                     raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended")
+                if lost := _lost(codec, plain, rendered):
+                    raise ConfigError(f"{codec.name}: after {name} the prompt is written anew, and without {lost!r}")
                 forks.append(name)
                 continue
             if not _begins(codec, conversation, rendered, whole):
@@ -134,11 +139,17 @@ def verify(codec: Codec) -> Findings:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
             if name in _NEEDED and not codec.thinking:
                 _check_next(codec, rendered, conversation, name)
+            if name in _NEEDED and "call" in kind:
+                _check_again(codec, rendered, conversation, name)
             cut = codec.extend(prompt, output[:-2], news)
-            results = any(message["role"] == "tool" for message in news)
-            if cut is None and results and _calls(codec, reply, output[:-2], prompt) is not None:
-                continue  # results of a call that was not read, whose name they would need
+            results = sum(message["role"] == "tool" for message in news)
             if cut is None or cut[0] not in codec.stop_ids or cut[-len(whole) :] != whole:
+                # Nobody sends results of a call that was not read, since no client hears of one: templates that write
+                # them with a call's name, number or id have none to write. Results of calls that were read, and any
+                # question, must do, whatever the reply was cut from.
+                unnamed = cut is None or codec.format.numbered or codec.format.ids
+                if unnamed and results > len(codec.parse(output[:-2], prompt, TOOLS).calls):
+                    continue
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
     return Findings(tuple(forks), tuple(dict.fromkeys(refused)))
 
@@ -174,6 +185,25 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
         raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
 
 
+def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
+    """Raise `ConfigError` unless a second call after `conversation` is extended to what is rendered, as the first was.
+
+    Templates may number calls, or write ids: what is right for the first may be wrong for all others.
+    """
+    thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
+    reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
+    news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)
+    rendered = codec.render((*conversation, *reply, *news), TOOLS)
+    whole = codec.render((*conversation, *reply), TOOLS, prompt=False)
+    ends = [at for at in range(len(prompt), len(whole)) if whole[at] in codec.stop_ids]
+    if whole[: len(prompt)] != prompt:
+        raise ConfigError(f"{codec.name}: the prompt after {name} is no prefix of the conversation after it")
+    output = rendered[len(prompt) : (ends[-1] if ends else len(whole)) + 1]
+    more = codec.extend(prompt, output, news)
+    if more is None or [*prompt, *output, *more] != rendered:
+        raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
+
+
 def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> None:
     if name in _NEEDED:
         raise ConfigError(f"{codec.name}: {name} cannot be written: {error}") from error
@@ -187,6 +217,15 @@ def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) 
     read = [(call.name, json.loads(call.arguments)) for call in calls]
     same = read == [(call["name"], json.loads(call["arguments"])) for call in wanted]
     return None if same else codec.decode(output)
+
+
+def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
+    """Words, a name or a value of `reply` that `rendered` does not have; empty if there is none."""
+    text = codec.decode(rendered)
+    functions = [call["function"] for call in reply[0].get("tool_calls", ())]
+    said = [value for function in functions for value in json.loads(function["arguments"]).values()]
+    parts = (reply[0]["content"], *(function["name"] for function in functions), *said)
+    return next((part for part in parts if part not in text), "")
 
 
 def _where(codec: Codec, rendered: Sequence[int]) -> str:

@@ -1,0 +1,198 @@
+"""Calls written as Python, ``name(key="value", ...)``: in a list (LFM2, Llama 4), or one on each line (OLMo 3)."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import keyword
+import math
+import re
+import tokenize
+import warnings
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from coderepairrl.tokens import listed
+from coderepairrl.tokens.reading import Calls, Invocation, Reader, Tool, blocks
+
+LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+OLMO3 = ("<function_calls>", "</function_calls>")
+LLAMA4 = ("<|python_start|>", "<|python_end|>")
+JSON_NAMES = {"true": True, "false": False, "null": None}
+RESERVED = "_reserved"
+"""Stands behind the name of a parameter that is a keyword of Python while the call is parsed."""
+BITS = 1024
+"""Integers up to this size are read: larger ones, which hexadecimal can write in a breath, are no JSON."""
+TRIED = 4
+"""Places at which a list of calls may begin in a reply that has words before it."""
+
+
+class _Unread(Exception):
+    """Python that is no call with literals as keyword arguments."""
+
+
+def parse(text: str) -> Calls | None:
+    """The calls in `text`, as a list or each on lines of its own; None for anything else.
+
+    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``. A parameter that is given twice, or by
+    position, makes the whole text unread.
+    """
+    tree = _tree(text.strip())
+    if tree is None:
+        return None
+    nodes: list[ast.AST] = []
+    for statement in tree.body:
+        value = statement.value if isinstance(statement, ast.Expr) else statement
+        nodes += value.elts if isinstance(value, ast.List) else [value]
+    try:
+        return [_call(node) for node in nodes] or None
+    except _Unread:
+        return None
+
+
+def _tree(text: str) -> ast.Module | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # escapes that Python does not know stay as they are
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            pass
+        except (ValueError, MemoryError, RecursionError):
+            return None
+        try:
+            return ast.parse(_without_keywords(text))
+        except (SyntaxError, ValueError, MemoryError, RecursionError, tokenize.TokenError):
+            return None
+
+
+def _without_keywords(text: str) -> str:
+    """`text` in which parameters named as Python's keywords (``from="a"``) are not."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    lines = text.split("\n")  # as the tokenizer of Python does
+    for token, following in reversed(list(pairwise(tokens))):
+        if keyword.iskeyword(token.string) and following.string == "=":
+            row, column = token.end
+            lines[row - 1] = f"{lines[row - 1][:column]}{RESERVED}{lines[row - 1][column:]}"
+    return "\n".join(lines)
+
+
+def _call(node: ast.AST) -> Invocation:
+    if not isinstance(node, ast.Call) or node.args:
+        raise _Unread
+    arguments: dict[str, Any] = {}
+    for given in node.keywords:
+        name = given.arg or ""
+        if keyword.iskeyword(name.removesuffix(RESERVED)):
+            name = name.removesuffix(RESERVED)
+        if not name or name in arguments:
+            raise _Unread
+        arguments[name] = _value(given.value)
+    return Invocation(_name(node.func), arguments)
+
+
+def _name(node: ast.AST) -> str:
+    """A name, with dots or without."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        raise _Unread
+    return ".".join([node.id, *reversed(parts)])
+
+
+def _value(node: ast.AST) -> Any:
+    """The value of a literal that JSON has."""
+    if isinstance(node, ast.List):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_value(key) if key else None for key in node.keys]
+        if len(set(map(str, keys))) < len(keys) or not all(isinstance(key, str) for key in keys):
+            raise _Unread
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, ast.Name) and node.id in JSON_NAMES:
+        return JSON_NAMES[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _value(node.operand)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _Unread
+        return -value
+    value = node.value if isinstance(node, ast.Constant) else ...
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    whole = isinstance(value, int) and value.bit_length() <= BITS
+    if whole or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise _Unread
+
+
+def write(calls: Calls) -> str:
+    """`calls` as a list. Raises ValueError for names and numbers that Python does not write."""
+    return "[" + ", ".join(map(_written, calls)) + "]"
+
+
+def write_lines(calls: Calls) -> str:
+    """`calls` on a line each. Raises as `write` does."""
+    return "\n".join(map(_written, calls))
+
+
+def _written(call: Invocation) -> str:
+    for name in (*call.name.split("."), *call.arguments):
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} in a call of {call.name!r} cannot be written as Python")
+    return f"{call.name}({', '.join(f'{key}={_literal(value)}' for key, value in call.arguments.items())})"
+
+
+def _literal(value: object) -> str:
+    """`value` as Python that JSON's escapes are part of."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def lfm2(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+    """A list between tokens; of calls in Python, or in JSON, which these models write when they are told to."""
+
+    def block(inner: list[int]) -> Calls | None:
+        text = reader.decode(inner)
+        return parse(text) or listed.parse(text)
+
+    return blocks(reader, ids, thinking, LFM2, block, words_after=True)
+
+
+def olmo3(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+    """Calls on lines between tokens."""
+    return blocks(reader, ids, thinking, OLMO3, lambda inner: parse(reader.decode(inner)))
+
+
+def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
+    """A list with which a reply ends, perhaps within Llama 4's python tokens.
+
+    Nothing but the name of one of `tools` after its bracket tells it from words: other text in brackets stays text.
+    """
+    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
+
+    tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}
+    text = reader.decode([token for token in ids if token not in tags]).strip()
+    known = {tool["function"]["name"] for tool in tools}
+    places = [found.start() for found in _BEGINS.finditer(text) if found[1] in known][:TRIED]
+    span = (0, len(ids))
+    for at in places:
+        calls = parse(text[at:])
+        if calls:
+            read = [ParsedToolCall(text[at:], call.name, call.arguments, span) for call in calls]
+            return ParsedResponse(text[:at].strip(), tool_calls=read)
+    if places[:1] == [0]:
+        return ParsedResponse(
+            "", tool_calls=[ParsedToolCall(text, token_span=span, status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
+        )
+    return ParsedResponse(text)
+
+
+_BEGINS = re.compile(r"\[\s*([A-Za-z_][\w.]*)\s*\(")

@@ -1,0 +1,77 @@
+"""A family of models and its miniature: a tokenizer that splits into bytes, and a config of a tiny model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a miniature is made of, and what must come of it."""
+
+    model_type: str
+    tokens: tuple[str, ...]
+    template: str
+    eos: tuple[str, ...]
+    bos: str = ""
+    renderer: str = "template"
+    format: str = "hermes"
+    thinks: bool = False
+    always: bool = False
+    """Whether it reasons whatever it is told."""
+    opens: bool = False
+    """Whether prompts open the thoughts that are switched on."""
+    prompts: tuple[str, str] = ("<think>\n\n</think>\n\n", "<|im_start|>assistant\n")
+    """What prompts end with, without thoughts and with them (but for what opens these)."""
+    thought: tuple[str, str, str] = ("<think>", "\n", "</think>")
+    """What thoughts begin and end with, and the text after their first token."""
+    refused: tuple[str, ...] = ()
+    """Words in the names of conversations that the family does not know."""
+    forks: tuple[str, ...] = ()
+    """Words in the names of conversations that are rendered again, not extended."""
+    engines: tuple[str, ...] = ("vllm",)
+    config: tuple[tuple[str, Any], ...] = ()
+
+    def write(self, folder: Path, **changes: Any) -> Path:
+        """A folder with the family's config, tokenizer and template, and no weights."""
+        spec, size = tokenizer(self.tokens)
+        ids = {token: size - len(self.tokens) + at for at, token in enumerate(self.tokens)}
+        config = {
+            **{"model_type": self.model_type, "vocab_size": size, "max_position_embeddings": 4096},
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4},
+            **{"num_key_value_heads": 2, "head_dim": 8, "eos_token_id": [ids[token] for token in self.eos]},
+            **dict(self.config),
+            **changes,
+        }
+        named = {"bos_token": self.bos or None, "eos_token": self.eos[0]}
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "tokenizer.json").write_text(spec)
+        (folder / "tokenizer_config.json").write_text(json.dumps(named))
+        (folder / "chat_template.jinja").write_text(self.template)
+        return folder
+
+
+def tokenizer(added: tuple[str, ...]) -> tuple[str, int]:
+    """A byte-level ``tokenizer.json`` with special tokens, and its size."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
+    return made.to_str(), made.get_vocab_size()
+
+
+def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:
+    """Canonical ids of the last of `messages`, a reply, up to its stop token, which may begin `news`."""
+    prompt, whole = codec.render(messages[:-1], tools), codec.render(messages, tools, prompt=False)
+    assert whole[: len(prompt)] == prompt
+    ends = [at for at in range(len(prompt), len(whole)) if whole[at] in codec.stop_ids]
+    if ends:
+        return list(whole[len(prompt) : ends[-1] + 1])
+    return list(codec.render([*messages, *news], tools)[len(prompt) : len(whole) + 1])

@@ -43,7 +43,7 @@ def split(config: Config, serving_takes: bool) -> Split:
     chosen = Split(
         _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
     )  # checked before they are compared
-    if there and not learning and config.train.processes_here > len(there):
+    if there and not learning and not config.train.learner and config.train.processes_here > len(there):
         raise ConfigError(
             f"{_processes(config)} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
@@ -138,7 +138,7 @@ def _processes(config: Config) -> str:
 def shared(config: Config, serving_takes: bool) -> set[int]:
     """The GPUs that both a server of ours and the learner take."""
     there = range(len(visible()))
-    if not serving_takes:
+    if not serving_takes or config.train.learner:  # which has GPUs of its own
         return set()
     return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes_here])
 
@@ -147,7 +147,7 @@ def on_one_gpu(config: Config, serving_takes: bool) -> bool:
     """Whether a server of ours has one GPU alone, and the learner's first process has the same."""
     there = tuple(range(len(visible())))
     serving, learning = config.engine.devices or there, config.train.devices or there
-    return serving_takes and len(serving) == 1 and serving == learning[:1]
+    return not config.train.learner and serving_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def visible() -> list[str]:

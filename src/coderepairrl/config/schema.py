@@ -565,6 +565,9 @@ class Train(Learning):
     """Machines that the learner's processes are on, this one included, as many on each (docs/guides/cluster.md)."""
     rendezvous: str = ""
     """With `nodes`: HOST:PORT of this machine where the others find it, with `crrl learner HOST:PORT --node N`."""
+    learner: str = ""
+    """The socket of a learner that several runs of adapters share, with one copy of the frozen model
+    (docs/guides/training.md); empty: one of the run's own."""
     node_seconds: float = Field(default=600.0, gt=0)
     """With `nodes`: how long the others may take to come, at the start and after one has left."""
     patience: float = Field(default=3600.0, gt=0)
@@ -582,6 +585,21 @@ class Train(Learning):
             raise ValueError(f"nodes={self.nodes} do not divide processes={self.processes}: as many are on each")
         if (self.nodes > 1) != bool(self.rendezvous):
             raise ValueError("nodes, if there are several, and rendezvous belong together: set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_its_learner(self) -> Train:
+        if not self.learner:
+            return self
+        if self.lora is None:
+            raise ValueError("a learner that several runs share holds a frozen model: lora=true, or leave learner out")
+        if self.processes > 1:
+            raise ValueError(f"processes={self.processes}, and a learner that several runs share is one process")
+        if self.devices:
+            raise ValueError(
+                "devices are those of a learner of the run's own: leave it out, and start the shared one with"
+                " CUDA_VISIBLE_DEVICES"
+            )
         return self
 
     @model_validator(mode="after")

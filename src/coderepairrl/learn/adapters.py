@@ -62,6 +62,7 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
     config = _config(settings)
     config.base_model_name_or_path = str(base.resolve())
     config.inference_mode = True
+    config.target_modules = sorted(settings.targets)  # peft has a set, whose order is another in each process
     config.save_pretrained(folder)
 
 

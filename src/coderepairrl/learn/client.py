@@ -15,6 +15,7 @@ from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError
 from coderepairrl.learn import rendezvous
 from coderepairrl.learn.node_pool import NodePool, RemoteChild
 from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
@@ -25,6 +26,7 @@ _GRACE = 5.0
 PATIENCE = 3600.0
 """Seconds: much longer than any step, yet a hang is noticed."""
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
+_Process = Child | RemoteChild | SharedClient
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -38,7 +40,7 @@ class Learner:
     seconds.
     """
 
-    def __init__(self, children: Sequence[Child | RemoteChild], publish_dir: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, children: Sequence[_Process], publish_dir: Path, patience: float | None = PATIENCE) -> None:
         self._children = children
         self._publish_dir = publish_dir
         self._patience = patience
@@ -60,6 +62,8 @@ class Learner:
         gpu: bool = False,
         patience: float = PATIENCE,
         nodes: NodePool | None = None,
+        shared: Path | None = None,
+        run: str = "",
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
@@ -67,10 +71,17 @@ class Learner:
         `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
         are used if there are any; with `gpu` there must be some. With `nodes` each has as many of the processes, the
         first ones here.
+
+        With `shared` it starts nothing, and joins the learner that listens at this socket, as `run`: there `env`, `gpu`
+        and `log_dir` mean nothing, and it is the other end that waits for no longer than `patience` once it is this
+        run's turn.
         """
-        learner = cls([], publish_dir, patience)
+        learner = cls([], publish_dir, patience if shared is None else None)
         try:
-            learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {}, nodes)
+            if shared is not None:
+                learner._children = [await SharedClient.connect(shared, run, patience)]
+            else:
+                learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {}, nodes)
             start = {"model": str(model.resolve()), "settings": settings.model_dump(), "gpu": gpu}
             learner.notices = await learner._call("start", **start)
         except BaseException:
@@ -176,7 +187,7 @@ class Learner:
                     fix="raise train.patience if it was still at work: logs/learner.log may say",
                 ) from None
             except ChildDied as error:
-                fix = _MEMORY if "OutOfMemory" in str(error) else ""
+                fix = _MEMORY if "OutOfMemory" in str(error) else error.fix
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:
@@ -203,7 +214,8 @@ class Learner:
                 child.kill()
                 reply.cancel()
         ended = await asyncio.gather(*waiting, return_exceptions=True)
-        raise ChildDied("\n".join(str(end) for end in ended if isinstance(end, ChildDied)))
+        deaths = [end for end in ended if isinstance(end, ChildDied)]
+        raise deaths[0] if len(deaths) == 1 else ChildDied("\n".join(map(str, deaths)))
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
@@ -263,7 +275,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 async def _spawn(
     processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: NodePool | None
-) -> list[Child | RemoteChild]:
+) -> list[_Process]:
     """Start the processes, with the environment by which they find each other; all or none."""
     if nodes is not None:
         return await _spawn_across(processes, log_dir, extra, nodes)
@@ -271,7 +283,7 @@ async def _spawn(
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)
     meeting = shared / f".ranks-{secrets.token_hex(8)}"
-    children: list[Child | RemoteChild] = []
+    children: list[_Process] = []
     try:
         for rank in range(processes):
             env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
@@ -283,18 +295,16 @@ async def _spawn(
     return children
 
 
-async def _spawn_across(
-    processes: int, log_dir: Path, extra: Mapping[str, str], nodes: NodePool
-) -> list[Child | RemoteChild]:
+async def _spawn_across(processes: int, log_dir: Path, extra: Mapping[str, str], nodes: NodePool) -> list[_Process]:
     """As `_spawn`, on all `nodes`: the others first, which have to come."""
     here = processes // nodes.count
-    children: list[Child | RemoteChild] = []
+    children: list[_Process] = []
     try:
         with nodes.listening_socket() as meeting:  # bound here, so that torch listens there alone
             address, port = meeting.getsockname()[:2]
             remote = await nodes.spawn(processes, port)
             children += remote
-            local: list[Child | RemoteChild] = []
+            local: list[_Process] = []
             for rank in range(here):
                 env = {
                     **extra,

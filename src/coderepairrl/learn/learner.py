@@ -24,6 +24,7 @@ from coderepairrl.config.schema import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
@@ -34,7 +35,9 @@ class Service:
     """The operations, by name. `start` comes first; `init_random`, `language_model`, `merge`, `rounded` and `survived`
     need no trainer."""
 
-    def __init__(self) -> None:
+    def __init__(self, provide: ProvideModel | None = None) -> None:
+        """`provide` gives a frozen model that other runs have, too."""
+        self._provide = provide
         self._trainer: Trainer | None = None
         self.operations: dict[str, Callable[..., Any]] = {
             "start": self._start,
@@ -83,7 +86,7 @@ class Service:
                 fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
                 " train.devices out to learn on the CPU",
             )
-        self._trainer = Trainer(Path(model), LearnSettings(**settings))
+        self._trainer = Trainer(Path(model), LearnSettings(**settings), self._provide)
         for notice in self._trainer.notices:
             print(logged(notice), file=sys.stderr, flush=True)
         return self._trainer.notices

@@ -36,6 +36,7 @@ from coderepairrl.learn.losses import entropy, kl
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.probe import body, examine
 from coderepairrl.learn.settings import LOGITS, OF_VALUES, Form, LearnSettings
+from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 from coderepairrl.learn.values import ValueHead
 from coderepairrl.runs.storage import write_sums
@@ -274,12 +275,25 @@ class Policy:
 
     @classmethod
     def load(
-        cls, folder: Path, settings: LearnSettings = DEFAULTS, device: torch.device = CPU, *, frozen: bool = False
+        cls,
+        folder: Path,
+        settings: LearnSettings = DEFAULTS,
+        device: torch.device = CPU,
+        *,
+        frozen: bool = False,
+        provide: ProvideModel | None = None,
     ) -> Policy:
-        """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
+        """Load the model in `folder`, a `frozen` one without adapters, to be compared with. Where there is a `provide`,
+        it has the model on `device` already, or loads it for other runs, too.
 
-        Raises `UsageError` when there is none or it cannot be trained packed.
+        Raises `UsageError` when there is none or it cannot be trained packed, or shared.
         """
+        if provide is not None and settings.lora is None:
+            raise UsageError(
+                "a learner that several runs share (train.learner) holds a frozen model, and all weights are to be"
+                " trained",
+                fix="train.lora=true, or a learner of the run's own: leave train.learner out",
+            )
         if frozen:
             without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
             settings = settings.but(
@@ -298,20 +312,18 @@ class Policy:
                 fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
+        dtype = torch.bfloat16 if half else torch.float32
         try:
-            dtype = torch.bfloat16 if half else torch.float32
             if about := models.quantisation_config(folder):
                 settings = settings if frozen else settings.but(quantise="checkpoint")
-                model = quantised_checkpoint.load(folder, about, dtype, TREE)
-            else:
-                model = AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
-                )
+            form = f"{str(dtype).removeprefix('torch.')} with model.quantise={settings.quantise}"
+
+            def read() -> PreTrainedModel:
+                return _read(folder, settings, about, dtype, device)
+
+            model = read() if provide is None else provide(folder, form, lambda: read().to(device))  # type: ignore[arg-type]
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
-        if settings.quantise in ("nf4", "int8"):
-            dtype = quantised.checkpoint_dtype(folder, model.dtype)
-            quantised.quantise(model, settings.quantise, dtype, device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -472,6 +484,20 @@ class Policy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
             layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+
+
+def _read(
+    folder: Path, settings: LearnSettings, about: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    """The model in `folder`, quantised on `device`; `about` is the format of its codes, where its files have codes."""
+    if about:
+        return quantised_checkpoint.load(folder, about, dtype, TREE)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
+    )
+    if settings.quantise in ("nf4", "int8"):
+        quantised.quantise(model, settings.quantise, quantised.checkpoint_dtype(folder, model.dtype), device)
+    return model
 
 
 def published(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -102,18 +102,22 @@ def nonce() -> str:
 
 
 class Channel:
-    """A TCP connection between a node and the controller that carries frames of JSON."""
+    """A connection that carries frames of JSON: by TCP between a node and the controller, by a Unix socket between a
+    run and a learner that it shares."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._sending = asyncio.Lock()
+        self.address = ""
+        """Of this end; of a Unix socket none."""
         taken: socket.socket = writer.get_extra_info("socket")
+        if taken.family == socket.AF_UNIX:
+            return
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _ALIVE:
             if hasattr(socket, name):
                 taken.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self.address: str = taken.getsockname()[0]
-        """The address of this end."""
+        self.address = taken.getsockname()[0]
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send one frame. Raises OSError when the other end is gone."""
@@ -139,6 +143,10 @@ class Channel:
         """A short frame of somebody who has not proven to have the key. Raises as `receive`, and TimeoutError."""
         async with asyncio.timeout(GREETING_SECONDS):
             return await self.receive(_GREETING_BYTES)
+
+    def hang_up(self) -> None:
+        """Close the connection at once, whatever is under way."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         """Close the connection; frames that were sent still arrive."""

@@ -30,6 +30,7 @@ from coderepairrl.learn.offload import Offloader
 from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches, pack, scored, share, tokens_of
 from coderepairrl.learn.policy import Other, Policy, Scored
 from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
@@ -70,13 +71,15 @@ class Trainer:
     writes files.
     """
 
-    def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
+    def __init__(self, model: Path, settings: LearnSettings, provide: ProvideModel | None = None) -> None:
+        """Load `model`, or have it from `provide` below adapters. Raises `UsageError` if it cannot be trained,
+        `PrerequisiteError` if a package is missing."""
         self.settings = settings
+        self._shares_model = provide is not None
         self.strategy = _strategy(settings)
         self.reference: Policy | None = None
         with self.strategy.local_copy(model) as folder:
-            self.policy = Policy.load(folder, settings, self.strategy.load_device)
+            self.policy = Policy.load(folder, settings, self.strategy.load_device, provide=provide)
             if settings.beta > 0 and settings.lora is None:
                 self.reference = Policy.load(folder, settings, self.strategy.load_device)
                 self.reference.model.requires_grad_(False)
@@ -290,10 +293,13 @@ class Trainer:
     def put_away(self) -> int:
         """Move all that is on the device to the host's memory, where only `save` finds it; returns its bytes.
 
-        Raises ValueError for one of several processes, which have more there than tensors of ours.
+        Raises ValueError for one of several processes, which have more there than tensors of ours, and for a model that
+        several runs share.
         """
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
+        if self._shares_model:
+            raise ValueError("several runs share the model: it stays on its device")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:

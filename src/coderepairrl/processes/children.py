@@ -112,6 +112,9 @@ def _handled_later() -> Iterator[None]:
 class ChildDied(Exception):
     """The child process ended. The message has its exit status and the last lines of its log."""
 
+    fix = ""
+    """What the user can do about it, where that is known."""
+
 
 class Child:
     """The parent's end: a running child process, and the frames to and from it."""

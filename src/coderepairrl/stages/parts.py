@@ -215,7 +215,7 @@ async def start_learner(
     outbox: Path,
     nodes: NodePool | None = None,
 ) -> Learner:
-    """A learner on the run's own devices, with the weights of `model`. Raises what `Learner.start` raises."""
+    """A learner with the weights of `model`, on the run's own devices or shared. Raises what `Learner.start` raises."""
     return await Learner.start(
         model,
         settings,
@@ -225,6 +225,8 @@ async def start_learner(
         gpu=bool(plan.config.train.devices),
         patience=plan.config.train.patience,
         nodes=nodes,
+        shared=Path(plan.config.train.learner) if plan.config.train.learner else None,
+        run=folder.path.name,
     )
 
 

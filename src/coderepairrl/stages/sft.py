@@ -46,7 +46,7 @@ LOSS = "held_out/loss"
 """The metric by which a run stops early."""
 _MAY_CHANGE = {
     *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
-    *("train.devices", "train.patience"),
+    *("train.devices", "train.patience", "train.learner"),
 }
 """Settings that a resumed run may have otherwise: all others would make it another run, or its replay another."""
 

@@ -134,13 +134,14 @@ class LearnerServer:
 
     async def close(self) -> None:
         """End the process, and all connections."""
-        if self._child is not None:
-            self._child.kill()
+        child, self._child = self._child, None
+        if child is not None:
+            child.kill()  # a request that it has at this moment ends, too
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        if self._child is not None:
-            await self._child.close()
+        if child is not None:
+            await child.close()
 
     async def _handshake(self, channel: Channel) -> _Client:
         hello = await channel.receive_greeting()
@@ -213,8 +214,10 @@ class LearnerServer:
 
     async def _ended(self, child: Child, why: str) -> None:
         await child.close()
-        self._child, self._end = None, f"the process that several runs share ended: {why}"
-        _say(self._end)
+        self._end = f"the process that several runs share ended: {why}"
+        if child is self._child:  # else it was ended by `close`
+            self._child = None
+            _say(self._end)
 
     async def _release(self, client: _Client) -> None:
         async with self._turn:

@@ -80,7 +80,9 @@ class Estimate:
 
     @property
     def learning(self) -> tuple[int, ...]:
-        """The learner's GPUs by number."""
+        """The learner's GPUs by number; of a learner that several runs share none, which has GPUs of its own."""
+        if self.config.train.learner:
+            return ()
         return self.config.train.devices or tuple(range(self.config.train.processes_here))
 
     @property
@@ -126,6 +128,12 @@ class Estimate:
             )
         if self.memory is None:
             return ""
+        alone = self.learner.peak + learner_side.RESERVE
+        if self.config.train.learner and alone > self.memory:
+            return (
+                f"the GPU of the learner that runs share (train.learner) is taken to have {self.memory / GB:.1f} GB,"
+                f" and one run alone needs {alone / GB:.1f}"
+            )
         if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
             return (
                 f"GPU {server.gpus[0]}: the engine has {server.room / GB:.1f} GB ({server.settings.share:g} of the "
@@ -153,6 +161,8 @@ class Estimate:
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
+        if self.config.train.learner:
+            plan["learner of several runs"] = self._shared()
         if moved := self.moves():
             plan["turns"] = {
                 "host_gb": round(moved.host / GB, 2),
@@ -232,6 +242,19 @@ class Estimate:
         if gpu in self.learning:
             yield from self.learner._asdict().items()
             yield "reserve", learner_side.RESERVE * self.on_gpus
+
+    def _shared(self) -> dict[str, Any]:
+        """What a learner holds that several runs share: the model once, of each run what it trains, and, since it makes
+        one step at a time, what a step needs once."""
+        learner, reserve = self.learner, learner_side.RESERVE * (self.memory is not None)
+        each = learner.adapters + learner.optimizer
+        once = learner.peak - learner.weights - each + reserve
+        shown = {"weights_gb": learner.weights, "step_gb": once, "each_run_gb": each}
+        plan: dict[str, Any] = {name: round(size / GB, 2) for name, size in shown.items()}
+        if self.memory is not None:
+            plan["has_gb"] = round(self.memory / GB, 2)
+            plan["runs"] = int((self.memory - learner.weights - once) // each)
+        return plan
 
     def _alike(self) -> Iterator[tuple[str, int]]:
         """GPUs that hold the same, and one of them."""

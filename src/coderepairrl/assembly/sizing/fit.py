@@ -72,7 +72,7 @@ def _overrides(given: Estimate, moves: Sequence[Move]) -> tuple[str, ...]:
     engine, train = given.config.engine.devices, given.config.train.devices
     if any(move.kind == "apart" for move in moves):
         train = tuple(gpu for gpu in train if gpu not in engine)
-    free = max((*given.serving, *given.learning, *engine)) + 1
+    free = max((*given.serving, *given.learning, *engine), default=-1) + 1
     if engine and (more := sum(move.serving for move in moves)):
         found.append(f"engine.devices={json.dumps([*engine, *range(free, free + more)])}")
         free += more

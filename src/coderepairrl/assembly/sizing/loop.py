@@ -126,7 +126,7 @@ class Planned:
 
     @property
     def _gpus(self) -> int:
-        return self.given.gpus if self.given.on_gpus else 1
+        return (self.given.gpus if self.given.on_gpus else 0) or 1
 
     def shown(self, settings_of: SettingsOf, evaluations: Evaluations) -> dict[str, Any]:
         """As ``--dry-run`` prints it."""
@@ -211,6 +211,8 @@ class Planned:
             }
         if moved := self.given.moves():
             shown["switching"] = f"{moved.step / GB:.1f} GB to and from the host's memory at {MOVED / GB:g} GB/s"
+        if self.given.config.train.learner:
+            shown["shared_learner"] = "waits for no other run's step; the hours of its GPU are not counted"
         if self.timed:
             return shown | {"speeds": f"those of {plan.run}, its {self.pilot.processes if self.pilot else 1} learners"}
         read = f"{self.given.reading:g} " if self.given.reading != self.given.utilisation else ""

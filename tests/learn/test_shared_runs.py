@@ -219,7 +219,7 @@ async def test_a_run_that_is_killed_in_the_middle_of_a_step_leaves_the_others_as
         make_rows(LENGTHS),
         (
             "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-            "from test_shared import ONE, doomed; asyncio.run(doomed(*map(Path, sys.argv[2:])))"
+            "from test_shared_runs import ONE, doomed; asyncio.run(doomed(*map(Path, sys.argv[2:])))"
         ),
     )
     async with joined(miniature, tmp_path) as one:

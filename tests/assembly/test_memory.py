@@ -16,7 +16,7 @@ from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn import policy as policies
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.quantised import Frozen
+from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
@@ -222,7 +222,7 @@ def test_quantised_weights_take_what_was_planned(form, precision, folder):
     trainer = Trainer(folder(shape), settings)
     planned = learner_memory(shape, settings, longest=1)
     trainer.step(rows(16, 2))
-    layers = [module for module in trainer.policy.model.modules() if isinstance(module, Frozen)]
+    layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers) if form == "nf4" else 0  # of what 4 bits mean
     weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
     assert weights == planned.weights + planned.adapters

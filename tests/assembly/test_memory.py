@@ -26,6 +26,7 @@ from peak import Peak
 PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
 """Billions of parameters."""
 LORA = Lora(rank=4, alpha=8)
+ON_EXPERTS = [Lora(rank=rank, alpha=8, experts=True) for rank in (4, 8)]
 SMALL = Architecture(64, 192, 3, 6, 96, kv_heads=2, head_dim=16)
 SPARSE = replace(SMALL, experts=8, chosen=2, expert=24)
 KINDS = [
@@ -68,6 +69,12 @@ def test_parameters_are_those_of_the_model(size):
     adapters.attach(model, adapters.resolved(model, Lora()))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == shallow.adapters(32, Lora().targets)
+    if shape.experts:
+        with torch.device("meta"):
+            model = model_of(shallow, LearnSettings())
+        adapters.attach(model, adapters.resolved(model, Lora(experts=True)))
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        assert trained == shallow.adapters(32, Lora().targets, experts=True)
 
 
 def test_a_token_goes_through_some_experts():
@@ -143,6 +150,18 @@ def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
     assert saved(deeper, settings, tokens, kind) - saved(shape, settings, tokens, kind) == planned
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("lora", ON_EXPERTS, ids=["filled up", "as it is"])
+def test_what_adapters_on_experts_keep_is_counted_exactly(lora, precision):
+    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora, micro_tokens=48)
+    shape = replace(SPARSE, layers=2)
+    deeper = replace(shape, layers=3)
+    planned = (
+        learner_memory(deeper, settings, longest=1).activations - learner_memory(shape, settings, longest=1).activations
+    )
+    assert saved(deeper, settings, 48) - saved(shape, settings, 48) == planned
+
+
 def rows(tokens: int, count: int) -> list[Sample]:
     """Rows of `tokens` that are all trained but for the first token."""
     made = []
@@ -165,6 +184,18 @@ def folder(tmp_path):
 @pytest.mark.parametrize("shape", [SMALL, SPARSE], ids=["dense", "experts"])
 def test_a_step_takes_what_was_planned(shape, settings, folder):
     """Of the real trainer: weights and moments exactly, what comes and goes at most 15 % less."""
+    as_planned(shape, settings, folder)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("lora", ON_EXPERTS, ids=["filled up", "as it is"])
+def test_a_step_with_adapters_on_experts_takes_what_was_planned(lora, precision, again, folder):
+    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora, micro_tokens=256)
+    as_planned(SPARSE, settings.but(gradient_checkpointing=again), folder)
+
+
+def as_planned(shape, settings, folder):
     trainer = Trainer(folder(shape), settings)
     planned = learner_memory(shape, settings, longest=1)
     trainer.step(rows(16, 2))

@@ -37,13 +37,54 @@ ROW = [5, 6, 7, 8, 9, 10]
 ASK = """
 import json, sys
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 if __name__ == "__main__":
-    model, row = sys.argv[1], json.loads(sys.argv[2])
-    llm = LLM(model, dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=2, skip_tokenizer_init=True)
+    model, row, adapter = sys.argv[1], json.loads(sys.argv[2]), (sys.argv[3:] or [None])[0]
+    options = dict(dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=2, skip_tokenizer_init=True)
+    if adapter:
+        import in_torch
+        options |= dict(enable_lora=True, max_lora_rank=8, max_loras=2)
+    llm = LLM(model, **options)
     asked = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-    (answer,) = llm.generate([{"prompt_token_ids": row}], asked)
+    which = LoRARequest("ours", 1, adapter) if adapter else None
+    (answer,) = llm.generate([{"prompt_token_ids": row}], asked, lora_request=which)
     print("LOGPROBS", json.dumps([each[id].logprob for each, id in zip(answer.prompt_logprobs[1:], row[1:])]))
 """
+KERNELS = """
+import torch
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
+
+def low(x_H, a_RH, b_OR):
+    return b_OR @ (a_RH @ x_H)
+
+def apply(self, output, hidden_states, w1, w2, topk_weights, topk_ids, activation, *rest, **more):
+    lora, gated = self._lora_context, activation == MoEActivation.SWIGLUOAI
+    which = lora.punica_wrapper.token_lora_indices
+    for token, x in enumerate(hidden_states):
+        total, slot = torch.zeros_like(output[token]), int(which[token])
+        for weight, expert in zip(topk_weights[token], topk_ids[token].tolist()):
+            y = w1[expert] @ x + (self.w1_bias[expert] if gated else 0)
+            if slot >= 0:
+                pairs = zip(lora.w13_lora_a_stacked, lora.w13_lora_b_stacked)
+                found = [low(x, a[slot, expert], b[slot, expert]) for a, b in pairs]
+                assert not gated or len(found) == 1  # as files of gpt-oss have them: gate and up in turns
+                y = y + torch.cat(found)
+            if gated:
+                gate, up = y[::2].clamp(max=7), y[1::2].clamp(-7, 7)
+                z = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+            else:
+                gate, up = y.chunk(2)
+                z = torch.nn.functional.silu(gate) * up
+            y = w2[expert] @ z + (self.w2_bias[expert] if gated else 0)
+            if slot >= 0:
+                y = y + low(z, lora.w2_lora_a_stacked[0][slot, expert], lora.w2_lora_b_stacked[0][slot, expert])
+            total += weight * y
+        output[token] = total
+
+TritonExperts.apply = apply
+"""
+"""In the place of vLLM's kernels for experts with adapters, which are in Triton alone: by its own buffers, in torch."""
 
 
 @pytest.mark.parametrize(("model_type", "fused"), [*((each, False) for each in FAMILIES), ("qwen3_moe", True)])
@@ -66,12 +107,49 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
         policy.save(served)
         index = json.loads((served / "model.safetensors.index.json").read_text())
         assert "model.layers.0.mlp.experts.gate_up_proj" in index["weight_map"]
+    assert logprobs(served, tmp_path) == pytest.approx(ours, abs=1e-4)
+
+
+@pytest.mark.parametrize("model_type", [*(each for each, sizes in FAMILIES.items() if "num_experts_per_tok" in sizes)])
+@pytest.mark.parametrize("experts", [True, False], ids=["experts", "the rest"])
+def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(
+    model_type: str, experts: bool, tmp_path: Path
+) -> None:
+    """File, names, experts, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
+    import torch
+
+    from coderepairrl.config.schema import Lora
+    from coderepairrl.learn import LearnSettings
+    from coderepairrl.learn.pack import pack, scored
+    from coderepairrl.learn.policy import Policy, init_random
+
+    require_vllm()
+    (tmp_path / "config").mkdir()
+    config = {"model_type": model_type, **SIZES, **FAMILIES[model_type]}
+    (tmp_path / "config" / "config.json").write_text(json.dumps(config))
+    init_random(tmp_path / "config", tmp_path / "model", 0)
+    policy = Policy.load(tmp_path / "model", LearnSettings(lora=Lora(rank=4, alpha=8, experts=experts)))
+    draw, batch = torch.Generator().manual_seed(1), pack(scored([ROW]))
+    before = policy.logprobs(batch, 1.0)
+    for parameter in policy.parameters.values():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draw)
+    ours = policy.logprobs(batch, 1.0)
+    assert (ours - before).abs().max().item() > 1e-2
+    (tmp_path / "adapter").mkdir()
+    policy.export(tmp_path / "adapter", "adapter")
+    (tmp_path / "in_torch.py").write_text(KERNELS)
+    theirs = logprobs(tmp_path / "model", tmp_path, tmp_path / "adapter")
+    assert theirs == pytest.approx(ours.tolist(), abs=1e-4)
+
+
+def logprobs(served: Path, tmp_path: Path, *adapter: Path) -> list[float]:
+    """Those of `ROW` by vLLM, for the model in `served` and an adapter on it, if there is one."""
     (tmp_path / "ask.py").write_text(ASK)
     alone = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1"}
     alone |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    command = [default_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW)]
+    command = [default_python(), str(tmp_path / "ask.py"), str(served), json.dumps(ROW), *map(str, adapter)]
     done = subprocess.run(command, env=os.environ | alone, cwd=tmp_path, capture_output=True, text=True, check=False)
     said = [line for line in done.stdout.splitlines() if line.startswith("LOGPROBS ")]
     assert said, done.stderr[-2000:]
-    theirs = json.loads(said[0].removeprefix("LOGPROBS "))
-    assert theirs == pytest.approx(ours, abs=1e-4)
+    found: list[float] = json.loads(said[0].removeprefix("LOGPROBS "))
+    return found

@@ -12,11 +12,13 @@ from dataclasses import replace
 import pytest
 import safetensors.torch
 import torch
+from architectures import ARCHITECTURES
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.pack import cut, distinct
+from coderepairrl.learn.policy import init_random
 from coderepairrl.learn.trainer import Trainer
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]
@@ -123,6 +125,17 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
 )
 async def test_what_is_shared_makes_no_difference(strategy, options, miniature, make_rows, tmp_path):
     await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, **options))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero2"])
+async def test_adapters_on_experts_are_shared_as_others_are(strategy, make_rows, tmp_path):
+    config = ARCHITECTURES["Qwen3 MoE"].write(tmp_path / "config")
+    init_random(config, tmp_path / "model", 0)
+    lora = Lora(rank=4, alpha=8, experts=True)
+    await same_as_one(
+        tmp_path / "model", make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, lora=lora, beta=0.1)
+    )
 
 
 @pytest.mark.slow

@@ -372,6 +372,8 @@ class Lora(Section):
     )
     """The linear layers that get one, by name. Left as it is, it is those of them that the model has, and the
     projections of its linear attention."""
+    experts: bool = False
+    """Beside these, adapters of the same rank on every expert of a mixture (docs/reference/models.md)."""
 
     @property
     def scaling(self) -> float:

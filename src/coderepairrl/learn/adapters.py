@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,21 +15,26 @@ from torch import Tensor, nn
 
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import UsageError
+from coderepairrl.learn import experts, shards
+from coderepairrl.learn.experts import Adapted
 from coderepairrl.learn.quantised import QuantisedLinear
 
-FILE = "adapter_model"
+FILE = shards.ADAPTER
 CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."  # what peft's own wrapper puts before a name
 _ADAPTER = ".default."
+_BELOW = ".base_layer"
 _LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
 """Gated DeltaNet's: those that decide on decay and strength of a token's update are a number per head, and stay."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none.
+    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none, and for
+    experts that can get no adapters.
 
     The default names those that the model has: not experts, which are no linear layers but one tensor for all.
     """
+    if settings.experts:
+        experts.require(model)
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     targets = settings.targets
     if targets == Lora().targets:
@@ -48,7 +54,9 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        inject_adapter_in_model(_config(settings), model)
+        # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
+        inject_adapter_in_model(_config(settings), nn.ModuleList([model]))
+    experts.take_over(model)
     for module in model.modules():
         if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
             module.cast_input_dtype_enabled = False
@@ -66,13 +74,20 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
     config.save_pretrained(folder)
 
 
+def read_config(folder: Path) -> Lora:
+    """The settings in ``adapter_config.json``. Raises OSError, ValueError, KeyError, TypeError for what is none."""
+    config = json.loads((folder / CONFIG).read_text("utf-8"))
+    names = {"rank": config["r"], "alpha": config["lora_alpha"], "targets": tuple(config["target_modules"])}
+    return Lora(**names, experts=bool(config.get("target_parameters")))
+
+
 def peft_name(name: str) -> str:
     """The name in peft's files of a parameter.
 
     >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
     """
-    return _PREFIX + name.replace(_ADAPTER, ".")
+    return experts.PREFIX + name.replace(_ADAPTER, ".")
 
 
 @contextmanager
@@ -89,18 +104,27 @@ def off(model: nn.Module) -> Iterator[None]:
 
 
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What adapters add to each weight ``(out, in)`` that has some, by its name, in float32."""
-    for name, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
+    """What adapters add to each weight that has some, in its shape, by its name, in float32."""
+    for name, layer in _layers(model):
+        if isinstance(layer, Adapted):
+            yield name, layer.delta()
+        else:
             a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
-            yield f"{name}.weight", (b @ a) * layer.scaling["default"]
+            yield name, (b @ a) * layer.scaling["default"]
 
 
 def below(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights below adapters, in the order of `deltas`."""
+    for name, layer in _layers(model):
+        yield name, getattr(layer.get_base_layer(), name.rpartition(".")[2]).detach()
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
+    """Adapters by the name of the weight that they are on; two on a layer's experts are one within the other."""
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            yield f"{name}.weight", cast(nn.Linear, layer.base_layer).weight.detach()
+            leaf = layer.parameter_name if isinstance(layer, Adapted) else "weight"
+            yield f"{name.removesuffix(_BELOW)}.{leaf}", layer
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -108,26 +132,24 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
 
     `whole` gathers a parameter that processes share; all of them must iterate.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    layers = dict(_layers(model))
 
-    def sum_of(owner: str, tensor: Tensor) -> Tensor:
-        layer = layers[owner]
+    def sum_of(weight: str, tensor: Tensor) -> Tensor:
+        layer = layers[weight]
+        if isinstance(layer, Adapted):
+            return layer.added(tensor, whole)
         a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
         return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
 
     for name, module in model.named_modules():
         if isinstance(module, QuantisedLinear):
-            owner, tensor = name.removesuffix(".base_layer"), module.weight.detach()
-            yield f"{owner}.weight", sum_of(owner, tensor.float()) if owner in layers else tensor
+            weight, tensor = f"{name.removesuffix(_BELOW)}.weight", module.weight.detach()
+            yield weight, sum_of(weight, tensor.float()) if weight in layers else tensor
     for name, parameter in model.named_parameters():
-        owner, base, leaf = name.rpartition(".base_layer.")
         if ".lora_" in name:
             continue
-        tensor = whole(parameter)
-        if not base:
-            yield name, tensor
-            continue
-        yield f"{owner}.{leaf}", sum_of(owner, tensor) if leaf == "weight" else tensor
+        tensor, weight = whole(parameter), name.replace(_BELOW, "")
+        yield weight, sum_of(weight, tensor) if weight in layers else tensor
 
 
 def _config(settings: Lora) -> LoraConfig:
@@ -135,6 +157,7 @@ def _config(settings: Lora) -> LoraConfig:
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=list(settings.targets),
+        target_parameters=list(experts.TARGETS) if settings.experts else None,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from coderepairrl.config.schema import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.policy import init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.policy import engine_form, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.trainer import Trainer
@@ -32,8 +32,8 @@ from coderepairrl.types import Sample
 
 
 class Service:
-    """The operations, by name. `start` comes first; `init_random`, `language_model`, `merge`, `rounded` and `survived`
-    need no trainer."""
+    """The operations, by name. `start` comes first; `init_random`, `engine_form`, `language_model`, `merge`, `rounded`
+    and `survived` need no trainer."""
 
     def __init__(self, provide: ProvideModel | None = None) -> None:
         """`provide` gives a frozen model that other runs have, too."""
@@ -42,6 +42,7 @@ class Service:
         self.operations: dict[str, Callable[..., Any]] = {
             "start": self._start,
             "init_random": self._init_random,
+            "engine_form": lambda base, adapter, target: engine_form(Path(base), Path(adapter), Path(target)),
             "language_model": lambda source, target: language_model(Path(source), Path(target)),
             "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
             "rounded": lambda source, target, **how: rounded(Path(source), Path(target), **how),

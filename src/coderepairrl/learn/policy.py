@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
@@ -22,15 +22,15 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl import models
 from coderepairrl.config.schema import Lora, Precision, Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, quantised, quantised_checkpoint, recurrence, shards
+from coderepairrl.learn import adapters, experts, quantised, quantised_checkpoint, recurrence, shards
 from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options
+from coderepairrl.learn.experts import published
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
 from coderepairrl.learn.pack import MicroBatch
@@ -462,6 +462,8 @@ class Policy:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
         tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
+        if form == "adapter" and self.settings.lora is not None:
+            tensors = experts.served(self.model, tensors, self.settings.lora.rank)
         dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
         rounded = ((name, tensor.to(dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
@@ -498,13 +500,6 @@ def _read(
     if settings.quantise in ("nf4", "int8"):
         quantised.quantise(model, settings.quantise, quantised.checkpoint_dtype(folder, model.dtype), device)
     return model
-
-
-def published(model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of `model` as files of its architecture have them, which engines read: experts, for one, each alone."""
-    cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
-    for name, tensor in tensors:
-        yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
@@ -581,6 +576,27 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
     policy.export(target, "model")
 
 
+def engine_form(base: Path, adapter: Path, target: Path) -> None:
+    """Write the adapters in `adapter`, a checkpoint's, to `target` as engines of the model in `base` read them, which
+    is another form where they are on experts. The values stay as they are.
+
+    Raises `UsageError` when the two do not belong together.
+    """
+    try:
+        lora = adapters.read_config(adapter)
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        target.mkdir(parents=True, exist_ok=True)
+        with shards.TensorFiles(adapter, adapters.FILE) as files:
+            tensors = ((name, files[name]) for name in files)
+            shards.write(target, adapters.FILE, experts.served(model, tensors, lora.rank))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
+    copy_layout(base, target, without=_MODELS_OWN)
+    adapters.write_config(target, lora, base)
+
+
 def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
     """How much of what `adapter` adds to `base` is left in `result`, the two merged and then rounded: 1 is all.
 
@@ -605,8 +621,7 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
 def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
     """The model in `base` with the adapters in `adapter`. Raises `UsageError` when they do not belong together."""
     try:
-        config = json.loads((adapter / adapters.CONFIG).read_text())
-        lora = Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
+        lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
         with shards.TensorFiles(adapter, adapters.FILE) as files:
             files.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})

@@ -19,6 +19,9 @@ LOGITS = 1 << 26
 """Logits (tokens times vocabulary) in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
 """Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
+ALIGNED = 8
+"""Products in groups need rows of a multiple of 16 bytes on a GPU: ranks of adapters on experts are filled up to one of
+so many numbers."""
 NF4_BLOCK, INT8_BLOCK = 64, 32
 """Numbers that share a scale: of NF4 (QLoRA, arXiv 2305.14314) in float32, of int8 a power of two (MXINT8 of the OCP
 Microscaling formats, arXiv 2310.10537), with which every number is one of bfloat16."""
@@ -260,6 +263,12 @@ class LearnSettings(Learning):
             raise ConfigError(
                 f"strategy={self.strategy} with beta={self.beta} would hold a whole copy of the model on every device",
                 fix="train adapters (lora), whose reference is the model without them, or set beta=0",
+            )
+        if self.strategy == "zero3" and self.lora is not None and self.lora.experts:
+            raise ConfigError(
+                "strategy=zero3 gathers weights where a module of their own computes with them, and adapters on experts"
+                " are computed with by the whole layer",
+                fix="strategy=fsdp2, which divides weights as well, or lora.experts=false",
             )
         if self.strategy in ("fsdp2", "zero3") and self.teacher:
             raise ConfigError(

@@ -6,6 +6,7 @@ A file has at most `SHARD` bytes, which bounds the memory that writing takes, ho
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from torch import Tensor
 from coderepairrl.errors import UsageError
 
 MODEL = "model"
+ADAPTER = "adapter_model"
 SHARD = 2 << 30
 """Bytes of one file; a single tensor may exceed it."""
 
@@ -30,7 +32,7 @@ def write(
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index, as transformers reads them.
 
     A single file has an index, too: else vLLM reads every safetensors file in the folder, including a checkpoint's
-    optimiser state.
+    optimiser state. Of `ADAPTER` there is one, however large: peft and vLLM read no other.
 
     Where `here` is false nothing is written, but `tensors` is iterated all the same: gathering one may take every
     process. For the same reason it is exhausted even when the disk is full.
@@ -38,7 +40,7 @@ def write(
     remaining = iter(tensors)
     try:
         if here:
-            _write(folder, stem, remaining, shard)
+            _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else shard)
     finally:
         deque(remaining, maxlen=0)
 

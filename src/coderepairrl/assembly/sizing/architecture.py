@@ -184,9 +184,11 @@ class Architecture:
         """Numbers that a token leaves in the cache of keys and values."""
         return 2 * self.layers * self.keys
 
-    def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
-        """Parameters of low-rank adapters on the layers' matrices `targets`; names that are none add nothing."""
-        return self.layers * sum(rank * sum(shape) for name, shape in self.linear.items() if name in targets)
+    def adapters(self, rank: int, targets: tuple[str, ...], *, experts: bool = False) -> int:
+        """Parameters of low-rank adapters on the layers' matrices `targets`; names that are none add nothing. With
+        `experts` also of those on each expert, whose gate and up share the first matrix."""
+        each = rank * (2 * self.hidden + 3 * self.expert) * self.experts * experts
+        return self.layers * (each + sum(rank * sum(shape) for name, shape in self.linear.items() if name in targets))
 
 
 def _bytes(about: Mapping[str, Any]) -> float | None:

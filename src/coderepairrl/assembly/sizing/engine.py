@@ -169,6 +169,13 @@ class EngineMemory:
         return max(0, int((room - self.fixed) // self.kv_token))
 
 
+def _adapter(model: Architecture, server: EngineSettings) -> int:
+    """Numbers of one adapter at the server, which has room for experts whether they have any: gate and up apart, and
+    what has the width of the model whole on every GPU."""
+    each = 3 * (model.hidden * server.tensor + model.expert)
+    return model.adapters(server.rank, server.targets) + model.layers * model.experts * server.rank * each
+
+
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """What each GPU of the server holds."""
     size, parts = server.size, server.tensor * server.pipeline
@@ -178,7 +185,7 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     widest += 6 * model.hidden
     return EngineMemory(
         weights=model.size(size, model.codes) // parts,
-        adapters=size * server.adapters * model.adapters(server.rank, server.targets) // parts if server.rank else 0,
+        adapters=size * server.adapters * _adapter(model, server) // parts if server.rank else 0,
         work=size * server.batched * widest + 12 * server.slots * model.vocabulary,
         kv_token=server.kv_size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),
     )

@@ -152,7 +152,7 @@ class Estimate:
     def shown(self) -> dict[str, Any]:
         """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
         lora = self.settings.lora
-        trained = self.model.adapters(lora.rank, lora.targets) if lora else self.model.parameters
+        trained = self.model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else self.model.parameters
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active

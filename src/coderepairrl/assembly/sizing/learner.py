@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.learn.settings import BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
+from coderepairrl.learn.settings import ALIGNED, BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
@@ -81,7 +81,7 @@ def learner_memory(
     zero = settings.strategy.startswith("zero")
     ranks = settings.processes if settings.strategy != "ddp" else 1
     tokens = max(settings.micro_tokens, longest)
-    count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
+    count, values = model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else model.parameters, 0
     if settings.value_head:  # trained in full, beside adapters as well
         count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
     codes = model.codes or CODES.get(settings.quantise, 0.0)
@@ -155,7 +155,9 @@ def _activations(
     layer = (_kept(model, settings) + more) * tokens
     stream = model.hidden * (2 if lora and half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    casts = 2 * (count if lora else model.layers * model.matrices) if half else 0  # weights in bfloat16, but experts
+    plain = model.adapters(lora.rank, lora.targets) if lora else model.layers * model.matrices
+    casts = 2 * plain if half else 0  # weights in bfloat16, but experts
+    casts += model.layers * _copied(model, settings)
     gradient = 2 * model.experts * model.expert if model.experts else model.intermediate
     passing = max(_passing(model, settings), copies) * tokens + (0 if lora else 4 * model.hidden * gradient)
     layer += 4 * model.experts  # where each one's tokens end
@@ -190,7 +192,25 @@ def _kept_by_experts(model: Architecture, settings: LearnSettings) -> int:
     h, f, lora, half = model.hidden, model.expert, settings.lora is not None, settings.precision == "bf16"
     size = 2 if half and lora else 4
     each = size * (3 * f + h if lora else 4 * f + 2 * h) + 32 + (2 if half else 4)  # their order, and weights
+    if settings.lora and settings.lora.experts:  # inputs of both products, and what is between two matrices
+        each += size * (h + f + 2 * _filled(settings.lora.rank))
     return model.chosen * each + 4 * model.experts - (2 if half else 4 * lora) * h
+
+
+def _filled(rank: int) -> int:
+    """That of products in groups."""
+    return -(-rank // ALIGNED) * ALIGNED
+
+
+def _copied(model: Architecture, settings: LearnSettings) -> int:
+    """Bytes of a layer's adapters on experts as products take them, where these are not the adapters themselves: in
+    bfloat16 both matrices, in float32 the second, whose order is another; the first, too, where it is filled up."""
+    if settings.lora is None or not settings.lora.experts:
+        return 0
+    rank, half = _filled(settings.lora.rank), settings.precision == "bf16"
+    first, second = model.hidden + model.expert, 2 * model.expert + model.hidden
+    own = half or rank != settings.lora.rank
+    return (2 if half else 4) * model.experts * rank * (first * own + second)
 
 
 def _passing(model: Architecture, settings: LearnSettings) -> int:

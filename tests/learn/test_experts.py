@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from architectures import ARCHITECTURES
 from forest import ROWS, alone, apart, found
 
+from coderepairrl.assembly import replying
 from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, shards
@@ -19,6 +21,7 @@ from coderepairrl.learn.experts import Adapted
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy, engine_form, init_random, merge, survived
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.sync import weights
 
 LORA = Lora(rank=3, alpha=6, experts=True)
 SETTINGS = LearnSettings(algorithm="grpo", lr=1e-2, lora=LORA)
@@ -214,7 +217,10 @@ def test_they_are_merged_and_what_is_left_of_them_is_known(name, precision, leas
     policy.save(tmp_path / "c")
     policy.export(tmp_path / "given", "model")
     merge(folders(name), tmp_path / "c", tmp_path / "merged", precision)
-    with shards.TensorFiles(tmp_path / "given", "model") as ours, shards.Stored(tmp_path / "merged", "model") as theirs:
+    with (
+        shards.TensorFiles(tmp_path / "given", "model") as ours,
+        shards.TensorFiles(tmp_path / "merged", "model") as theirs,
+    ):
         assert set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert least < survived(folders(name), tmp_path / "c", tmp_path / "merged", precision) < 1.01
 
@@ -276,3 +282,21 @@ def test_adapters_are_one_file_however_large(folders, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD", 1000)
     moved(folders("Qwen3 MoE")).export(tmp_path, "adapter")
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["adapter_model.safetensors"]
+
+
+async def test_an_engine_is_never_given_a_checkpoint_of_them_as_it_lies(folders, tmp_path):
+    """vLLM would look for other names, and serve the model without adapters."""
+    seen = []
+
+    class Engine:
+        async def load(self, path, version, checksum):
+            seen.append((sorted(file.name for file in path.iterdir()), version, checksum))
+            assert checksum == weights.checksum(path)
+            with shards.TensorFiles(path, adapters.FILE) as files:
+                assert "base_model.model.model.layers.0.block_sparse_moe.experts.3.w1.lora_A.weight" in set(files)
+
+    (tmp_path / "c").mkdir()
+    moved(folders("Mixtral")).save(tmp_path / "c")
+    async with AsyncExitStack() as parts:
+        await replying._load(Engine(), tmp_path / "c", 3, folders("Mixtral"), parts, tmp_path)
+    assert seen and seen[0][1] == 3

@@ -14,23 +14,27 @@ from coderepairrl import models
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import language_model, merge
+from coderepairrl.learn import language_model, merge, survived
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.runs.learned import write_learned
 
+KEPT = 0.9
+"""Of what adapters add, the share below which a caller should say that the rest is lost."""
 _OF_THE_LEARNER = ("learner.", "optimizer.", "value_head.")
 """What files of a checkpoint are called that only training needs."""
 
 
-async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> Path:
+async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | None = None) -> float | None:
     """Write the model that `source` names (`models.named`) to the folder `target`, which must be new or empty.
 
     Adapters are merged, added in float32; the weights have `precision`, by default that of the run that trained them,
     or of the model below adapters of others. Full weights are copied as they are, those of a mixture of experts that a
     run trained under the names that files of its architecture have; of a multimodal model (`models.multimodal`), those
     of its language model. What fails leaves an empty folder.
+
+    Returns the share of what adapters add that is left in bfloat16 (`learn.survived`); None where nothing is rounded.
     Raises `UsageError` for a model or folder that cannot be used, `LearnerFault` and `RunError` where merging or
     writing fails.
     """
@@ -41,7 +45,7 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
         raise UsageError(f"{found.folder} has full weights, which are copied as they are", fix="no --precision")
     try:
         target.mkdir(parents=True, exist_ok=True)
-        await _write(found, target, precision)
+        kept = await _write(found, target, precision)
         write_learned(target, learned_by(source))
     except BaseException as error:
         for file in target.glob("*"):  # half a model looks like one
@@ -49,7 +53,7 @@ async def model(source: str, target: Path, precision: Literal["fp32", "bf16"] | 
         if isinstance(error, OSError):
             raise RunError(f"cannot write {target}: {error}", fix="free some space, or name another folder") from error
         raise
-    return target
+    return kept
 
 
 def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
@@ -93,16 +97,20 @@ def metrics(run: Path, tracker: str) -> int:
         raise RunError(f"{tracker}: {error}", fix="mend the cause, and send the rest by the same command") from error
 
 
-async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> None:
+async def _write(found: models.Named, target: Path, precision: Literal["fp32", "bf16"] | None) -> float | None:
     if found.adapter is None and (models.multimodal(found.folder) or (found.run and _fused(found.folder))):
         with scratch("export") as logs:
-            return await language_model(found.folder, target, log_dir=logs)
+            await language_model(found.folder, target, log_dir=logs)
+        return None
     if found.adapter is None:
-        return _copy(found.folder, target)
+        _copy(found.folder, target)
+        return None
     if precision is None:
         precision = configs.load(found.run).train.precision if found.run else _precision_of(found.folder)
     with scratch("export") as logs:
         await merge(found.folder, found.adapter, target, precision, log_dir=logs)
+        halved = precision == "bf16"
+        kept = await survived(found.folder, found.adapter, target, precision, log_dir=logs) if halved else None
     for file in models.files(found.folder):  # a tokenizer's parts that loading it does not write again
         if (
             file.suffix != ".safetensors"
@@ -110,6 +118,7 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
             and not (target / file.name).exists()
         ):
             shutil.copyfile(file, target / file.name)
+    return kept
 
 
 def _copy(folder: Path, target: Path) -> None:

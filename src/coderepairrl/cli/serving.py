@@ -100,7 +100,11 @@ def export(
     if precision is not None and to != "model":
         raise UsageError("--precision is that of a model's weights", fix="leave it out")
     if to == "model":
-        show(run(exports.model(source, _new(target, f"crrl export {source} FOLDER"), precision)))
+        folder = _new(target, f"crrl export {source} FOLDER")
+        if (kept := run(exports.model(source, folder, precision))) is not None:
+            lost = ": the rest is lost (--precision fp32 keeps all)" if kept < exports.KEPT else ""
+            note(f"{kept:.0%} of what the adapters add is left after rounding to bf16{lost}")
+        show(folder)
     elif to in ("parquet", "atif"):
         new = "FILE.parquet" if to == "parquet" else "FOLDER"
         count = exports.episodes(Path(source), _new(target, f"crrl export {source} {new} --to {to}"), to)

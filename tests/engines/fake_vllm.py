@@ -51,7 +51,9 @@ class State:
         self.loras = 4
         """Adapters that it takes at once."""
         self.full = False
-        """Whether it refuses the next adapter for lack of room, since another run's has just come."""
+        """Whether others' adapters take all places just before the next one comes."""
+        self.together: asyncio.Barrier | None = None
+        """Loads that come at once: each waits for the others."""
         self.aliases: list[str] = []
         """More names of the model."""
         self.pages: set[str] = set()
@@ -205,7 +207,9 @@ async def change(request: web.Request) -> web.Response:
             state.full = False
             while len(state.adapters) < state.loras:
                 state.adapters[f"other-{len(state.adapters)}"] = "/other"
-            return error(400, "no slot is free")
+        if state.together is not None:
+            await state.together.wait()
+            state.together = None
         state.adapters[body["lora_name"]] = body["lora_path"]
         state.peak = max(state.peak, len(state.adapters))
     elif path == "/v1/unload_lora_adapter" and state.adapters.pop(body["lora_name"], None) is None:

@@ -210,10 +210,38 @@ async def test_a_load_waits_for_room_when_another_run_was_faster(
     state(wire).full = True
     loading = asyncio.create_task(engine.load(*numbered(adapter(tmp_path / "a"), 1)))
     await asyncio.sleep(0.3)
-    assert not loading.done()
+    assert not loading.done() and set(state(wire).adapters.values()) == {"/other"}, "ours was taken back"
     state(wire).adapters.clear()
     assert await loading == 1
     await engine.close()
+
+
+async def test_of_runs_that_see_the_last_place_at_once_one_has_it(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    runs = [await run_of(wire, miniature, tmp_path / name) for name in ("one", "two", "three")]
+    state(wire).loras = 3
+    for engine in runs:
+        engine._served._most_adapters = 3
+    for name, engine in zip("ab", runs, strict=False):
+        await engine.load(*numbered(adapter(tmp_path / name), 1))
+    state(wire).together = asyncio.Barrier(2)
+    loads = [
+        asyncio.create_task(engine.load(*numbered(adapter(tmp_path / name), version)))
+        for name, engine, version in (("c", runs[0], 2), ("d", runs[2], 1))
+    ]
+    [first], [second] = await asyncio.wait(loads, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.sleep(0.3)
+    assert not second.done() and len(state(wire).adapters) == 3, "it took its own back, and waits"
+    winner, loser = (runs[0], runs[2]) if first is loads[0] else (runs[2], runs[0])
+    assert await first == (2 if winner is runs[0] else 1)
+    for engine in (winner, runs[1]):
+        assert (await ask(engine, [1], TEN))[2] == [2 if engine is runs[0] else 1] * 10
+    await runs[1].close()
+    await second
+    assert (await ask(loser, [1], TEN))[2] == [2 if loser is runs[0] else 1] * 10
+    await asyncio.gather(runs[0].close(), runs[2].close())
+    assert not state(wire).adapters
 
 
 async def test_what_cannot_be_shared_is_refused(wire: TestServer, miniature: Path, tmp_path: Path) -> None:

@@ -274,22 +274,28 @@ class ServedWeights:
         self.version, self._checksum = version, checksum
 
     async def _load_adapter(self, name: str, path: Path) -> None:
-        """Load an adapter as soon as there is room for it. Raises `EngineFault` when the server refuses it."""
+        """Load an adapter as soon as there is room for it. Raises `EngineFault` when the server refuses it.
+
+        vLLM refuses none for lack of room: it drops what was used least recently, and reads that again when a request
+        wants it, from files that may be gone by then. So nobody loads without having seen room, and whose adapter came
+        after the last place was taken by another run that had seen the same takes it back. The server lists adapters in
+        the order in which they came, the same to all: one of two always stays.
+        """
         deadline = asyncio.get_running_loop().time() + self._link.patience
         while True:
             await self._free_adapter_slot(deadline)
             body = {"lora_name": name, "lora_path": str(path.resolve())}
             try:
                 await self._link.post("/v1/load_lora_adapter", body=body)
-                return
             except Refused as refusal:
-                if await self._count_adapters() < self._most_adapters:
-                    rank = weights.adapter_rank(path)
-                    raise EngineFault(
-                        f"the server refused the adapter {path} of rank {rank}: {refusal}",
-                        fix="engine.options.lora_rank is the largest that it takes",
-                    ) from None
-                # else another run was faster, and there may be room later
+                rank = weights.adapter_rank(path)
+                raise EngineFault(
+                    f"the server refused the adapter {path} of rank {rank}: {refusal}",
+                    fix="engine.options.lora_rank is the largest that it takes",
+                ) from None
+            if not self._shared or name in (await self._link.models())[1][: self._most_adapters]:
+                return
+            await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
 
     def _require_exclusive(self) -> None:
         if self._shared:

@@ -14,7 +14,7 @@ derives from its protocol, which has a default for what is not abstract, is name
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,6 +243,25 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class SharedServer(Protocol):
+    """A server that several runs join at once, each with adapters of its own. It ends with the process that started it.
+
+    One that dies is started anew, and runs that have lost it join it again.
+    """
+
+    failure: str
+    """Why it is not started anew any more; empty as long as it is."""
+
+    @abstractmethod
+    async def forget(self, log_dir: Path) -> None:
+        """Remove what the run whose engine has its logs in `log_dir` has left there: it has ended, or was killed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it."""
+
+
+@runtime_checkable
 class EngineSpec(Protocol):
     """An engine with its options, not started yet; this is what ``engine`` in a config names.
 
@@ -290,6 +309,31 @@ class EngineSpec(Protocol):
             f"engine.share_devices=turns, and engine {self.name!r} cannot sleep",
             fix="engine=vllm, or leave engine.share_devices out: an engine on the CPU is in nobody's way",
         )
+
+    def joining(self, address: Path) -> Mapping[str, Any]:
+        """Options with which a run joins what `share` serves at `address`. Raises `ConfigError` if nothing can."""
+        raise ConfigError(
+            f"engine {self.name!r} has no server that several runs could join",
+            fix="engine=vllm with adapters (train.lora=true), or an engine for each run",
+        )
+
+    async def share(
+        self,
+        model: Path,
+        *,
+        runs: int,
+        train: bool,
+        address: Path,
+        log_dir: Path,
+        restarts: int,
+        say: Callable[[str], None],
+    ) -> SharedServer:
+        """Serve the folder `model` for so many `runs` at once, some of which may `train`: those replace their adapters.
+
+        It is given up after so many `restarts` in a row, each of which it can `say`. Raises what `start` and `joining`
+        raise, and `UsageError` where another process serves at `address`.
+        """
+        raise AssertionError("`joining` has refused it")
 
     def check_model(self, model: Path) -> None:
         """Raise `ConfigError` if it cannot serve the folder `model`, on any machine."""

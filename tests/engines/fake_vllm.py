@@ -281,10 +281,13 @@ def make_app(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--uds", required=True)
     parser.add_argument("--fake", default="", choices=["", "die", "hang", "family"])
     parser.add_argument("--note", type=Path)
+    parser.add_argument("--model", default="/models/miniature")
+    parser.add_argument("--max-lora-rank", type=int, default=8)
+    parser.add_argument("--max-loras", type=int, default=4)
     options, _ = parser.parse_known_args()
     if options.fake == "die":
         sys.exit("RuntimeError: no memory for the keys")
@@ -295,7 +298,9 @@ def main() -> None:
         worker = subprocess.Popen(["sleep", "1000"])
         left = tempfile.mkstemp()[1]  # as vLLM leaves sockets
         options.note.write_text(f"{os.getppid()} {os.getpid()} {worker.pid} {options.uds} {left}")
-    web.run_app(make_app(), path=options.uds, print=None, shutdown_timeout=0.1)
+    app = make_app(model=options.model, rank=options.max_lora_rank)
+    app[STATE].loras = options.max_loras
+    web.run_app(app, path=options.uds, print=None, shutdown_timeout=0.1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.options import check_positive, check_whole
+from coderepairrl.engines.vllm.places import UNIX
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import without_login
 
@@ -125,8 +126,10 @@ def check(options: Mapping[str, Any]) -> None:
         return
     urls = addresses(options["url"])
     for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+        if not url.startswith(("http://", "https://", UNIX)):
+            raise ConfigError(
+                f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000, or unix:SOCKET"
+            )
         if without_login(url) != url:  # it is shown and recorded
             raise ConfigError(
                 "engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:..."

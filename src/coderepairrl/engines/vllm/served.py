@@ -29,6 +29,15 @@ async def always_agree() -> bool:
     return True
 
 
+def prefix_of(policy: str, tenant: str) -> str:
+    """What the names of a run's adapters on the model `policy` begin with, at a server that others use.
+
+    >>> prefix_of("policy", "7c5e")
+    'policy-7c5e-v'
+    """
+    return f"{policy}-{tenant}-v"
+
+
 class ServedWeights:
     """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
 
@@ -55,7 +64,7 @@ class ServedWeights:
         """Version of the full weights."""
         self._most_adapters = most_adapters
         self._shared = tenant is not None
-        self._adapter_prefix = f"{policy}-{tenant}-v" if self._shared else f"{policy}-v"
+        self._adapter_prefix = f"{policy}-v" if tenant is None else prefix_of(policy, tenant)
         self._adapters: list[str] = []
         """Names at the server, oldest first; new requests use the last one."""
         self._checksum = ""

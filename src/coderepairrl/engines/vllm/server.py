@@ -10,15 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urljoin
 
 import aiohttp
 
+from coderepairrl.engines.vllm.places import socket_of
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 
@@ -42,6 +40,9 @@ _ROUTES = (
 )
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 """What follows the question mark of an address; a name may occur several times."""
+_SOCKET = "socket"
+_YOURS = "start the server (docs/guides/engines.md)"
+_OURS = "it ended with the command that had started it: crrl study FILE starts it again, and goes on with its runs"
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
@@ -85,7 +86,9 @@ class VllmServer:
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """A running server at `url`."""
+        """A running server at `url`: its address, or ``unix:PATH`` of its socket or of a link to that."""
+        if (socket := socket_of(url)) is not None:
+            return cls(_session("http://localhost", aiohttp.UnixConnector(socket, limit=0, force_close=True)), url)
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url)
 
     @classmethod
@@ -106,7 +109,7 @@ class VllmServer:
                 fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",
             )
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
-        address = str(folder / "socket")
+        address = str(folder / _SOCKET)
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         if on_cpu:
@@ -132,7 +135,7 @@ class VllmServer:
             )
         try:
             async with asyncio.timeout(seconds):
-                while not await server._healthy():
+                while not await server.healthy():
                     if server._process.poll() is not None:
                         raise EngineFault(f"the engine did not start: {server._obituary()}")
                     await asyncio.sleep(0.1)
@@ -151,6 +154,17 @@ class VllmServer:
     def pid(self) -> int | None:
         """Process id of the guard of a server that was started here."""
         return self._process.pid if self._process else None
+
+    @property
+    def socket(self) -> Path:
+        """Of a server that was started here."""
+        assert self._folder is not None
+        return self._folder / _SOCKET
+
+    @property
+    def end(self) -> str:
+        """What a server that was started here ended with, and the end of its log; empty as long as it runs."""
+        return "" if self._process is None or self._process.poll() is None else self._obituary()
 
     async def call(
         self,
@@ -191,7 +205,7 @@ class VllmServer:
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
                                 what = f"{path} failed: {_reason(json.dumps(event))}"
-                                raise Refused(what) if await self._healthy() else Gone(self._with_log(what))
+                                raise Refused(what) if await self.healthy() else Gone(self._with_log(what))
                             yield event
                 finally:
                     self._open.discard(response)
@@ -217,7 +231,8 @@ class VllmServer:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _healthy(self) -> bool:
+    async def healthy(self) -> bool:
+        """Whether it answers, and is well."""
         try:
             async with self._session.get("/health") as response:
                 return response.status == 200
@@ -230,7 +245,7 @@ class VllmServer:
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
             return Gone(
-                f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
+                f"nobody listens at {self.where}: {error.strerror}", fix=_OURS if socket_of(self.where) else _YOURS
             )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
@@ -294,16 +309,6 @@ async def check_routes(server: VllmServer, seconds: float) -> None:
             f"{server.where} lacks {', '.join(missing)}",
             fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
         )
-
-
-def version_at(url: str) -> str:
-    """Version of the server at `url`; "unknown" if it does not report one, which `check_version` refuses later."""
-    try:
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
-        with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
-            return str(json.load(answer)["version"])
-    except (OSError, HTTPException, ValueError, LookupError, TypeError):
-        return "unknown"
 
 
 def _check_version(version: str, where: str) -> None:

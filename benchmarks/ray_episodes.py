@@ -30,9 +30,9 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes.meter import cpu_seconds
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rollout import Executor, Local, Rollout, Terms, Ticket, derive_seed
-from coderepairrl.rollout.exchange import Setup
-from coderepairrl.rollout.on_ray import on_ray
+from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, derive_seed
+from coderepairrl.rollout.ray_executor import ray_executor
+from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.runs import Log
 from coderepairrl.tasks.handmade import HandmadeSource
 from coderepairrl.types import Limits, Sampling
@@ -70,7 +70,7 @@ def memory() -> tuple[int, int, int]:
             used = next(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
             total += used
             own += used if pid == os.getpid() else 0
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Actor"):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::WorkerActor"):
                 actor = max(actor, used)
     return total, own, actor
 
@@ -83,17 +83,17 @@ async def opened(name: str, engine: ScriptedEngine, log: Log, arguments: argpars
         gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(), on_turn=log.turn)
         with scratch("benchmark") as home:
             async with gateway.listening(socket=home / "gateway.sock"):
-                yield Local(gateway, terms())
+                yield LocalExecutor(gateway, terms())
         return
     assert codec.loaded_from is not None
     found = importlib.import_module(Path(__file__).stem).terms  # which is not `__main__` in an actor
-    async with on_ray(
-        Setup(codec.loaded_from, "splice", (), found),
+    async with ray_executor(
+        WorkerSetup(codec.loaded_from, "splice", (), found),
         engine,
         log.turn,
         address="local",
         concurrency=arguments.concurrency,
-        room=arguments.room,
+        capacity=arguments.room,
         cpus=1.0,
         memory=0,
         patience=120.0,
@@ -125,7 +125,7 @@ async def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
                     await asyncio.sleep(2.0)
 
             if name == "ray":
-                while len(executor._places) < -(-arguments.concurrency // arguments.room):  # type: ignore[attr-defined]
+                while len(executor.workers) < -(-arguments.concurrency // arguments.room):  # type: ignore[attr-defined]
                     await asyncio.sleep(0.1)
             before, *_ = memory()
             watching = asyncio.create_task(watch())

@@ -196,10 +196,10 @@ class GraderFault(RewardFault):
     """A task's checks cannot run in the sandbox, whatever the patch: a program or module that they need is missing."""
 
 
-class NodeFault(Fault):
-    """Another machine, or a process on it, that makes episodes was lost."""
+class WorkerFault(Fault):
+    """A worker that makes episodes, or its machine, was lost."""
 
-    boundary = "node"
+    boundary = "worker"
 
 
 class LearnerFault(Fault):

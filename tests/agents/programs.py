@@ -22,7 +22,7 @@ from coderepairrl.errors import PrerequisiteError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.protocols import Agent, Chunk, SandboxBackend
-from coderepairrl.rollout import Local, Rollout, Terms, Ticket
+from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task, Turn, sequence
 from miniatures import save_policy
@@ -318,7 +318,7 @@ async def play(
     backend = backend or sandbox_or_skip(agent)
     try:
         rollout = Rollout(
-            executor=Local(
+            executor=LocalExecutor(
                 gateway,
                 {
                     "": Terms(

@@ -24,7 +24,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Sandbox, SandboxBackend
-from coderepairrl.rollout import Group, Local, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
+from coderepairrl.rollout import Group, LocalExecutor, Rollout, SupervisedEngine, Terms, collect, derive_seed, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.stats import summarise
@@ -156,7 +156,7 @@ async def attempts(
     await gateway.start(socket=folder / "gateway.sock")
     try:
         rollout = Rollout(
-            executor=Local(
+            executor=LocalExecutor(
                 gateway,
                 {
                     "": Terms(

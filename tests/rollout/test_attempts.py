@@ -16,7 +16,7 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Agent, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Group, Local, Rollout, Terms, attempts, collect, slots
+from coderepairrl.rollout import Group, LocalExecutor, Rollout, Terms, attempts, collect, slots
 from coderepairrl.runs import Log
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -41,7 +41,9 @@ async def rollout(
     rewards = {"train": [(ScriptedReward(default=0.5), 2.0)]}
     backend = ScriptedBackend()
     try:
-        made = Rollout(executor=Local(gateway, {"": Terms(agent, backend, limits, rewards)}), log=log, concurrency=4)
+        made = Rollout(
+            executor=LocalExecutor(gateway, {"": Terms(agent, backend, limits, rewards)}), log=log, concurrency=4
+        )
         yield made, engine
     finally:
         await gateway.stop()

@@ -22,7 +22,7 @@ from coderepairrl.errors import AgentFault, Fault, GatewayFault, SandboxFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.protocols import Agent, EngineSpec, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Attempt, Local, Rollout, Terms, Ticket, attempt, attempts
+from coderepairrl.rollout import Attempt, LocalExecutor, Rollout, Terms, Ticket, attempt, attempts
 from coderepairrl.runs import Log
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Task
@@ -241,7 +241,7 @@ async def trained(agent: Breaks, model: Path, folder: Path) -> Episode:
     terms = Terms(agent, ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})
     with closing(Log(folder / "log.jsonl")) as log:
         async with gateway(agent, model, log.turn) as made:
-            rollout = Rollout(executor=Local(made, {"": terms}), log=log, concurrency=1)
+            rollout = Rollout(executor=LocalExecutor(made, {"": terms}), log=log, concurrency=1)
             return await rollout.run(Ticket(TASK, "train", 1, "toy/one-1", 0, 0, Sampling()))
 
 

@@ -16,7 +16,7 @@ from coderepairrl.learn import Account, batch
 from coderepairrl.learn.account import accounts_by_kind, run_account
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Local, Rollout, Terms, collect, slots
+from coderepairrl.rollout import LocalExecutor, Rollout, Terms, collect, slots
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -40,7 +40,7 @@ async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> 
     )
     await gateway.start()
     try:
-        yield Rollout(executor=Local(gateway, kinds), log=log, concurrency=4)
+        yield Rollout(executor=LocalExecutor(gateway, kinds), log=log, concurrency=4)
     finally:
         await gateway.stop()
         log.close()

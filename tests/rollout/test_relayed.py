@@ -11,7 +11,7 @@ from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.learn.stitch import stitch
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Local, Rollout, Terms, Ticket
+from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -30,7 +30,7 @@ async def rollout(folder: Path, *answers: Answer) -> AsyncIterator[Rollout]:
         )
         await server.start()
         yield Rollout(
-            executor=Local(
+            executor=LocalExecutor(
                 server,
                 {
                     "": Terms(

@@ -24,7 +24,7 @@ from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
 from coderepairrl.rollout import (
     Curriculum,
     Group,
-    Local,
+    LocalExecutor,
     Rollout,
     Share,
     SupervisedEngine,
@@ -115,7 +115,7 @@ def make(
     OPEN.append(log)
     gateway._on_turn = lambda episode, turn: log.append("turn", episode=episode, turn=turn)
     return Rollout(
-        executor=Local(
+        executor=LocalExecutor(
             gateway,
             {
                 "": Terms(

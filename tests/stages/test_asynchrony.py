@@ -22,7 +22,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.learn.account import run_account
 from coderepairrl.protocols import Chunk, Reward, SandboxBackend
-from coderepairrl.rollout import Curriculum, Local, Rollout, Share, Terms
+from coderepairrl.rollout import Curriculum, LocalExecutor, Rollout, Share, Terms
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages.history import History, consumed, read_history
@@ -144,7 +144,7 @@ async def parts_of(folder: RunFolder, model: Path, staleness: int, seed: int) ->
             folder=folder,
             log=log,
             eval_tasks={},
-            rollout=Rollout(executor=Local(gateway, {"": terms}), log=log, concurrency=5),
+            rollout=Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=5),
             progress=Progress(STEPS, quiet=True),
             curriculum=Curriculum(sources=(Share(tasks),), per_step=TASKS_PER_STEP, seed=0),
             policy=cast(LivePolicy, Policy(config, folder, engine, pace)),

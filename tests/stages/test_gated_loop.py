@@ -23,7 +23,7 @@ from coderepairrl.errors import ExitCode, HealthGateError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import Batch
 from coderepairrl.protocols import Chunk, Sandbox, SandboxBackend
-from coderepairrl.rollout import Curriculum, Local, Rollout, Share, Terms
+from coderepairrl.rollout import Curriculum, LocalExecutor, Rollout, Share, Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.stages import gates
@@ -138,7 +138,7 @@ async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterato
     )
     await gateway.start()
     rollout = Rollout(
-        executor=Local(
+        executor=LocalExecutor(
             gateway,
             {
                 "": Terms(

@@ -16,7 +16,6 @@ from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
-from coderepairrl.assembly.nodes import check_executor, require_ray
 from coderepairrl.assembly.numerics import check_clip, clip, in_codes, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
@@ -24,6 +23,7 @@ from coderepairrl.assembly.prompts import LongestPrompt, check_overlong, check_p
 from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
+from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.config.schema import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several

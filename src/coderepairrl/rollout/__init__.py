@@ -1,29 +1,29 @@
 """Attempts, episodes and groups: where agent, sandbox, gateway and reward meet."""
 
-from coderepairrl.rollout.ahead import Ahead, Window
 from coderepairrl.rollout.attempts import Attempt, attempt
 from coderepairrl.rollout.curriculum import Band, Curriculum, EasyFirst, Share, outcomes
 from coderepairrl.rollout.episodes import Executor, Rollout, Terms, Ticket, derive_seed
+from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
 from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
-from coderepairrl.rollout.local import Local
+from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.supervise import SupervisedEngine
 
 __all__ = [
-    "Ahead",
     "Attempt",
     "Band",
     "Curriculum",
     "EasyFirst",
     "Executor",
     "Group",
-    "Local",
+    "GroupQueue",
+    "LocalExecutor",
     "Rollout",
     "Share",
     "Slot",
+    "StalenessWindow",
     "SupervisedEngine",
     "Terms",
     "Ticket",
-    "Window",
     "attempt",
     "check_health",
     "collect",

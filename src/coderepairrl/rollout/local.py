@@ -21,7 +21,7 @@ _CRASH_CHARS = 20_000
 _PRINTED_CHARS = 8_000
 
 
-class Local(Executor):
+class LocalExecutor(Executor):
     """Agents and sandboxes on this machine, with the sessions of `gateway`, which logs their turns.
 
     `kinds` are the terms of tasks by their kind; a kind that is not among them has those of ``""``.
@@ -39,7 +39,7 @@ class Local(Executor):
         state: tuple[Score, ...] = ()
         clock, rewarding = time.monotonic, dict[str, float]()
         started = clock()
-        episode = begun(ticket)
+        episode = unfinished(ticket)
 
         async def judge(rewards: Sequence[Weighted], episode: Episode, backend: SandboxBackend) -> tuple[Score, ...]:
             at = clock()
@@ -76,7 +76,7 @@ class Local(Executor):
         return replace(episode, timings={name: round(seconds, 6) for name, seconds in timings.items()})
 
 
-def begun(ticket: Ticket) -> Episode:
+def unfinished(ticket: Ticket) -> Episode:
     """The episode of `ticket`, of which nothing has come yet."""
     return Episode(
         id=ticket.episode,

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from coderepairrl.assembly.nodes import setup
 from coderepairrl.assembly.plan import AgentPlan, Plan
+from coderepairrl.assembly.workers import worker_setup
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.rollout import Executor, Local, Rollout
-from coderepairrl.rollout.on_ray import on_ray
+from coderepairrl.rollout import Executor, LocalExecutor, Rollout
+from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log
 from coderepairrl.types import Episode, Sampling
 
@@ -41,13 +41,13 @@ async def _executor(
     if config.rollout.executor == "local":
         gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept)
         async with gateway.listening(socket=socket):
-            yield Local(gateway, plan.kinds)
+            yield LocalExecutor(gateway, plan.kinds)
         return
     if not isinstance(source, PolicySource):
         raise AssertionError("the plan allows no other model")
     cluster, concurrency = config.rollout.ray, config.rollout.concurrency
-    async with on_ray(
-        setup(
+    async with ray_executor(
+        worker_setup(
             config,
             source.codec,
             sandbox=plan.place.sandbox.name,
@@ -58,7 +58,7 @@ async def _executor(
         log.turn,
         address=cluster.address,
         concurrency=concurrency,
-        room=min(cluster.episodes, concurrency),
+        capacity=min(cluster.episodes, concurrency),
         cpus=cluster.cpus,
         memory=plan.place.sandbox.info().limits.get("memory", 0),
         patience=cluster.patience,

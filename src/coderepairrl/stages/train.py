@@ -16,10 +16,10 @@ from coderepairrl.learn.advantages import FLAT
 from coderepairrl.report.answers import PLAIN
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.rollout import (
-    Ahead,
     Group,
+    GroupQueue,
     Slot,
-    Window,
+    StalenessWindow,
     check_health,
     collect,
     due,
@@ -46,23 +46,23 @@ async def train(parts: Parts, history: History) -> None:
     """
     run, policy = parts.config.run, parts.policy
     references = await restore(parts, history)
-    window = Window(parts.config.rollout.tasks_per_step, parts.config.rollout.max_staleness)
-    async with Ahead(window) as ahead:
+    window = StalenessWindow(parts.config.rollout.tasks_per_step, parts.config.rollout.max_staleness)
+    async with GroupQueue(window) as queue:
         for step in range(history.step + 1, run.steps + 1):
             await evaluate_if_due(parts, history, step - 1)
 
             began, sampled = time.monotonic(), parts.log.sampled
-            groups = await attempt_tasks(parts, history, references, ahead)
+            groups = await attempt_tasks(parts, history, references, queue)
             batch = make_batch(episodes_of(groups), parts.config)
             rolled_out = time.monotonic()
 
             parts.progress.phase("learn")
             parts.log.sync()  # no weights may depend on an episode that a power cut could still take
-            learned, checksum = await policy.improve(batch, history)  # what is held by `ahead` goes on meanwhile
+            learned, checksum = await policy.improve(batch, history)  # what is held by `queue` goes on meanwhile
             seconds = {"rollout_seconds": rolled_out - began, "learn_seconds": time.monotonic() - rolled_out}
 
             record = {"step": step, "version": policy.version, "checksum": checksum}
-            record |= summarise_step(groups, batch, learned, seconds, references, ahead, parts.log.sampled - sampled)
+            record |= summarise_step(groups, batch, learned, seconds, references, queue, parts.log.sampled - sampled)
             alarms = gates.check([*history.steps, record], run)
             commit_step(parts, history, record, groups, alarms)
             references.add(step, episodes_of(groups))  # only now: a step's rewards never compare with its own repairs
@@ -90,7 +90,7 @@ async def restore(parts: Parts, history: History) -> References:
     return references
 
 
-async def attempt_tasks(parts: Parts, history: History, references: References, ahead: Ahead) -> list[Group]:
+async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
     """The groups of the next step: those that are due, and as long as `curriculum.refill` allows further ones in place
     of groups that teach nothing (`informative`).
 
@@ -98,41 +98,41 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
     """
     groups, version = list[Group](), parts.policy.version
     while wanted := lacking(groups, parts.config):
-        schedule(parts, history, ahead, wanted, groups)
-        if shed := await ahead.renew(version, wanted):
+        schedule(parts, history, queue, wanted, groups)
+        if shed := await queue.requeue_stale(version, wanted):
             parts.log.append("shed", step=history.step, version=version, groups=shed)
             history.forget(shed)
             parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
-        begin(parts, history, references, ahead)
-        groups += await ahead.take(version, wanted)
+        begin(parts, history, references, queue)
+        groups += await queue.take(version, wanted)
         check_health(groups, parts.config.run.void_limit)
     return groups
 
 
-def schedule(parts: Parts, history: History, ahead: Ahead, wanted: int, taken: Sequence[Group]) -> None:
-    """Have `ahead` hold as many groups as there is room for, where the next step has `taken` some and wants others.
+def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
+    """Have `queue` hold as many groups as there is room for, where the next step has `taken` some and wants others.
 
     Those that an interrupted process left behind come first.
     """
-    held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in ahead.slots}
+    held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
     for slot in due(
         parts.curriculum,
         parts.config.rollout.group_size,
-        ahead.window.room(wanted, len(ahead.slots), parts.config.run.steps - history.step - 1),
+        queue.window.capacity(wanted, len(queue.slots), parts.config.run.steps - history.step - 1),
         history.consumed | held.keys(),
         history.outcomes,
         [task.id for task in held.values()],
         {name: tasks[begun.task] for name, begun in history.begun.items() if begun.task in tasks},
     ):
-        ahead.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
+        queue.add(slot, history.begun[slot.group].version if slot.group in history.begun else None)
 
 
-def begin(parts: Parts, history: History, references: References, ahead: Ahead) -> None:
-    """Begin what `ahead` holds and has not begun; what an interrupted process left behind with the episodes that it
+def begin(parts: Parts, history: History, references: References, queue: GroupQueue) -> None:
+    """Begin what `queue` holds and has not begun; what an interrupted process left behind with the episodes that it
     finished."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
-    left = [slot.group for slot in ahead.waiting if slot.group in history.begun]
+    left = [slot.group for slot in queue.waiting if slot.group in history.begun]
     done = finished(parts.folder, left, history.given_up)
 
     def make(slot: Slot, began: Callable[[], None]) -> Coroutine[Any, Any, Group]:
@@ -148,8 +148,8 @@ def begin(parts: Parts, history: History, references: References, ahead: Ahead) 
             began=began,
         )
 
-    ahead.start(make)
-    parts.progress.phase("train", ahead.unfinished)
+    queue.start(make)
+    parts.progress.phase("train", queue.unfinished)
 
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
@@ -169,7 +169,7 @@ def summarise_step(
     learned: Mapping[str, Any],
     seconds: Mapping[str, float],
     references: References,
-    ahead: Ahead,
+    queue: GroupQueue,
     sampled: int,
 ) -> dict[str, Any]:
     """What the record of a step keeps of its episodes, its batch and the update.
@@ -180,13 +180,13 @@ def summarise_step(
     which the learner waited for groups for so long.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
-    overlap = ahead.window.staleness and "sleep_seconds" not in learned
+    overlap = queue.window.staleness and "sleep_seconds" not in learned
     metrics = {
         **step_metrics(groups, batch, numbers),
         **references.metrics(groups),
         **{name: round(value, 3) for name, value in seconds.items()},
         "tokens_per_second": round(sampled / (sum(seconds.values()) if overlap else seconds["rollout_seconds"]), 1),
-        **({"ahead": len(ahead.slots)} if ahead.window.staleness else {}),
+        **({"ahead": len(queue.slots)} if queue.window.staleness else {}),
     }
     return {
         "metrics": metrics,

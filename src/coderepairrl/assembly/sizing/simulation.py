@@ -1,7 +1,7 @@
 """The loop as a simulation of discrete events: attempts ask an engine for replies, a learner takes their groups, new
 weights go live. A pure function of its inputs; nothing here knows a model, a GPU or a configuration.
 
-Which group may begin and which a step takes is not modelled but asked of the loop's own `rollout.Window`, so that
+Which group may begin and which a step takes is not modelled but asked of the loop's `rollout.StalenessWindow`, so that
 alternation (staleness 0) and overlap are what they are in a run. SimPy was considered: its resources hand out places
 for a time that is known, and this server (`replica`), whose every arrival changes when all others end, would be written
 by hand beside them; what is left for a library is the heap of events below.
@@ -18,8 +18,8 @@ from itertools import count
 from typing import NamedTuple
 
 from coderepairrl.assembly.sizing.replica import Job, Replica, Server
-from coderepairrl.rollout import Window
-from coderepairrl.rollout.ahead import Begun
+from coderepairrl.rollout import StalenessWindow
+from coderepairrl.rollout.group_queue import PendingGroup
 from coderepairrl.types import Limits
 
 SAMPLING, TOOLS, WAITING, LEARNING, WEIGHTS = "sampling", "tools", "waiting", "learning", "weights"
@@ -168,7 +168,7 @@ class _Run:
         self.loop, self.groups = loop, groups
         self.spent = Spent()
         self.now, self.version, self.learner = 0.0, 0, WAITING
-        self.window = Window(loop.per_step + loop.refill, loop.staleness)
+        self.window = StalenessWindow(loop.per_step + loop.refill, loop.staleness)
         self.replicas = [Replica(number, loop.server) for number in range(loop.server.replicas)]
         self.due: dict[int, _Event] = {}
         self.held: dict[str, _Group] = {}
@@ -218,7 +218,7 @@ class _Run:
 
     def _step(self) -> None:
         later = self.loop.later + self.loop.steps - len(self.spent.ends) - 1
-        for _ in range(self.window.room(wanted=self.window.per_step, begun=len(self.held), later=later)):
+        for _ in range(self.window.capacity(wanted=self.window.per_step, begun=len(self.held), later=later)):
             attempts = next(self.groups)
             group = _Group(str(next(self._count)), len(attempts))
             self.held[group.name] = group
@@ -230,7 +230,8 @@ class _Run:
         if self.learner != WAITING:
             return
         begun = [
-            Begun(g.name, self.version if g.version is None else g.version, not g.left) for g in self.held.values()
+            PendingGroup(g.name, self.version if g.version is None else g.version, not g.left)
+            for g in self.held.values()
         ]
         chosen = self.window.choose(begun, version=self.version, wanted=self.window.per_step)
         if chosen is None:

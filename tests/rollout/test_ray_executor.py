@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 from coderepairrl import tokens
-from coderepairrl.assembly.nodes import check_executor, require_ray
+from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import CodeRepairError, ConfigError, NodeFault, PrerequisiteError
-from coderepairrl.rollout import Terms, on_ray
-from coderepairrl.rollout.exchange import Setup, pack, portable, unpack
-from coderepairrl.rollout.on_ray import Actor, versions
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, WorkerFault
+from coderepairrl.rollout import Terms, ray_executor
+from coderepairrl.rollout.messages import pack, portable, unpack
+from coderepairrl.rollout.ray_executor import WorkerActor, versions
+from coderepairrl.rollout.worker import WorkerSetup
 
 
 class RayError(Exception):
@@ -70,13 +71,13 @@ async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address
     with pytest.raises(CodeRepairError) as caught:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(
-                on_ray.on_ray(
-                    Setup(loaded_from, "splice", (), nothing),
+                ray_executor.ray_executor(
+                    WorkerSetup(loaded_from, "splice", (), nothing),
                     ScriptedEngine(lambda ids, sampling, seed: []),
                     lambda episode, turn: None,
                     address=address,
                     concurrency=2,
-                    room=1,
+                    capacity=1,
                     cpus=2.0,
                     memory=1 << 30,
                     patience=0.3,
@@ -126,13 +127,15 @@ async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> Non
         raise ObjectStoreFullError("the object store is full")
 
     method = SimpleNamespace(remote=full)
-    line = on_ray._ActorLine(fake(), SimpleNamespace(take=method, give=method, close=method), "actor 3 on there")
-    for asked in (line.send([]), line.receive()):
+    connection = ray_executor._ActorConnection(
+        fake(), SimpleNamespace(receive=method, outgoing=method, close=method), "actor 3 on there"
+    )
+    for asked in (connection.send([]), connection.receive()):
         with pytest.raises(
-            NodeFault, match="^actor 3 on there was lost: ObjectStoreFullError: the object store is full$"
+            WorkerFault, match="^actor 3 on there was lost: ObjectStoreFullError: the object store is full$"
         ):
             await asked
-    await line.close()
+    await connection.close()
 
 
 def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
@@ -149,7 +152,7 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
 async def test_a_machine_without_our_package_ends_the_run_at_once(
     miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = "The actor died.\nThe actor with name Actor failed to import on the worker. No module named 'coderepairrl'"
+    words = "The actor died.\nWorkerActor failed to import on the worker. No module named 'coderepairrl'"
     error = await opened(miniature, monkeypatch, fake(options=dying(words)))
     assert isinstance(error, PrerequisiteError) and "No module named 'coderepairrl'" in str(error)
     assert "the same versions on all machines" in error.fix
@@ -175,14 +178,14 @@ async def test_machines_too_small_for_an_actor_are_named(
         " sandbox.options.memory"
     )
     assert str(error).endswith(small) and capsys.readouterr().out == small + "\n"
-    assert "rollout.ray.episodes=3 would fit" in on_ray.too_small(
-        fake(memory=7e9).nodes(), cpus=1, memory=2 << 30, room=8
+    assert "rollout.ray.episodes=3 would fit" in ray_executor.too_small(
+        fake(memory=7e9).nodes(), cpus=1, memory=2 << 30, capacity=8
     )
     error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8), "local")
     assert isinstance(error, PrerequisiteError) and str(error) == small
 
 
-async def wrong(actor: Actor) -> CodeRepairError:
+async def wrong(actor: WorkerActor) -> CodeRepairError:
     name, packed = await actor.open()
     assert name == socket.gethostname()
     error: CodeRepairError = unpack(packed)
@@ -191,20 +194,20 @@ async def wrong(actor: Actor) -> CodeRepairError:
 
 
 async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
-    error = await wrong(Actor(versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
+    error = await wrong(WorkerActor(versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
     assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
     assert "the same versions on all machines" in error.fix
 
 
 async def test_a_machine_without_the_folder(tmp_path: Path) -> None:
-    error = await wrong(Actor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    error = await wrong(WorkerActor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
     assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
 
 
 async def test_an_actor_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    setup = Setup(tokens.LoadedFrom("nowhere", "auto", False), "splice", (), lacking)
-    error = await wrong(Actor(versions(), str(tmp_path), ["/somewhere/of/mine"], pack(setup), 100))
+    setup = WorkerSetup(tokens.LoadedFrom("nowhere", "auto", False), "splice", (), lacking)
+    error = await wrong(WorkerActor(versions(), str(tmp_path), ["/somewhere/of/mine"], pack(setup), 100))
     assert (str(error), error.fix) == ("bubblewrap is not installed", "install it")
     assert sys.path.pop() == "/somewhere/of/mine", "where a user's own classes are"
 
@@ -239,7 +242,7 @@ def test_somebody_elses_model_needs_no_cluster() -> None:
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.assembly.nodes.find_spec", lambda name: None)
+    monkeypatch.setattr("coderepairrl.assembly.workers.find_spec", lambda name: None)
     with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
         require_ray(asked())
     assert caught.value.fix == "pip install 'coderepairrl[ray]'"

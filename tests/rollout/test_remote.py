@@ -1,4 +1,4 @@
-"""Attempts by nodes, without Ray: what is the same as on one machine, and what a lost node costs."""
+"""Attempts by workers, without Ray: what is the same as on one machine, and what a lost worker costs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from coderepairrl.errors import (
     AgentFault,
     ConfigError,
     EngineFault,
-    NodeFault,
     PrerequisiteError,
     RunError,
     SandboxFault,
     Several,
+    WorkerFault,
 )
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes import clock
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Executor, Local, Rollout, Terms, Ticket, collect, slots
-from coderepairrl.rollout.across import Across, Line
-from coderepairrl.rollout.exchange import FromNode, Node, Setup, ToNode, pack, portable, unpack
+from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, collect, slots
+from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
+from coderepairrl.rollout.remote import Connection, RemoteExecutor
+from coderepairrl.rollout.worker import Worker, WorkerSetup
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
@@ -72,38 +73,38 @@ def lacking() -> Mapping[str, Terms]:
 TALKS = ScriptedAgent([Say("Hello."), Write("a.py", "x = 1\n"), Say("Bye.")])
 
 
-class Wire(Line):
-    """A node in this process; all that travels is packed. `broken` is why it was lost."""
+class Wire(Connection):
+    """A worker in this process; all that travels is packed. `broken` is why it was lost."""
 
-    def __init__(self, node: Node, home: AsyncExitStack, name: str) -> None:
+    def __init__(self, worker: Worker, home: AsyncExitStack, name: str) -> None:
         self.name = name
-        self.node = node
+        self.worker = worker
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._home = home
 
     def cut(self) -> None:
-        self.broken.set_exception(NodeFault(f"{self.name} was lost"))
+        self.broken.set_exception(WorkerFault(f"{self.name} was lost"))
         self.broken.exception()
 
-    async def receive(self) -> Sequence[FromNode]:
-        given = asyncio.create_task(self.node.give())
+    async def receive(self) -> Sequence[FromWorker]:
+        given = asyncio.create_task(self.worker.outgoing())
         await asyncio.wait([given, self.broken], return_when=asyncio.FIRST_COMPLETED)
         if self.broken.done():
             given.cancel()
             self.broken.result()
-        messages: list[FromNode] = unpack(pack(given.result()))
+        messages: list[FromWorker] = unpack(pack(given.result()))
         return messages
 
-    async def send(self, messages: Sequence[ToNode]) -> None:
+    async def send(self, messages: Sequence[ToWorker]) -> None:
         await asyncio.sleep(0)
         if self.broken.done():
             self.broken.result()
-        self.node.take(unpack(pack(messages)))
+        self.worker.receive(unpack(pack(messages)))
 
     async def close(self) -> None:
         await self._home.aclose()
 
-    def drop(self) -> None:
+    def kill(self) -> None:
         return
 
 
@@ -135,13 +136,13 @@ def engine_of(model: Path) -> Engine:
 
 
 @asynccontextmanager
-async def across(
+async def opened(
     model: Path,
     folder: Path,
     *,
     agent: Agent = TALKS,
     engine: Engine | None = None,
-    seats: int = 2,
+    workers: int = 2,
     make: Callable[[], Mapping[str, Terms]] | None = None,
     on_turn: Callable[[str, Turn], None] | None = None,
     patience: float = 5.0,
@@ -151,27 +152,27 @@ async def across(
     said: list[str] = []
     codec = tokens.load(model)
     assert codec.loaded_from is not None
-    setup = Setup(codec.loaded_from, "splice", (), make or partial(terms, agent))
+    setup = WorkerSetup(codec.loaded_from, "splice", (), make or partial(terms, agent))
     engine = engine or engine_of(model)
 
-    async def open_line(seat: int) -> Line:
+    async def connect(number: int) -> Connection:
         if len(wires) >= most:
-            raise NodeFault("there is no room")
+            raise WorkerFault("there is no room")
         home = AsyncExitStack()
-        node = await home.enter_async_context(Node.opened(setup, engine.context))
-        wires.append(Wire(node, home, f"node {len(wires)}"))
+        worker = await home.enter_async_context(Worker.opened(setup, engine.context))
+        wires.append(Wire(worker, home, f"worker {len(wires)}"))
         return wires[-1]
 
     with closing(Log(folder / "log.jsonl")) as log:
-        async with Across(
-            open_line,
+        async with RemoteExecutor(
+            connect,
             engine,
             on_turn or log.turn,
-            seats=seats,
-            room=3,
+            workers=workers,
+            capacity=3,
             patience=patience,
             say=said.append,
-            state=lambda: "two CPUs are free",
+            describe=lambda: "two CPUs are free",
         ) as executor:
             yield Made(executor, log, wires, said)
         for wire in wires:
@@ -189,9 +190,9 @@ async def groups(rollout: Rollout, retries: int = 0) -> list[Episode]:
 
 
 async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path) -> None:
-    async with across(miniature, tmp_path) as made:
+    async with opened(miniature, tmp_path) as made:
         there = await groups(made.rollout)
-        assert {len(wire.node._attempts) for wire in made.wires} == {0}
+        assert {len(wire.worker._attempts) for wire in made.wires} == {0}
     logged = {each.id: timeless(each) for each in logged_episodes(read(tmp_path / "log.jsonl"))}
     assert [logged[each.id] for each in there] == there
     with closing(Log(tmp_path / "local.jsonl")) as log:
@@ -199,48 +200,48 @@ async def test_episodes_are_those_of_one_machine(miniature: Path, tmp_path: Path
             PolicySource(tokens.load(miniature), engine_of(miniature)), sampling=Sampling(), on_turn=log.turn
         )
         async with gateway.listening():
-            here = await groups(Rollout(executor=Local(gateway, terms(TALKS)), log=log, concurrency=6))
+            here = await groups(Rollout(executor=LocalExecutor(gateway, terms(TALKS)), log=log, concurrency=6))
     assert there == here
     assert all(len(each.turns) == 2 and each.reward == 0.5 and each.patch for each in here)
 
 
-async def test_attempts_are_spread_and_no_node_gets_more_than_it_has_room_for(miniature: Path, tmp_path: Path) -> None:
-    async with across(miniature, tmp_path, agent=Waits()) as made:
+async def test_attempts_are_spread_and_no_worker_gets_more_than_its_capacity(miniature: Path, tmp_path: Path) -> None:
+    async with opened(miniature, tmp_path, agent=Waits()) as made:
         async with asyncio.timeout(20):
             while len(made.wires) < 2:
                 await asyncio.sleep(0.01)
         running = [asyncio.create_task(made.rollout.run(ticket(number))) for number in range(7)]
         async with asyncio.timeout(20):
-            while sum(len(wire.node._attempts) for wire in made.wires) < 6:
+            while sum(len(wire.worker._attempts) for wire in made.wires) < 6:
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-        assert [len(wire.node._attempts) for wire in made.wires] == [3, 3]
+        assert [len(wire.worker._attempts) for wire in made.wires] == [3, 3]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        assert [len(wire.node._attempts) for wire in made.wires] == [0, 0], "they were called off there, too"
+        assert [len(wire.worker._attempts) for wire in made.wires] == [0, 0], "they were called off there, too"
 
 
 def ticket(number: int) -> Ticket:
     return Ticket(TASKS[0], "train", 1, "train-00001-000", number, number, Sampling())
 
 
-async def test_a_lost_node_voids_its_attempts_which_are_made_again_elsewhere(miniature: Path, tmp_path: Path) -> None:
+async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(miniature: Path, tmp_path: Path) -> None:
     cut: list[Wire] = []
 
     def on_turn(episode: str, turn: Turn) -> None:
         log.turn(episode, turn)
         if not cut and turn.index == 1:  # in the midst of its attempts, whichever it is
-            cut.append(next(wire for wire in made.wires if episode in wire.node._attempts))
+            cut.append(next(wire for wire in made.wires if episode in wire.worker._attempts))
             cut[0].cut()
 
-    async with across(miniature, tmp_path, on_turn=on_turn) as made:
+    async with opened(miniature, tmp_path, on_turn=on_turn) as made:
         log = made.rollout.log
         episodes = await groups(made.rollout, retries=2)
     records = list(logged_episodes(read(tmp_path / "log.jsonl")))
     void = [each for each in records if each.ending is Ending.VOID]
-    assert void and {each.reason for each in void} == {"node"}
-    assert {each.fault for each in void} == {f"NodeFault: {cut[0].name} was lost"}
+    assert void and {each.reason for each in void} == {"worker"}
+    assert {each.fault for each in void} == {f"WorkerFault: {cut[0].name} was lost"}
     assert made.said == [f"{cut[0].name} was lost; {len(void)} episodes were made there, and are void"]
     assert [each.ending for each in episodes] == [Ending.DONE] * 6
     assert {each.id.partition("-retry")[0] for each in void} == {
@@ -249,23 +250,23 @@ async def test_a_lost_node_voids_its_attempts_which_are_made_again_elsewhere(min
     assert len(made.wires) == 3, "it was replaced"
 
 
-async def test_a_bug_in_the_way_to_a_node_is_what_its_attempts_say(miniature: Path, tmp_path: Path) -> None:
-    async with across(miniature, tmp_path, agent=Waits(), seats=1) as made:
+async def test_a_bug_in_the_way_to_a_worker_is_what_its_attempts_say(miniature: Path, tmp_path: Path) -> None:
+    async with opened(miniature, tmp_path, agent=Waits(), workers=1) as made:
         running = asyncio.create_task(made.rollout.run(ticket(0)))
         async with asyncio.timeout(20):
-            while not made.wires[0].node._attempts:
+            while not made.wires[0].worker._attempts:
                 await asyncio.sleep(0.01)
         made.wires[0].broken.set_exception(LookupError("no such message"))
         episode = await running
     assert episode.ending is Ending.VOID
-    assert episode.fault == "NodeFault: node 0 is given up: LookupError('no such message')"
+    assert episode.fault == "WorkerFault: worker 0 is given up: LookupError('no such message')"
 
 
 async def test_a_turn_that_cannot_be_logged_voids_the_episode(miniature: Path, tmp_path: Path) -> None:
     def full(episode: str, turn: Turn) -> None:
         raise RunError("cannot write: the disk is full", fix="free some space")
 
-    async with across(miniature, tmp_path, on_turn=full) as made:
+    async with opened(miniature, tmp_path, on_turn=full) as made:
         episode = await made.rollout.run(ticket(0))
     assert (episode.ending, episode.reason) == (Ending.VOID, "gateway")
     assert "the disk is full" in episode.fault
@@ -278,14 +279,14 @@ async def test_the_engines_faults_are_the_same_there(
     def fail(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
         raise error
 
-    async with across(miniature, tmp_path, engine=ScriptedEngine(fail)) as made:
+    async with opened(miniature, tmp_path, engine=ScriptedEngine(fail)) as made:
         episode = await made.rollout.run(ticket(0))
     assert (episode.ending, episode.reason) == (Ending.VOID, boundary)
     assert str(error) in episode.fault
 
 
 async def test_what_no_attempt_escapes_ends_the_run(miniature: Path, tmp_path: Path) -> None:
-    async with across(miniature, tmp_path, agent=Breaks()) as made:
+    async with opened(miniature, tmp_path, agent=Breaks()) as made:
         with pytest.raises(ConfigError, match="no such thing") as caught:
             await made.rollout.run(ticket(0))
     assert caught.value.fix == "another"
@@ -293,14 +294,14 @@ async def test_what_no_attempt_escapes_ends_the_run(miniature: Path, tmp_path: P
 
 async def test_a_machine_that_lacks_something_is_said_at_once(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(PrerequisiteError, match="bubblewrap"):
-        async with across(miniature, tmp_path, make=lacking):
+        async with opened(miniature, tmp_path, make=lacking):
             raise AssertionError("it opened")
 
 
-async def test_without_any_node_the_run_ends(miniature: Path, tmp_path: Path) -> None:
+async def test_without_any_worker_the_run_ends(miniature: Path, tmp_path: Path) -> None:
     began = clock.now()
     with pytest.raises(RunError, match=r"no machine .* 0\.2 seconds: there is no room; two CPUs are free") as caught:
-        async with across(miniature, tmp_path, patience=0.2, most=0):
+        async with opened(miniature, tmp_path, patience=0.2, most=0):
             raise AssertionError("it opened")
     assert "ray status" in caught.value.fix
     assert clock.now() - began < 10
@@ -308,10 +309,10 @@ async def test_without_any_node_the_run_ends(miniature: Path, tmp_path: Path) ->
 
 async def test_a_reply_that_nobody_waits_for_is_called_off_in_the_engine(miniature: Path, tmp_path: Path) -> None:
     engine = Slow(lambda ids, sampling, seed: [])
-    async with across(miniature, tmp_path, engine=engine) as made:
+    async with opened(miniature, tmp_path, engine=engine) as made:
         running = asyncio.create_task(made.rollout.run(ticket(0)))
         async with asyncio.timeout(20):
-            while not any(wire.node._engine._waiting for wire in made.wires):
+            while not any(wire.worker._engine._outputs for wire in made.wires):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         running.cancel()

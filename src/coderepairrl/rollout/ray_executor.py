@@ -1,4 +1,8 @@
-"""Nodes as actors of a Ray cluster, which places them, says when one is lost, and carries what travels."""
+"""Workers as actors of a Ray cluster, which places them, says when one is lost, and carries what travels.
+
+Nothing of this uses Ray's object store, which may be full of other users' objects: all arguments and results are small
+enough that Ray sends them within its own messages.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +21,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import ConfigError, NodeFault, PrerequisiteError, Several
+from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
 from coderepairrl.protocols import Engine
-from coderepairrl.rollout.across import Across, Line, OnTurn
-from coderepairrl.rollout.exchange import FromNode, Node, Setup, ToNode, pack, portable, unpack
+from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
+from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
+from coderepairrl.rollout.worker import Worker, WorkerSetup
 
-LARGE = 1 << 16
-"""Bytes beyond which Ray may have to wait for room in its object store, which is not done on the event loop."""
-CLOSING = 15.0
+PIECE = 1 << 16
+"""Bytes of an argument or a result; those beyond 100 KB are put into the object store (Ray's
+``max_direct_call_object_size``)."""
+CLOSE_SECONDS = 15.0
 """Seconds that an actor has to take down its sandboxes."""
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """What decides the tokens of a conversation, and what can be read of what travels. Ray compares its own."""
@@ -32,6 +38,8 @@ PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp"
 
 _NOT_IMPORTED = "failed to import on the worker"
 """What Ray says of an actor whose class cannot be loaded where it is to be."""
+_INSTALL = "install the same versions on all machines (scripts/setup.sh dev,ray), and start Ray there anew"
+_START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
 
 
 def versions() -> dict[str, str]:
@@ -39,11 +47,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
 
 
-_INSTALL = "install the same versions on all machines (scripts/setup.sh dev,ray), and start Ray there anew"
-
-
-class Actor:
-    """A node in a process of Ray's. What it gives and takes is packed, and its own errors are part of that."""
+class WorkerActor:
+    """A worker in a process of Ray's. What it sends and receives is packed, and its own errors are part of that."""
 
     def __init__(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
@@ -54,15 +59,18 @@ class Actor:
         self._setup = setup
         self._context = context
         self._parts = AsyncExitStack()
-        self._node: Node | None = None
+        self._worker: Worker | None = None
+        self._received = bytearray()
+        """The pieces so far of what is being received."""
+        self._unsent = memoryview(b"")
 
     async def open(self) -> tuple[str, bytes]:
-        """The name of its machine, and a packed error if it cannot be a node."""
+        """The name of its machine, and a packed error if it cannot be a worker."""
         name = socket.gethostname()
         try:
             self._check(name)
-            setup: Setup = unpack(self._setup)
-            self._node = await self._parts.enter_async_context(Node.opened(setup, self._context))
+            setup: WorkerSetup = unpack(self._setup)
+            self._worker = await self._parts.enter_async_context(Worker.opened(setup, self._context))
         except ImportError as error:  # a user's own class, say
             return name, pack(PrerequisiteError(f"{type(error).__name__}: {error}", fix=_INSTALL))
         except Exception as error:
@@ -87,75 +95,84 @@ class Actor:
             ) from None
         sys.path += [each for each in self._path if each not in sys.path]  # a user's own classes
 
-    async def give(self) -> bytes:
-        """See `Node.give`."""
-        return pack(await self._opened.give())
+    async def outgoing(self) -> tuple[bytes, bool]:
+        """The next piece of what `Worker.outgoing` gives, packed, and whether it is the last one."""
+        if not self._unsent:
+            self._unsent = memoryview(pack(await self._opened.outgoing()))
+        piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
+        return bytes(piece), not self._unsent
 
-    async def take(self, messages: bytes) -> None:
-        """See `Node.take`."""
-        self._opened.take(unpack(messages))
+    async def receive(self, piece: bytes, last: bool) -> None:
+        """See `Worker.receive`; what is packed comes in pieces."""
+        self._received += piece
+        if last:
+            messages, self._received = unpack(bytes(self._received)), bytearray()
+            self._opened.receive(messages)
 
     async def close(self) -> None:
         """End what it makes."""
         await self._parts.aclose()
 
     @property
-    def _opened(self) -> Node:
-        if self._node is None:
+    def _opened(self) -> Worker:
+        if self._worker is None:
             raise AssertionError("it was not opened")
-        return self._node
+        return self._worker
 
 
-class _ActorLine(Line):
-    """The way to an actor."""
+class _ActorConnection(Connection):
+    """The way to a `WorkerActor`."""
 
     def __init__(self, ray: Any, actor: Any, name: str) -> None:
         self.name = name
         self._ray = ray
         self._actor = actor
 
-    async def receive(self) -> Sequence[FromNode]:
-        """See `Line.receive`."""
+    async def receive(self) -> Sequence[FromWorker]:
+        """See `Connection.receive`."""
+        received, last = bytearray(), False
         with _faults(self._ray, self.name):
-            given: list[FromNode] = unpack(await self._actor.give.remote())
-        return given
+            while not last:
+                piece, last = await self._actor.outgoing.remote()
+                received += piece
+        messages: list[FromWorker] = unpack(bytes(received))
+        return messages
 
-    async def send(self, messages: Sequence[ToNode]) -> None:
-        """See `Line.send`."""
+    async def send(self, messages: Sequence[ToWorker]) -> None:
+        """See `Connection.send`."""
         data = pack(messages)
         with _faults(self._ray, self.name):
-            if len(data) > LARGE:
-                await (await asyncio.to_thread(self._actor.take.remote, data))
-            else:
-                await self._actor.take.remote(data)
+            for start in range(0, len(data), PIECE):
+                end = start + PIECE
+                await self._actor.receive.remote(data[start:end], end >= len(data))
 
     async def close(self) -> None:
-        """See `Line.close`."""
-        with contextlib.suppress(NodeFault, TimeoutError), _faults(self._ray, self.name):
-            async with asyncio.timeout(CLOSING):
+        """See `Connection.close`."""
+        with contextlib.suppress(WorkerFault, TimeoutError), _faults(self._ray, self.name):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await self._actor.close.remote()
-        self.drop()
+        self.kill()
 
-    def drop(self) -> None:
-        """See `Line.drop`."""
+    def kill(self) -> None:
+        """See `Connection.kill`."""
         self._ray.kill(self._actor)
 
 
 @contextlib.contextmanager
 def _faults(ray: Any, name: str) -> Iterator[None]:
-    """Whatever Ray raises is a lost node: it may go on somewhere, but is not listened to any more."""
+    """Whatever Ray raises is a lost worker: it may go on somewhere, but is not listened to any more."""
     try:
         yield
     except ray.exceptions.RayError as error:
         if _NOT_IMPORTED in str(error):
-            raise PrerequisiteError(f"{name} cannot be made: {in_short(error)}", fix=_INSTALL) from error
-        raise NodeFault(f"{name} was lost: {in_short(error)}") from error
+            raise PrerequisiteError(f"{name} cannot be made: {one_line(error)}", fix=_INSTALL) from error
+        raise WorkerFault(f"{name} was lost: {one_line(error)}") from error
 
 
-def in_short(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """What Ray says on many lines, without ids, so that the same happening twice is the same text.
 
-    >>> in_short(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
+    >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'
     """
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
@@ -163,11 +180,11 @@ def in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {text if len(text) <= 600 else text[:300] + ' ... ' + text[-300:]}"
 
 
-def too_small(machines: Sequence[Mapping[str, Any]], *, cpus: float, memory: int, room: int) -> str:
+def too_small(machines: Sequence[Mapping[str, Any]], *, cpus: float, memory: int, capacity: int) -> str:
     """What is said of those of Ray's `machines` that have the CPUs of an actor, and not the memory of its attempts.
 
     >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
-    >>> too_small([small], cpus=1.0, memory=2 << 30, room=8)  # doctest: +NORMALIZE_WHITESPACE
+    >>> too_small([small], cpus=1.0, memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
     'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
     """
     found = {
@@ -175,31 +192,31 @@ def too_small(machines: Sequence[Mapping[str, Any]], *, cpus: float, memory: int
         for each in machines
         if each["Alive"] and each["Resources"].get("CPU", 0.0) >= cpus
     }
-    small = {name: size for name, size in found.items() if size < memory * room}
+    small = {name: size for name, size in found.items() if size < memory * capacity}
     if not small:
         return ""
     fitting = min(small.values()) // memory
     what = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
     listed = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in sorted(small.items()))
-    claimed = f"an actor of {room} episodes claims {memory * room / 1e9:.1f} GB of memory"
+    claimed = f"an actor of {capacity} episodes claims {memory * capacity / 1e9:.1f} GB of memory"
     return f"{claimed}, more than Ray has on {listed}: {what}"
 
 
 @asynccontextmanager
-async def on_ray(
-    setup: Setup,
+async def ray_executor(
+    setup: WorkerSetup,
     engine: Engine,
     on_turn: OnTurn,
     *,
     address: str,
     concurrency: int,
-    room: int,
+    capacity: int,
     cpus: float,
     memory: int,
     patience: float,
     say: Callable[[str], None],
-) -> AsyncIterator[Across]:
-    """Makes `concurrency` attempts at once on the Ray cluster at `address`, up to `room` by an actor of `cpus` CPUs.
+) -> AsyncIterator[RemoteExecutor]:
+    """Makes `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` by an actor with `cpus`.
 
     Actors are spread over the machines. One that is lost is replaced wherever there is room by then; fewer than are
     wanted will do. An actor claims `memory` bytes for each of its attempts, all that their sandboxes may use: else a
@@ -209,46 +226,46 @@ async def on_ray(
     """
     given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
     async with _connected(address) as ray:
-        remote = ray.remote(Actor).options(
+        remote = ray.remote(WorkerActor).options(
             num_cpus=cpus,
-            memory=memory * room or None,
+            memory=memory * capacity or None,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=8,
             scheduling_strategy="SPREAD",
         )
-        if small := too_small(ray.nodes(), cpus=cpus, memory=memory, room=room):
+        if small := too_small(ray.nodes(), cpus=cpus, memory=memory, capacity=capacity):
             if address == "local":  # where no other machine will come
                 raise PrerequisiteError(small)
             say(small)
 
-        async def open_line(seat: int) -> Line:
+        async def connect(number: int) -> Connection:
             with _faults(ray, "an actor"):
                 actor = remote.remote(*given)
-            line = _ActorLine(ray, actor, f"actor {seat}")
+            connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _faults(ray, "an actor"):
                     host, wrong = await actor.open.remote()
-                line.name = f"actor {seat} on {host}"
+                connection.name = f"actor {number} on {host}"
                 if wrong:
                     error: Exception = unpack(wrong)
                     if not isinstance(error, ConfigError | PrerequisiteError | Several):  # a full disk: it may pass
-                        raise NodeFault(f"an actor on {host} did not start: {error}") from error
-                    raise PrerequisiteError(f"{line.name}: {error}", fix=error.fix) from error
+                        raise WorkerFault(f"an actor on {host} did not start: {error}") from error
+                    raise PrerequisiteError(f"{connection.name}: {error}", fix=error.fix) from error
             except BaseException:
                 ray.kill(actor)
                 raise
-            return line
+            return connection
 
-        def state() -> str:
+        def describe() -> str:
             there, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-            small = too_small(ray.nodes(), cpus=cpus, memory=memory, room=room)
+            small = too_small(ray.nodes(), cpus=cpus, memory=memory, capacity=capacity)
             taken = f"an actor takes {cpus:g} CPUs, and of the cluster's {there:g} there are {free:g} free"
             return f"{taken}; {small}" if small else taken
 
-        seats = math.ceil(concurrency / room)
-        async with Across(
-            open_line, engine, on_turn, seats=seats, room=room, patience=patience, say=say, state=state
+        workers = math.ceil(concurrency / capacity)
+        async with RemoteExecutor(
+            connect, engine, on_turn, workers=workers, capacity=capacity, patience=patience, say=say, describe=describe
         ) as executor:
             yield executor
 
@@ -277,15 +294,12 @@ async def _connected(address: str) -> AsyncIterator[Any]:
         mismatch = "mismatch" in str(error)
         fix = "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {in_short(error)}", fix=fix if mismatch else _START
+            f"cannot join the Ray cluster {address}: {one_line(error)}", fix=fix if mismatch else _START
         ) from error
     try:
         yield ray
     finally:
         await asyncio.to_thread(ray.shutdown)
-
-
-_START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
 
 
 async def _check_listens(address: str) -> None:

@@ -1,4 +1,4 @@
-"""What other machines need in order to make a plan's attempts."""
+"""What workers on other machines need in order to make a plan's attempts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.rollout import Terms
-from coderepairrl.rollout.exchange import Setup
+from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Task
 
 
-def setup(
+def worker_setup(
     config: Config, codec: Codec, *, sandbox: str, evaluations: Mapping[str, tuple[Task, ...]], learns: bool
-) -> Setup:
-    """What a node makes the attempts of a plan with that has this `config`, in the `sandbox` that was chosen for it.
+) -> WorkerSetup:
+    """What a worker makes the attempts of a plan with that has this `config`, in the `sandbox` that was chosen for it.
 
     Without `learns` there are only `evaluations`.
     """
@@ -29,7 +29,7 @@ def setup(
         raise AssertionError("a plan's codec is loaded from a folder")
     if config.sandbox.name == "auto":  # the same everywhere, or a machine that lacks it says so
         config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
-    return Setup(
+    return WorkerSetup(
         codec.loaded_from,
         config.rollout.history_policy,
         config.gateway.accept,

@@ -23,8 +23,8 @@ from coderepairrl.rollout.groups import Group, Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A group that no step has consumed, and the policy's version when the first of its attempts was begun."""
+class PendingGroup:
+    """A group that no step has consumed yet, and the policy's version when the first of its attempts was begun."""
 
     group: str
     version: int
@@ -33,160 +33,162 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StalenessWindow:
     """How far ahead groups may be made: `staleness` versions, each of which consumes `per_step` of them."""
 
     per_step: int
     staleness: int
 
-    def room(self, wanted: int, begun: int, later: int) -> int:
+    def capacity(self, wanted: int, begun: int, later: int) -> int:
         """How many groups more may be begun, where this step still takes `wanted`, `later` ones follow it, and `begun`
         are not consumed.
 
-        >>> Window(per_step=4, staleness=0).room(4, 0, later=9), Window(per_step=4, staleness=2).room(4, 5, later=9)
-        (4, 7)
+        >>> StalenessWindow(per_step=4, staleness=0).capacity(4, 0, later=9)
+        4
+        >>> StalenessWindow(per_step=4, staleness=2).capacity(4, 5, later=9)
+        7
         """
         return max(0, wanted + self.per_step * min(self.staleness, later) - begun)
 
-    def late(self, begun: Iterable[Begun], version: int, wanted: int) -> list[Begun]:
+    def stale(self, begun: Iterable[PendingGroup], version: int, wanted: int) -> list[PendingGroup]:
         """Which of `begun` no step can consume in time, where the one at `version` still takes `wanted` of them (0: the
         next one is the first): the youngest of those that are in each other's way, and what is too old whatever else
         there is.
 
-        >>> window = Window(per_step=1, staleness=1)
-        >>> begun = [Begun("a", 3), Begun("b", 4), Begun("c", 4), Begun("d", 5)]
-        >>> [each.group for each in window.late(begun, version=5, wanted=1)]
+        >>> window = StalenessWindow(per_step=1, staleness=1)
+        >>> begun = [PendingGroup("a", 3), PendingGroup("b", 4), PendingGroup("c", 4), PendingGroup("d", 5)]
+        >>> [each.group for each in window.stale(begun, version=5, wanted=1)]
         ['a', 'c']
         """
-        kept, late = 0, list[Begun]()
+        kept, stale = 0, list[PendingGroup]()
         for each in sorted(begun, key=lambda each: each.version):
             if self._consumed_at(kept, version, wanted) - each.version > self.staleness:
-                late.append(each)
+                stale.append(each)
             else:
                 kept += 1
-        return late
+        return stale
 
-    def choose(self, begun: Sequence[Begun], version: int, wanted: int) -> list[Begun] | None:
+    def choose(self, begun: Sequence[PendingGroup], version: int, wanted: int) -> list[PendingGroup] | None:
         """The `wanted` groups that the step at `version` takes: the oldest that are finished. None where it has to
         wait, since too few are, or one that it would leave behind might be consumed too late.
 
-        >>> window = Window(per_step=1, staleness=1)
-        >>> young = Begun("young", 5, ready=True)
-        >>> window.choose([Begun("old", 4), young], version=4, wanted=1) == [young]
+        >>> window = StalenessWindow(per_step=1, staleness=1)
+        >>> young = PendingGroup("young", 5, ready=True)
+        >>> window.choose([PendingGroup("old", 4), young], version=4, wanted=1) == [young]
         True
-        >>> window.choose([Begun("old", 4), young], version=5, wanted=1) is None
+        >>> window.choose([PendingGroup("old", 4), young], version=5, wanted=1) is None
         True
         """
         ready = sorted((each for each in begun if each.ready), key=lambda each: each.version)
         chosen = ready[:wanted]
         left_behind = [each for each in begun if each not in chosen]
-        if len(chosen) < wanted or self.late(left_behind, version, wanted=0):
+        if len(chosen) < wanted or self.stale(left_behind, version, wanted=0):
             return None
         return chosen
 
-    def _consumed_at(self, place: int, version: int, wanted: int) -> int:
+    def _consumed_at(self, position: int, version: int, wanted: int) -> int:
         """The version that consumes the group with so many before it, where that at `version` takes `wanted`."""
-        return version if place < wanted else version + 1 + (place - wanted) // self.per_step
+        return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
 @dataclass(slots=True)
-class _Held:
+class _Entry:
     slot: Slot
     version: int | None
     work: asyncio.Task[Group] | None = None
 
+    @property
+    def ready(self) -> bool:
+        return self.work is not None and self.work.done()
 
-Make = Callable[[Slot, Callable[[], None]], Coroutine[Any, Any, Group]]
+
+MakeGroup = Callable[[Slot, Callable[[], None]], Coroutine[Any, Any, Group]]
 """Makes a group; calls its second argument whenever an attempt begins."""
 
 
-class Ahead:
-    """Groups under way, in the order in which they came in. A context manager: what is unfinished at its end is
-    cancelled."""
+class GroupQueue:
+    """Groups that are made, or wait for it, in the order in which they came in. A context manager: at its
+    end the unfinished ones are cancelled."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: StalenessWindow) -> None:
         self.window = window
-        self._held: dict[str, _Held] = {}
+        self._entries: dict[str, _Entry] = {}
         self._version = 0
 
     @property
-    def begun(self) -> list[Begun]:
-        """What is held; what still waits for its turn as if it began now."""
+    def pending(self) -> list[PendingGroup]:
+        """What is in the queue; what still waits for its turn as if it began now."""
         return [
-            Begun(
-                group,
-                self._version if held.version is None else held.version,
-                held.work is not None and held.work.done(),
-            )
-            for group, held in self._held.items()
+            PendingGroup(group, self._version if entry.version is None else entry.version, entry.ready)
+            for group, entry in self._entries.items()
         ]
 
     @property
     def slots(self) -> list[Slot]:
-        """Of what is held."""
-        return [held.slot for held in self._held.values()]
+        """Of what is in the queue."""
+        return [entry.slot for entry in self._entries.values()]
 
     @property
     def waiting(self) -> list[Slot]:
-        """Of what is held, and not begun in this process."""
-        return [held.slot for held in self._held.values() if held.work is None]
+        """Of what is in the queue, and not begun in this process."""
+        return [entry.slot for entry in self._entries.values() if entry.work is None]
 
     @property
     def unfinished(self) -> int:
         """Attempts of groups that are not finished."""
-        return sum(len(held.slot.seeds) for held in self._held.values() if held.work is None or not held.work.done())
+        return sum(len(entry.slot.seeds) for entry in self._entries.values() if not entry.ready)
 
     def add(self, slot: Slot, version: int | None = None) -> None:
-        """Hold a group, with the policy's version if an earlier process has begun it."""
-        self._held[slot.group] = _Held(slot, version)
+        """Append a group, with the policy's version if an earlier process has begun it."""
+        self._entries[slot.group] = _Entry(slot, version)
 
-    async def renew(self, version: int, wanted: int) -> list[str]:
-        """Give up what the next steps cannot consume in time (`Window.late`), to be begun anew.
+    async def requeue_stale(self, version: int, wanted: int) -> list[str]:
+        """Cancel what the next steps cannot consume in time (`StalenessWindow.stale`), and queue it to be begun anew.
 
         `version` is the one that is live from now on. Returns the names of these groups.
         """
         self._version = version
-        late = [each.group for each in self.window.late(self.begun, version, wanted)]
-        await _cancel(held.work for group in late if (held := self._held[group]).work is not None)
-        for group in late:
-            self._held[group] = _Held(self._held[group].slot, None)
-        return late
+        stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
+        await _cancel(entry.work for group in stale if (entry := self._entries[group]).work is not None)
+        for group in stale:
+            self._entries[group] = _Entry(self._entries[group].slot, None)
+        return stale
 
-    def start(self, make: Make) -> None:
-        """Begin what is held and not begun; an attempt then begins as soon as there is room for it."""
-        for held in self._held.values():
-            if held.work is None:
-                held.work = asyncio.create_task(make(held.slot, partial(self._began, held)))
+    def start(self, make: MakeGroup) -> None:
+        """Begin what is in the queue and not begun; an attempt then begins as soon as there is room for it."""
+        for entry in self._entries.values():
+            if entry.work is None:
+                entry.work = asyncio.create_task(make(entry.slot, partial(self._began, entry)))
 
-    def _began(self, held: _Held) -> None:
-        if held.version is None:
-            held.version = self._version
+    def _began(self, entry: _Entry) -> None:
+        if entry.version is None:
+            entry.version = self._version
 
     async def take(self, version: int, wanted: int) -> list[Group]:
-        """The next `wanted` groups for the step at `version`, once so many may be taken (`Window.choose`).
+        """The next `wanted` groups for the step at `version`, once so many may be taken (`StalenessWindow.choose`).
 
         Raises what making any group has raised.
         """
         while True:
-            under_way = [held.work for held in self._held.values() if held.work is not None]
+            under_way = [entry.work for entry in self._entries.values() if entry.work is not None]
             for work in under_way:
                 if work.done():
                     work.result()
-            chosen = self.window.choose(self.begun, version, wanted)
+            chosen = self.window.choose(self.pending, version, wanted)
             if chosen is not None:
                 break
             await asyncio.wait([work for work in under_way if not work.done()], return_when=asyncio.FIRST_COMPLETED)
         taken = {each.group for each in chosen}
-        works = [held.work for group, held in self._held.items() if group in taken and held.work is not None]
-        self._held = {group: held for group, held in self._held.items() if group not in taken}
+        works = [entry.work for group, entry in self._entries.items() if group in taken and entry.work is not None]
+        self._entries = {group: entry for group, entry in self._entries.items() if group not in taken}
         return [work.result() for work in works]
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _cancel(held.work for held in self._held.values())
-        self._held.clear()
+        await _cancel(entry.work for entry in self._entries.values())
+        self._entries.clear()
 
 
 async def _cancel(works: Iterable[asyncio.Task[Group] | None]) -> None:

@@ -1,0 +1,338 @@
+"""Attempts made by workers (`coderepairrl.rollout.worker`): which one gets an attempt, and what a lost one costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, Self
+
+from coderepairrl.errors import CodeRepairError, EngineFault, RunError, WorkerFault
+from coderepairrl.protocols import Engine
+from coderepairrl.rollout.episodes import Executor, Ticket
+from coderepairrl.rollout.local import unfinished, void
+from coderepairrl.rollout.messages import (
+    AttemptFinished,
+    CancelAttempt,
+    CancelRequest,
+    EngineOutput,
+    EngineRequest,
+    FromWorker,
+    StartAttempt,
+    ToWorker,
+    TurnCommitted,
+    TurnLogged,
+    portable,
+)
+from coderepairrl.types import Episode, Turn
+
+MAX_BACKOFF = 60.0
+"""Seconds. A worker that was lost is replaced at once, then after one, three, and so on."""
+CANCEL_SECONDS = 10.0
+"""That a worker has to end an attempt that is called off."""
+
+OnTurn = Callable[[str, Turn], None]
+
+
+class Connection(Protocol):
+    """The way to a worker. All raise `WorkerFault` once it is lost."""
+
+    name: str
+
+    async def receive(self) -> Sequence[FromWorker]:
+        """The next messages of the worker, in the order in which it sent them."""
+        ...
+
+    async def send(self, messages: Sequence[ToWorker]) -> None:
+        """Hand them to the worker, after all that were sent before."""
+        ...
+
+    async def close(self) -> None:
+        """Let the worker end what it makes, and end it. Raises nothing."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once, if it is there."""
+        ...
+
+
+class RemoteWorker:
+    """The controller's end of a worker of this `capacity`. Attempts that are open when it is lost become VOID."""
+
+    def __init__(self, connection: Connection, engine: Engine, on_turn: OnTurn, capacity: int) -> None:
+        self.connection = connection
+        self.capacity = capacity
+        """Attempts at once."""
+        self.finished = 0
+        """Episodes so far."""
+        self._engine = engine
+        self._on_turn = on_turn
+        self._outbox: list[ToWorker] = []
+        self._outbox_filled = asyncio.Event()
+        self._results: dict[str, asyncio.Future[AttemptFinished]] = {}
+        """Of the attempts under way, by episode."""
+        self._turns: dict[str, list[Turn]] = {}
+        """Of the attempts under way, what is in the log."""
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        """To the engine, by the worker's number."""
+        self._lost: WorkerFault | None = None
+
+    @property
+    def free(self) -> int:
+        """How many attempts more it takes."""
+        return 0 if self._lost else self.capacity - len(self._results)
+
+    @property
+    def busy(self) -> int:
+        """How many attempts it makes."""
+        return len(self._results)
+
+    async def run(self, ticket: Ticket) -> Episode:
+        """See `Executor.run`."""
+        result: asyncio.Future[AttemptFinished] = asyncio.get_running_loop().create_future()
+        turns = self._turns[ticket.episode] = []
+        self._results[ticket.episode] = result
+        began = time.monotonic()
+        self._send(StartAttempt(ticket))
+        try:
+            finished = await self._wait_for(ticket, result)
+        except WorkerFault as fault:
+            lost = void(replace(unfinished(ticket), turns=tuple(turns)), fault)
+            return replace(lost, timings={"total": round(time.monotonic() - began, 6)})
+        finally:
+            del self._results[ticket.episode], self._turns[ticket.episode]
+        self.finished += 1
+        if finished.error is not None:
+            raise finished.error
+        if finished.result is None:
+            raise AssertionError("an attempt was called off, and not by us")
+        return replace(finished.result, turns=tuple(turns))
+
+    async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
+        """The `result`. When this is cancelled, the attempt is too, and its last turns are waited for."""
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            self._send(CancelAttempt(ticket.episode))
+            with contextlib.suppress(TimeoutError, WorkerFault):
+                async with asyncio.timeout(CANCEL_SECONDS):
+                    await asyncio.shield(result)
+            raise
+
+    async def serve(self) -> WorkerFault:
+        """Exchange messages with the worker until it is lost; returns why."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._send_outbox())
+                tasks.create_task(self._receive(tasks))
+        except* WorkerFault as several:
+            self._lose(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
+        except* Exception as several:  # a bug, which ends the run: its attempts say what it was
+            self._lose(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
+            raise
+        finally:
+            self._lose(WorkerFault(f"{self.connection.name} is ended, with the run"))
+        if self._lost is None:
+            raise AssertionError("it was lost")
+        return self._lost
+
+    def _lose(self, fault: WorkerFault) -> None:
+        """Fail all attempts under way with the first fault."""
+        self._lost = self._lost or fault
+        for result in self._results.values():
+            if not result.done():
+                result.set_exception(self._lost)
+                result.exception()  # it may be that nobody asks any more
+
+    def _send(self, message: ToWorker) -> None:
+        if self._lost is not None:
+            self._lose(self._lost)
+            return
+        self._outbox.append(message)
+        self._outbox_filled.set()
+
+    async def _send_outbox(self) -> None:
+        while True:
+            await self._outbox_filled.wait()
+            self._outbox_filled.clear()
+            messages, self._outbox = self._outbox, []
+            await self.connection.send(messages)  # meanwhile, more may gather
+
+    async def _receive(self, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            for message in await self.connection.receive():
+                match message:
+                    case TurnCommitted(number, episode, turn):
+                        self._send(TurnLogged(number, self._log(episode, turn)))
+                    case EngineRequest(number):
+                        request = self._requests[number] = tasks.create_task(self._sample(message))
+                        request.add_done_callback(partial(self._forget, number))
+                    case CancelRequest(number):
+                        if (cancelled := self._requests.get(number)) is not None:
+                            cancelled.cancel()
+                    case AttemptFinished(episode):
+                        if (result := self._results.get(episode)) is not None and not result.done():
+                            result.set_result(message)
+
+    def _forget(self, request: int, _: asyncio.Task[None]) -> None:
+        del self._requests[request]
+
+    def _log(self, episode: str, turn: Turn) -> Exception | None:
+        """Log a turn; returns why that failed."""
+        try:
+            self._on_turn(episode, turn)
+        except CodeRepairError as error:  # a full disk: the verdict is not to be written either, which ends the run
+            return portable(error)
+        if episode in self._turns:
+            self._turns[episode].append(turn)
+        return None
+
+    async def _sample(self, request: EngineRequest) -> None:
+        """Send the worker what the engine samples."""
+        ids = array("I")
+        ids.frombytes(request.ids)
+        error: Exception | None = None
+        try:
+            sampled = self._engine.generate(ids.tolist(), request.sampling, request.seed)
+            async with contextlib.aclosing(sampled) as chunks:
+                async for chunk in chunks:
+                    self._send(EngineOutput(request.number, (chunk,)))
+        except TimeoutError as late:
+            error = EngineFault(f"the engine timed out: {late}")
+        except Exception as found:
+            error = portable(found)
+        self._send(EngineOutput(request.number, (), ended=True, error=error))
+
+
+class RemoteExecutor(Executor):
+    """Spreads attempts over so many `workers`, each of `capacity` attempts at once; one that is lost is replaced.
+
+    `connect` starts the worker of a number: it raises `WorkerFault` where another try may do, and anything else ends
+    the run. Without any worker for `patience` seconds the run ends, too, and `describe` says what the cluster has.
+    `say` tells what was lost, and why a worker does not start.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[int], Awaitable[Connection]],
+        engine: Engine,
+        on_turn: OnTurn,
+        *,
+        workers: int,
+        capacity: int,
+        patience: float,
+        say: Callable[[str], None],
+        describe: Callable[[], str],
+    ) -> None:
+        self.workers: list[RemoteWorker] = []
+        """Those that are there now."""
+        self._connect = connect
+        self._engine = engine
+        self._on_turn = on_turn
+        self._wanted = workers
+        self._capacity = capacity
+        self._patience = patience
+        self._say = say
+        self._describe = describe
+        self._changed = asyncio.Event()
+        self._last_fault = "none has started yet"
+        self._not_started: dict[int, str] = {}
+        """Why, of each number without a worker, the last one did not start."""
+        self._failed: Exception | None = None
+        self._supervisors: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Waits for the first worker. Raises what `connect` raises, and `RunError`."""
+        self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
+        try:
+            await self._wait_for_worker()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+
+    async def run(self, ticket: Ticket) -> Episode:
+        """See `Executor.run`. An attempt whose worker is lost is VOID."""
+        worker = await self._wait_for_worker()
+        try:
+            return await worker.run(ticket)
+        finally:
+            self._notify()
+
+    async def _wait_for_worker(self) -> RemoteWorker:
+        """The worker with the most free capacity, as soon as there is one."""
+        while True:
+            if self._failed is not None:
+                raise self._failed
+            best = max(self.workers, key=lambda worker: worker.free, default=None)
+            if best is not None and best.free:
+                return best
+            changed = self._changed
+            try:
+                async with asyncio.timeout(None if self.workers else self._patience):
+                    await changed.wait()
+            except TimeoutError:
+                raise RunError(
+                    f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
+                    f" {self._describe()}",
+                    fix="see what the cluster has and who holds it (ray status), then continue with --resume; or raise"
+                    " rollout.ray.patience",
+                ) from None
+
+    def _notify(self) -> None:
+        """Wake all that wait for a worker."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _supervise(self, number: int) -> None:
+        """Start the worker of this number, again and again, each time it is lost."""
+        losses = 0
+        try:
+            while True:
+                try:
+                    connection = await self._connect(number)
+                except WorkerFault as fault:
+                    self._report_not_started(number, fault)
+                else:
+                    self._not_started.pop(number, None)
+                    if await self._serve(connection):
+                        losses = 0
+                await asyncio.sleep(min(2.0**losses - 1.0, MAX_BACKOFF))
+                losses += 1
+        except Exception as error:  # what is wrong with that machine, or a bug
+            self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._notify()
+
+    def _report_not_started(self, number: int, fault: WorkerFault) -> None:
+        """Say why, but not again for every try and every number."""
+        self._last_fault = str(fault)
+        if self._last_fault not in self._not_started.values():
+            self._say(f"{fault}; the others go on, and this is tried again")
+        self._not_started[number] = self._last_fault
+
+    async def _serve(self, connection: Connection) -> bool:
+        """Use a worker until it is lost; whether it finished any attempt."""
+        worker = RemoteWorker(connection, self._engine, self._on_turn, self._capacity)
+        self.workers.append(worker)
+        self._notify()
+        try:
+            fault = await worker.serve()
+        except BaseException:  # the run ends
+            await connection.close()
+            raise
+        finally:
+            self.workers.remove(worker)
+            self._notify()
+        connection.kill()  # should it come back, nobody would listen
+        self._last_fault = str(fault)
+        self._say(f"{fault}; {worker.busy} episodes were made there, and are void")
+        return worker.finished > 0

@@ -1,0 +1,190 @@
+"""A worker: a process, perhaps on another machine, that makes attempts for the controller.
+
+It has a gateway, agents, sandboxes and rewards of its own. Tokens come from the controller's engine, so that weights
+and versions are known in one place, and every turn is in the controller's log before its client learns of it.
+`coderepairrl.rollout.remote` is the controller's end, and `coderepairrl.rollout.messages` is what travels between them.
+
+Neither end can swamp the other: a session has one turn underway to the log and waits for it, a call one reply from the
+engine, and the controller gives a worker no more attempts than its capacity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from coderepairrl import tokens
+from coderepairrl.errors import EngineFault, GatewayFault
+from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.protocols import Chunk, Engine
+from coderepairrl.rollout.episodes import Terms
+from coderepairrl.rollout.local import LocalExecutor
+from coderepairrl.rollout.messages import (
+    AttemptFinished,
+    CancelAttempt,
+    CancelRequest,
+    EngineOutput,
+    EngineRequest,
+    FromWorker,
+    StartAttempt,
+    ToWorker,
+    TurnCommitted,
+    TurnLogged,
+    portable,
+)
+from coderepairrl.tokens import LoadedFrom
+from coderepairrl.types import Episode, HistoryPolicy, Sampling, Turn
+
+_STOPPED = "the worker stops"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker is made of. It is pickled, and made anew on the worker's machine from what is there."""
+
+    tokenizer: LoadedFrom
+    history_policy: HistoryPolicy
+    accept: Collection[str]
+    terms: Callable[[], Mapping[str, Terms]]
+    """Takes a second; raises what is wrong with that machine."""
+
+
+class RelayedEngine(Engine):
+    """The controller's engine, as the worker's gateway asks it."""
+
+    def __init__(self, context: int, send: Callable[[FromWorker], None]) -> None:
+        self.context = context
+        self._send = send
+        self._numbers = itertools.count()
+        self._outputs: dict[int, asyncio.Queue[EngineOutput]] = {}
+        """Of the requests under way, by number."""
+
+    def deliver(self, output: EngineOutput) -> None:
+        """Hand what the engine gave to the request that it is for."""
+        if (queue := self._outputs.get(output.number)) is not None:  # else it was called off a moment ago
+            queue.put_nowait(output)
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`."""
+        number, queue, ended = next(self._numbers), asyncio.Queue[EngineOutput](), False
+        self._outputs[number] = queue
+        self._send(EngineRequest(number, array("I", ids).tobytes(), sampling, seed))
+        try:
+            while not ended:
+                output = await queue.get()
+                ended = output.ended
+                for chunk in output.chunks:
+                    yield chunk
+                if output.error is not None:
+                    raise output.error
+        finally:
+            del self._outputs[number]
+            if not ended:
+                self._send(CancelRequest(number))
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """Raises `EngineFault`: weights are the controller's matter."""
+        raise EngineFault("weights are loaded by the controller, not by a worker")
+
+    async def health(self) -> Mapping[str, float]:
+        """Requests under way; the engine's own counters are known to the controller."""
+        return {"running": float(len(self._outputs))}
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Worker:
+    """Makes the attempts that it is given, all at once. `opened` makes one."""
+
+    def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
+        where = setup.tokenizer
+        codec = tokens.load(where.model, renderer=where.renderer, thinking=where.thinking)
+        self._outbox: list[FromWorker] = []
+        self._outbox_filled = asyncio.Event()
+        self._engine = RelayedEngine(context, self._send)
+        source = PolicySource(codec, self._engine, setup.history_policy)
+        self.gateway = Gateway(source, sampling=Sampling(), on_turn=self._commit, accept=setup.accept)
+        self._executor = LocalExecutor(self.gateway, terms)
+        self._attempts: dict[str, asyncio.Task[Episode]] = {}
+        self._unlogged: dict[int, asyncio.Future[None]] = {}
+        """Turns on their way to the log, by number."""
+        self._numbers = itertools.count()
+        self._stopped = False
+
+    @staticmethod
+    @asynccontextmanager
+    async def opened(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
+        """A worker with its gateway listening; leaving it ends all attempts. Raises what `WorkerSetup.terms` raises."""
+        terms = await asyncio.to_thread(setup.terms)
+        with scratch("worker") as home:
+            home.chmod(0o711)  # guests run as another user, and the socket is in it
+            worker = Worker(setup, terms, context)
+            async with worker.gateway.listening(socket=home / "gateway.sock"):
+                try:
+                    yield worker
+                finally:
+                    await worker.stop()
+
+    def receive(self, messages: Sequence[ToWorker]) -> None:
+        """Do what the controller sent."""
+        for message in messages:
+            match message:
+                case StartAttempt(ticket):
+                    task = self._attempts[ticket.episode] = asyncio.create_task(self._executor.run(ticket))
+                    task.add_done_callback(partial(self._finish, ticket.episode))  # also of one that never began
+                case CancelAttempt(episode):
+                    if (attempt := self._attempts.get(episode)) is not None:
+                        attempt.cancel()
+                case TurnLogged(number, error):
+                    if (future := self._unlogged.pop(number, None)) is not None and not future.done():
+                        future.set_result(None) if error is None else future.set_exception(error)
+                case EngineOutput():
+                    self._engine.deliver(message)
+
+    async def outgoing(self) -> list[FromWorker]:
+        """What is for the controller, as soon as there is something."""
+        await self._outbox_filled.wait()
+        self._outbox_filled.clear()
+        messages, self._outbox = self._outbox, []
+        return messages
+
+    async def stop(self) -> None:
+        """End all attempts; their turns are not logged any more."""
+        self._stopped = True
+        for future in self._unlogged.values():
+            if not future.done():
+                future.set_exception(GatewayFault(_STOPPED))
+        for task in list(self._attempts.values()):
+            task.cancel()
+        await asyncio.gather(*self._attempts.values(), return_exceptions=True)
+
+    def _send(self, message: FromWorker) -> None:
+        self._outbox.append(message)
+        self._outbox_filled.set()
+
+    def _finish(self, episode: str, task: asyncio.Task[Episode]) -> None:
+        del self._attempts[episode]
+        if task.cancelled():
+            self._send(AttemptFinished(episode, None))
+        elif (error := task.exception()) is not None:
+            self._send(AttemptFinished(episode, None, portable(error)))
+        else:
+            self._send(AttemptFinished(episode, replace(task.result(), turns=())))
+
+    async def _commit(self, episode: str, turn: Turn) -> None:
+        """Have a turn logged by the controller. Raises what that raised."""
+        if self._stopped:
+            raise GatewayFault(_STOPPED)
+        number = next(self._numbers)
+        logged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unlogged[number] = logged
+        self._send(TurnCommitted(number, episode, turn))
+        await logged

@@ -53,6 +53,7 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     exit 3
 fi
 echo "Installing with pip into .venv (up to 3 GB: pip takes torch with CUDA on Linux unless it is configured" \
-    "otherwise; with uv on the PATH a machine without a GPU downloads about 300 MB)." >&2
+    "otherwise; with uv on the PATH a machine without a GPU downloads about 300 MB). It takes some minutes, in which pip" \
+    "prints nothing." >&2
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra"

@@ -41,12 +41,12 @@ def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (["train", "wrong.toml"], OF_TASKS),
         (["train", "wrong.toml", "--dry-run"], OF_TASKS),
-        (["fix", ".", "--issue", "empty.md", "--model", "wrong.toml"], [*OF_AGENTS, "repository", "empty.md"]),
-        (["fix", "absent", "--issue", "empty.md", "--model", "runs/x", "agent=nanoo"], ["absent", "runs", "nanoo"]),
+        (["fix", ".", "--issue", "empty.md", "--policy", "wrong.toml"], [*OF_AGENTS, "repository", "empty.md"]),
+        (["fix", "absent", "--issue", "empty.md", "--policy", "runs/x", "agent=nanoo"], ["absent", "runs", "nanoo"]),
         (["serve", "wrong.toml", "--log", "taken"], [*OF_ALL, "taken"]),
         (["serve", "nowhere", "engine=tyni", "train.lr=1"], [*OF_ALL, "train.lr"]),
         (
-            ["fix", ".", "--issue", "empty.md", "--model", "http://me:key@127.0.0.1:9/v1", "engine.options.attempt=0"],
+            ["fix", ".", "--issue", "empty.md", "--policy", "http://me:key@127.0.0.1:9/v1", "engine.options.attempt=0"],
             ["secret", "'attempt'", "repository"],
         ),
     ],

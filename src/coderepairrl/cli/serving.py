@@ -18,7 +18,7 @@ from coderepairrl.printable import counted
 def fix(
     repo: Annotated[Path, typer.Argument(help="a clean git repository")],
     issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
-    model: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    policy: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
@@ -28,12 +28,12 @@ def fix(
     as_json: Json = False,
 ) -> None:
     """Let a model repair your own repository: its work on stderr, the diff on stdout."""
-    note(f"{'reading':<12}{repo}, {issue}, {model}")  # imports take a while, too
+    note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
     from coderepairrl.apps import fix
     from coderepairrl.assembly.model import relayed
 
     given = [*(overrides or []), *(f"agent.options.{option}" for option in agent_option or [])]
-    repair = fix.resolve(repo, issue, model, [*given, *relayed(model_name, key_env)])
+    repair = fix.resolve(repo, issue, policy, [*given, *relayed(model_name, key_env)])
     fixed = run(fix.fix(repair, temperature=temperature, trace=fix.Trace()))
     if not as_json:
         fix.show(fixed.patch, sys.stdout)  # before it is applied: a patch that git refuses is not lost
@@ -48,7 +48,7 @@ def fix(
 
 
 def serve(
-    model: Annotated[str, typer.Argument(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
+    policy: Annotated[str, typer.Argument(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
     host: Annotated[
         str, typer.Option(help="where the gateway listens; it asks agents for a session's key")
@@ -72,7 +72,7 @@ def serve(
 
     if admin is not None and admin_port is not None:
         raise UsageError("--admin and --admin-port are two places for one thing", fix="choose one")
-    plan = served.resolve(model, [*(overrides or []), *relayed(model_name, key_env)], log=log)
+    plan = served.resolve(policy, [*(overrides or []), *relayed(model_name, key_env)], log=log)
 
     def ready(where: dict[str, Any]) -> None:
         show(json.dumps(where) if as_json else table(where))

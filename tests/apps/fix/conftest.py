@@ -40,7 +40,7 @@ class Home:
         ).stdout
 
     def command(self, model: str | Path, *more: str, repo: Path | None = None) -> list[str]:
-        fixed = ["fix", str(repo or self.repo), "--issue", str(self.path / "issue.md"), "--model", str(model)]
+        fixed = ["fix", str(repo or self.repo), "--issue", str(self.path / "issue.md"), "--policy", str(model)]
         return [*warm.CRRL, *fixed, *more]
 
     def fix(

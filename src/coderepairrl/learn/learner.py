@@ -120,19 +120,18 @@ def _sample(data: dict[str, Any]) -> Sample:
     return Sample(**columns)
 
 
-def main() -> None:
-    """Serve requests until the parent closes the connection."""
+def serve(answer: Callable[[Frame], Frame]) -> None:
+    """Answer requests until the parent closes the connection."""
     parent = Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    service = Service()
     while True:
         try:
             frame = parent.receive()
             assert frame is not None  # it blocks
-            parent.send(service.answer(frame))
+            parent.send(answer(frame))
         except (EOFError, BrokenPipeError):
             sys.exit(0)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Service().answer)

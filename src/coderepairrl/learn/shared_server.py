@@ -122,8 +122,10 @@ class LearnerServer:
                 await self._serve(client, channel)
             finally:
                 await asyncio.shield(self._release(client))
-        except (OSError, ValueError, LookupError, TypeError, TimeoutError):
-            pass  # it hung up, or is no run: nobody was promised anything
+        except OSError:
+            pass  # it hung up, which is how a run leaves
+        except (ValueError, LookupError, TypeError) as error:  # it is no run, or does not keep to the protocol
+            _say(f"a connection is closed: {error!r}")
         except UsageError as error:
             _say(str(error))
         except asyncio.CancelledError:

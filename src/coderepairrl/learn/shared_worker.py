@@ -10,16 +10,14 @@ ends. ``leave`` forgets a run.
 from __future__ import annotations
 
 import gc
-import sys
 import traceback
 from functools import partial
 
 import torch
-import transformers
 
-from coderepairrl.learn.learner import Service
+from coderepairrl.learn.learner import Service, serve
 from coderepairrl.learn.shared_model import SharedModel
-from coderepairrl.processes.children import Frame, Parent
+from coderepairrl.processes.children import Frame
 
 
 class SharedWorker:
@@ -55,19 +53,5 @@ class SharedWorker:
             torch.cuda.empty_cache()
 
 
-def main() -> None:
-    """Serve requests until the parent closes the connection."""
-    parent = Parent.connect()
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    shared = SharedWorker()
-    while True:
-        try:
-            frame = parent.receive()
-            assert frame is not None  # it blocks
-            parent.send(shared.answer(frame))
-        except (EOFError, BrokenPipeError):
-            sys.exit(0)
-
-
 if __name__ == "__main__":
-    main()
+    serve(SharedWorker().answer)

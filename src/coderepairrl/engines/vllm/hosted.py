@@ -104,10 +104,11 @@ class Hosted(SharedServer):
                 self._say(f"the server that the runs share died, and is started anew: {why}")
                 try:
                     self._server = await self._start()
+                    places.lead(self._address, self._server.socket)
                     break
-                except CodeRepairError as error:
+                except (CodeRepairError, OSError) as error:
                     why, deaths = str(error), deaths + 1
-            places.lead(self._address, self._server.socket)
+                    await self._server.close(grace=0.0)
 
     async def _end(self) -> str:
         """What the server has ended with, once it has; one that says that it is ill, or hangs, is at its end, too."""

@@ -133,5 +133,10 @@ def serve(answer: Callable[[Frame], Frame]) -> None:
             sys.exit(0)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve the process that started this one."""
     serve(Service().answer)
+
+
+if __name__ == "__main__":
+    main()

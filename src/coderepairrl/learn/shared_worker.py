@@ -53,5 +53,10 @@ class SharedWorker:
             torch.cuda.empty_cache()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve the process that started this one."""
     serve(SharedWorker().answer)
+
+
+if __name__ == "__main__":
+    main()

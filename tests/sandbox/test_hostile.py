@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from coderepairrl import grading
 from coderepairrl.agents.texts import Texts
 from coderepairrl.agents.tools import Tools
-from coderepairrl.sandbox import guest, make, patch, session
+from coderepairrl.sandbox import make, patch, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.session import GuestSandbox
 from coderepairrl.sandbox.workspace import Entry, Prepared
 from coderepairrl.types import Task
@@ -178,7 +179,7 @@ class Walks:
 def tar_of(archive: Path) -> bytes:
     """What was packed for guests, as a program inside reads it."""
     with tempfile.TemporaryDirectory() as folder:
-        guest.unpack(os.open(archive, os.O_RDONLY), folder)
+        unpack(os.open(archive, os.O_RDONLY), folder)
         return subprocess.run(["tar", "-cf", "-", "-C", folder, "."], check=True, stdout=subprocess.PIPE).stdout
 
 

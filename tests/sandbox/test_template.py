@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault
-from coderepairrl.sandbox import guest
 from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
+from coderepairrl.sandbox.guest import forked as guest
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
 

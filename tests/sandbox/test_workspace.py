@@ -11,7 +11,7 @@ import pytest
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox import private
 from coderepairrl.sandbox.backend import GuestBackend
-from coderepairrl.sandbox.guest import unpack
+from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.packing import pack
 from coderepairrl.sandbox.workspace import Workspaces, check_workspace, prepare

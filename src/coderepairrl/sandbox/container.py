@@ -30,11 +30,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
-from coderepairrl.sandbox import answers, seccomp
+from coderepairrl.sandbox import answers, guest, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
 from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
-from coderepairrl.sandbox.interpreter import GUEST, install_command
+from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Entry, Images, Prepared, check_path
@@ -144,13 +144,13 @@ class Container(GuestBackend):
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
             self._controllers = self._usable(json.loads(answer.stdout))
-            guest = self.state / "guest"
-            for folder in (guest, self.state / "nothing"):
+            shown = self.state / "guest"
+            for folder in (shown, self.state / "nothing"):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o755)
-            (guest / "filter").write_bytes(seccomp.program())
-            shutil.copy(GUEST, guest / "guest.py")
-            for file in guest.iterdir():
+            (shown / "filter").write_bytes(seccomp.program())
+            (shown / "guest.py").write_text(guest.source(), "utf-8")
+            for file in shown.iterdir():
                 file.chmod(0o644)
             if self._image:
                 self._check_image(self._image)

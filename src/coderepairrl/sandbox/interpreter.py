@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.sandbox import guest
 from coderepairrl.sandbox.privileges import command_as
-
-GUEST = Path(__file__).with_name("guest.py")
 
 
 def find_python(work: Path, user: int | None) -> Path:
@@ -22,7 +20,7 @@ def find_python(work: Path, user: int | None) -> Path:
     """
     compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
-    shutil.copy(GUEST, work / "guest.py")
+    (work / "guest.py").write_text(guest.source(), "utf-8")
     if user is not None:
         os.chown(work, user, user)
     python, _ = first_python(user, ["-ISc", compile_it, f"{work}/guest.py", f"{work}/guest.pyc"])

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coderepairrl.errors import ConfigError
+from coderepairrl.sandbox import guest
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
-from coderepairrl.sandbox.interpreter import GUEST
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.workspace import Prepared
 
@@ -48,8 +48,10 @@ class UnsafeLocal(GuestBackend):
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
         """Start the guest as an ordinary child."""
+        program = box / "guest.py"
+        program.write_text(guest.source(), "utf-8")
         return StartedGuest.spawn(
-            lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(GUEST), str(descriptor)], ()),
+            lambda descriptor: ([sys.executable, "-I", "-S", "-B", "-X", "utf8", str(program), str(descriptor)], ()),
             log=box / "guest.log",
             env={"PATH": os.environ.get("PATH", os.defpath)},
             group=group,

@@ -3,7 +3,7 @@
 A list of entries, folders before what is in them: the length of a JSON object in 4 bytes, big endian, the object, and
 the content of a regular file. The object has ``path`` (with surrogates for bytes that are no UTF-8), ``mode`` and
 ``time`` (of the last change, in nanoseconds), of a regular file its ``size``, of a symbolic link its ``target``, and of
-a further name of a file only ``same``, its first one. What reads it is `guest.unpack`.
+a further name of a file only ``same``, its first one. What reads it is `guest.files.unpack`.
 """
 
 from __future__ import annotations

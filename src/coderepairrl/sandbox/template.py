@@ -1,7 +1,7 @@
 """One warm guest that others are forked from: a quarter of the processor time of starting each anew.
 
 The template is started once for each thread that opens sandboxes, since it dies with the thread that started it. What
-it does inside is `guest.ForkServer`. Each guest serves one sandbox and ends with it; only the template stays.
+it does inside is `guest.forked.ForkServer`. Each guest serves one sandbox and ends with it; only the template stays.
 """
 
 from __future__ import annotations

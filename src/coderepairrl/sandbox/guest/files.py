@@ -1,0 +1,171 @@
+"""Files of the workspace: reading and writing one, and filling it from an archive."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+from coderepairrl.sandbox.guest.frames import decode
+from coderepairrl.sandbox.guest.kernel import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import IO
+
+READ_BYTES = 64 << 20
+NO_ROOM = (27, 28, 122)  # EFBIG, ENOSPC, EDQUOT
+LINKS = 40  # as many as the kernel follows
+
+
+class Files:
+    """Regular files of the workspace, never one outside. Paths are relative to `workdir`, or absolute."""
+
+    def __init__(self, workdir: str) -> None:
+        self.workdir = workdir
+
+    def read(self, path: str) -> bytes:
+        """The content of a file. Raises OSError."""
+        descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            info = os.fstat(descriptor)
+            if not stat.S_ISREG(info.st_mode):
+                raise PermissionError(13, "not a regular file")
+            if info.st_size > READ_BYTES:
+                raise OSError(27, "larger than can be read at once")
+            return file.read(READ_BYTES)
+
+    def write(self, path: str, body: bytes, follow: bool) -> None:
+        """Write a file, its folders too; its mode stays, and all of it where that fails. Raises OSError."""
+        name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
+        try:
+            mode = os.lstat(name).st_mode
+        except FileNotFoundError:
+            mode = 0
+        if mode and not stat.S_ISREG(mode):
+            raise IsADirectoryError(21, "is a directory") if stat.S_ISDIR(mode) else PermissionError(13, "no file")
+        locked = mode and not mode & stat.S_IWUSR
+        if locked:
+            os.chmod(name, stat.S_IMODE(mode) | stat.S_IWUSR)
+        try:
+            self._replace(name, body)
+        except OSError:
+            if not mode and os.path.lexists(name):
+                os.unlink(name)
+            raise
+        finally:
+            if locked:
+                os.chmod(name, stat.S_IMODE(mode))
+        if had:
+            os.chmod(name, had)
+
+    def _replace(self, name: str, body: bytes) -> None:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        with open(descriptor, "wb") as file:
+            size = os.fstat(descriptor).st_size
+            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
+                try:
+                    os.posix_fallocate(descriptor, 0, len(body))
+                except OSError as error:
+                    os.ftruncate(descriptor, size)
+                    if error.errno in NO_ROOM:
+                        raise
+            file.write(body)
+            file.truncate()
+
+    def _enter(self, path: str, make: bool = False) -> str:
+        """Go to the folder of the file `path`, links followed; its name there. `make`: folders that lack are made.
+
+        The kernel says where that is. A call for each folder of a path would take minutes for the deepest ones.
+        """
+        for _ in range(LINKS):
+            folder, name = os.path.split(os.path.join(self.workdir, path))
+            if name in ("", ".", ".."):
+                folder, name = os.path.join(folder, name), ""
+            self._go(folder, make)
+            if not name:
+                raise IsADirectoryError(21, "is a directory")
+            try:
+                path = os.path.join(os.getcwd(), os.readlink(name))
+            except OSError:  # no link
+                return name
+        raise OSError(40, "too many links")
+
+    def _go(self, folder: str, make: bool) -> None:
+        try:
+            os.chdir(folder)
+        except FileNotFoundError:
+            os.chdir("/")
+            for part in filter(None, folder.split("/")):
+                try:
+                    os.chdir(part)
+                except FileNotFoundError:
+                    self._stay_inside()
+                    if not make:
+                        raise
+                    os.mkdir(part)
+                    os.chdir(part)
+        self._stay_inside()
+
+    def _stay_inside(self) -> None:
+        if not (os.getcwd() + "/").startswith(self.workdir + "/"):
+            raise PermissionError(13, "outside the workspace")
+
+    def _enter_without_links(self, path: str) -> tuple[str, int]:
+        """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
+        leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
+        """
+        full = os.path.join(self.workdir, path)
+        *folders, name = os.path.relpath(full, self.workdir).split("/")
+        if name in ("", ".", "..") or ".." in folders or full.endswith("/"):
+            raise PermissionError(13, "outside the workspace")
+        os.chdir(self.workdir)
+        for part in folders:
+            if os.path.islink(part):
+                os.unlink(part)
+            if not os.path.lexists(part):
+                os.mkdir(part)
+            os.chdir(part)
+        found = os.lstat(name) if os.path.lexists(name) else None
+        if found is None or not (stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)):
+            return name, 0
+        os.unlink(name)
+        return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
+
+
+def unpack(archive: int, root: str) -> None:
+    """Fill the folder `root` from what `packing` wrote, to be read from a descriptor, which is closed."""
+    folders = []
+    with open(archive, "rb") as source:
+        while length := source.read(4):
+            entry = decode(source.read(int.from_bytes(length, "big")))
+            path, mode = os.path.join(root, entry["path"]), entry["mode"]
+            if "same" in entry:
+                os.link(os.path.join(root, entry["same"]), path, follow_symlinks=False)
+                continue
+            if stat.S_ISDIR(mode):
+                folders.append((path, mode, entry["time"]))
+                if entry["path"]:
+                    os.mkdir(path, 0o700)
+                continue
+            if stat.S_ISLNK(mode):
+                os.symlink(entry["target"], path)
+            elif stat.S_ISREG(mode):
+                _fill(source, path, entry["size"], stat.S_IMODE(mode))
+            else:  # a pipe, or what an unprivileged process cannot make
+                os.mknod(path, mode)
+            os.utime(path, ns=(entry["time"], entry["time"]), follow_symlinks=False)
+    for path, mode, when in reversed(folders):  # may be closed to us, and change with what is put in
+        os.chmod(path, stat.S_IMODE(mode))
+        os.utime(path, ns=(when, when))
+
+
+def _fill(source: IO[bytes], path: str, size: int, mode: int) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
+        while size:
+            data = source.read(min(size, 1 << 20))
+            if not data:
+                raise EOFError("the archive of the workspace is cut off")
+            size -= len(data)
+            while data:
+                data = data[file.write(data) :]
+        os.fchmod(file.fileno(), mode)

@@ -1,0 +1,107 @@
+"""Frames to and from the host: two lengths (4 bytes each, big endian), a JSON object and a body of raw bytes."""
+
+from __future__ import annotations
+
+import _json
+import os
+import struct
+
+from coderepairrl.sandbox.guest.kernel import TYPE_CHECKING, socket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+FRAME = struct.Struct(">II")
+
+
+class _Decoding:
+    """What ``json.loads`` sets by default."""
+
+    strict, object_hook, object_pairs_hook, parse_float, parse_int, parse_constant = True, None, None, float, int, float
+
+
+def decode(data: bytes) -> Any:
+    """`data` as the host's ``json.dumps`` made it."""
+    return _json.make_scanner(_Decoding)(data.decode(), 0)[0]  # type: ignore[arg-type]
+
+
+def encode(value: object) -> str:
+    """JSON of what we send: text, numbers, truth values, and lists and dictionaries of these."""
+    if isinstance(value, str):
+        return str(_json.encode_basestring_ascii(value))
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{encode(name)}:{encode(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(encode, value)) + "]"
+    return repr(value).lower()
+
+
+class Control:
+    """The guest's end of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.hung_up: Callable[[], None] = lambda: None
+        os.set_inheritable(connection.fileno(), False)
+
+    def receive(self) -> tuple[dict[str, Any], bytes | None]:
+        """The next frame, without a body that there is no memory for; ends this process when there will be none."""
+        header, body = FRAME.unpack(self._exactly(FRAME.size))
+        request = decode(self._exactly(header))
+        try:
+            return request, self._exactly(body)
+        except MemoryError:  # our limit on memory is that of the commands
+            return request, None
+
+    def send(self, header: dict[str, Any], body: bytes = b"", descriptor: int | None = None) -> None:
+        """Send a frame, and with it an open descriptor."""
+        text = encode(header).encode()
+        message = FRAME.pack(len(text), len(body)) + text
+        if descriptor is not None:  # before any byte of the frame is out, so that it arrives with the first
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+            sent = self.socket.sendmsg([message], rights)
+            message = message[sent:]
+        self.socket.sendall(message + body if len(body) < 1 << 16 else message)
+        if len(body) >= 1 << 16:
+            self.socket.sendall(body)
+
+    def _exactly(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        try:
+            while size:
+                parts.append(self._some(size))
+                size -= len(parts[-1])
+            return b"".join(parts)
+        except MemoryError:
+            parts.clear()
+            while size:  # so that the next frame begins where we look for it
+                size -= len(self._some(min(size, 1 << 16)))
+            raise
+
+    def _some(self, size: int) -> bytes:
+        data = self.socket.recv(min(size, 1 << 20))
+        if not data:
+            self.hung_up()
+            os._exit(0)
+        return data
+
+
+def connected(where: str) -> socket.socket:
+    """Our end of the socket: a descriptor that we inherited, or a path to connect to."""
+    if where.isdigit():
+        return socket.socket(fileno=int(where))
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(where)
+    return connection
+
+
+def failure(error: Exception) -> dict[str, Any]:
+    """The reply to a request that could not be carried out."""
+    if isinstance(error, OSError) and error.errno:
+        return {"errno": error.errno, "error": error.strerror or str(error)}
+    if isinstance(error, ValueError):  # a path with a NUL, or text that is no name
+        return {"errno": 22, "error": str(error)}
+    if isinstance(error, MemoryError):
+        return {"errno": 12, "error": "Cannot allocate memory"}
+    return {"errno": 5, "error": f"{type(error).__name__}: {error}"}

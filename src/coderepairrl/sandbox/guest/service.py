@@ -1,0 +1,225 @@
+"""Requests and their replies."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+
+from coderepairrl.sandbox.guest.command import Run
+from coderepairrl.sandbox.guest.files import Files, unpack
+from coderepairrl.sandbox.guest.frames import Control, decode, failure
+from coderepairrl.sandbox.guest.kernel import PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, TYPE_CHECKING, signal, socket
+from coderepairrl.sandbox.guest.limits import Limits, descendants
+from coderepairrl.sandbox.guest.walk import Walk, blob_id, content
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    Reply = tuple[dict[str, Any], bytes, int | None]
+    """Header, body and a descriptor that goes with them."""
+
+SPAWN_ERRORS = {2: 127, 20: 127}  # ENOENT, ENOTDIR as a shell reports them; everything else is 126
+STRAYS = 20  # entries looked at for every new file that a diff may take in
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGINT, signal.SIGTERM)
+
+
+class Guest:
+    """Serves the requests ``exec read write listen settle collect`` until the host hangs up."""
+
+    def __init__(self, control: Control) -> None:
+        os.umask(0o022)
+        self.control = control
+        control.hung_up = self.kill_all
+        self.pid = os.getpid()
+        self.alone = self.pid == 1
+        self.null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        self.wake, wake = socket.socketpair()
+        self.wake.setblocking(False)
+        wake.setblocking(False)
+        self._kept = wake
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # else Python's own handler lets a command end us by it
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # any handler will do: the descriptor below is what wakes us
+        signal.siginterrupt(signal.SIGCHLD, False)  # a supervised system call is interrupted where others are not
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        self.oom: int | None = None
+        if sys.platform == "linux":
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """What only Linux has."""
+        self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
+        self.oom_own = os.pread(self.oom, 16, 0).strip()
+        import ctypes
+
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        wish = (PR_SET_DUMPABLE, 0) if self.alone else (PR_SET_CHILD_SUBREAPER, 1)
+        if prctl(*wish, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+
+    def serve(self) -> None:
+        """Take the settings, report ready, then answer requests for ever."""
+        settings, _ = self.control.receive()
+        self.confine()
+        self.workdir = os.path.realpath(settings["workdir"])
+        self.env = {**(os.environ if settings.get("inherit") else {}), **settings["env"]}
+        if settings.get("archive"):
+            self._unpack(settings["archive"])
+        self.files, self.limits = Files(self.workdir), Limits(settings)
+        for name, value in settings["rlimits"].items():
+            which = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
+        self.control.send({"ready": self.pid})
+        while True:
+            request, body = self.control.receive()
+            operation = request.pop("op")
+            if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
+                self.answer(operation, body, request)
+
+    def confine(self) -> None:
+        """What is left to give up before anything of the task is touched."""
+
+    def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
+        """Carry out a request and send its one reply, whatever happens: with none, or two, all later ones are wrong."""
+        try:
+            if body is None:
+                raise MemoryError
+            header, data, descriptor = getattr(self, "on_" + operation)(body, **arguments)
+        except Exception as error:
+            header, data, descriptor = failure(error), b"", None
+            if operation == "exec" and isinstance(error, MemoryError):  # what a command may bring about
+                header, data = {"code": 126}, b"Cannot allocate memory\n"
+        os.chdir("/")  # the one folder that no agent can close or remove
+        self.control.send(header, data, descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _unpack(self, archive: str) -> None:
+        """Fill the workspace, which is an empty file system in memory."""
+        unpack(os.open(archive, os.O_RDONLY), self.workdir)
+
+    def on_exec(
+        self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
+    ) -> Reply:
+        """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
+        started = time.monotonic()
+        out, child_out = os.pipe()
+        child_in, feed = os.pipe() if body else (self.null, -1)
+        try:
+            os.chdir(os.path.join(self.workdir, cwd))
+            main = self._spawn(argv, {**self.env, **env}, child_in, child_out)
+        except (OSError, ValueError) as error:
+            for descriptor in {out, child_out, feed, child_in} - {-1, self.null}:
+                os.close(descriptor)
+            code = SPAWN_ERRORS.get(getattr(error, "errno", 0) or 0, 126)
+            text = getattr(error, "strerror", None) or str(error)
+            return {"code": code}, f"{argv[0]}: {text}\n".encode(errors="replace")[:max_bytes], None
+        os.close(child_out)
+        if body:
+            os.close(child_in)
+        run = Run(self, main, out, feed, body, started + timeout, max_bytes)
+        header = run.to_the_end()
+        header["seconds"] = time.monotonic() - started
+        return header, bytes(run.output), None
+
+    def on_read(self, body: bytes, path: str) -> Reply:
+        """Send a regular file of the workspace."""
+        return {}, self.files.read(path), None
+
+    def on_write(self, body: bytes, path: str, follow: bool = True) -> Reply:
+        """Write a regular file of the workspace; without `follow`, through no link."""
+        self.files.write(path, body, follow)
+        return {}, b"", None
+
+    def on_listen(self, body: bytes) -> Reply:
+        """Listen on our loopback and hand the listening socket to the host, which accepts from it."""
+        server = socket.socket(socket.AF_INET)
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen(128)
+            return {"port": server.getsockname()[1]}, b"", os.dup(server.fileno())
+        finally:
+            server.close()
+
+    def on_settle(self, body: bytes) -> Reply:
+        """Answer once no other process of the sandbox is left."""
+        self.kill_all()
+        return {}, b"", None
+
+    def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
+        """Send every file that is not as in the manifest (``{path: [mode, blob id]}``), then what is deleted.
+
+        Left out is what does not fit, and what cannot be opened by its path, not even by git.
+        """
+        self.kill_all()
+        base = decode(body)
+        walk = Walk(self.workdir, base, STRAYS * max_files)
+        present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
+        new = 0
+        for path, mode in present.items():
+            known = base.get(path)
+            room = max_bytes if known is not None or new < max_files else -1
+            data = content(os.path.join(self.workdir, path), mode, room)
+            if data is None:
+                walk.left_out.append(path)
+            elif known is None or known != [mode, blob_id(data)]:
+                max_bytes -= len(data)
+                new += known is None
+                self.control.send({"path": path, "mode": mode}, data)
+        gone = [path for path in base if path not in present]
+        return {"done": True, "deleted": gone, "left_out": walk.left_out[:20]}, b"", None
+
+    # -- processes
+
+    def _spawn(self, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        program = argv[0]
+        if "/" not in program:
+            for folder in env.get("PATH", "").split(":"):
+                if os.access(os.path.join(folder, program), os.X_OK):
+                    program = os.path.join(folder, program)
+                    break
+            else:
+                raise FileNotFoundError(2, "command not found")
+        if self.oom is not None:  # the kernel shall take the commands before it takes us
+            os.pwrite(self.oom, b"900", 0)
+        try:
+            return self._start(program, argv, env, stdin, stdout)
+        finally:
+            if self.oom is not None:
+                os.pwrite(self.oom, self.oom_own, 0)
+
+    def _start(self, program: str, argv: list[str], env: dict[str, str], stdin: int, stdout: int) -> int:
+        return os.posix_spawn(
+            program,
+            argv,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, stdin, 0)] + [(os.POSIX_SPAWN_DUP2, stdout, n) for n in (1, 2)],
+            setsid=True,
+            setsigdef=RESTORED,
+            setsigmask=(),
+        )
+
+    def kill_all(self) -> None:
+        """End and reap every other process of the sandbox. On return none is left.
+
+        The kernel delivers ``kill(-1)`` under the lock that a fork needs, so a fork bomb does not slip through,
+        and orphans are ours before their parent can be reaped.
+        """
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] != 0:
+                    continue
+            except ChildProcessError:
+                return
+            try:
+                if self.alone:
+                    os.kill(-1, signal.SIGKILL)
+                else:
+                    for pid in descendants():
+                        os.kill(pid, signal.SIGKILL)
+                os.waitpid(-1, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass

@@ -21,6 +21,7 @@ def find_python(work: Path, user: int | None) -> Path:
     compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
     (work / "guest.py").write_text(guest.source(), "utf-8")
+    (work / "guest.py").chmod(0o644)
     if user is not None:
         os.chown(work, user, user)
     python, _ = first_python(user, ["-ISc", compile_it, f"{work}/guest.py", f"{work}/guest.pyc"])

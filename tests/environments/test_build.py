@@ -32,8 +32,8 @@ from coderepairrl.environments.pythons import _copied
 from coderepairrl.errors import PrerequisiteError, TaskError, UsageError
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
+from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.sandbox.workspace import environment_of
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Task
 from projects import SHOP, cache, system_python, wheel, write

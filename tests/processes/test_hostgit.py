@@ -23,7 +23,8 @@ from coderepairrl.apps.fix.repository import apply, open_repository
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.processes import hostgit
 from coderepairrl.runs.folder import commit
-from coderepairrl.sandbox.workspace import check_workspace, prepare
+from coderepairrl.sandbox.contents import check_workspace
+from coderepairrl.sandbox.workspace import prepare
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from hostile_repository import SETTINGS, TRIGGERS, Hostile
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.report import localisation, metrics
 from coderepairrl.report.metrics import METRICS, PER_PATCH, Attempt, parts, row, rows, summary
-from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.stats import medians
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn
 

@@ -15,7 +15,7 @@ import pytest
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.processes.caches import git_cache
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.workspace import commit_folder
+from coderepairrl.sandbox.commits import commit_folder
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]
 

@@ -23,9 +23,10 @@ from coderepairrl.agents.tools import Tools
 from coderepairrl.sandbox import make, patch, session
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.session import GuestSandbox
-from coderepairrl.sandbox.workspace import Entry, Prepared
+from coderepairrl.sandbox.workspace import Prepared
 from coderepairrl.types import Task
 
 WALKS = 20

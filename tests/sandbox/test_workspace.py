@@ -11,10 +11,11 @@ import pytest
 from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox import private
 from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.local import UnsafeLocal
 from coderepairrl.sandbox.packing import pack
-from coderepairrl.sandbox.workspace import Workspaces, check_workspace, prepare
+from coderepairrl.sandbox.workspace import Workspaces, prepare
 from coderepairrl.types import Task
 
 WHO = ["-c", "user.name=t", "-c", "user.email=t@t"]

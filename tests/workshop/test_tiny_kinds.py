@@ -13,7 +13,7 @@ from coderepairrl.agents import blocks
 from coderepairrl.agents.patching import NoMatch
 from coderepairrl.rewards.labels import read_label
 from coderepairrl.runs.examples import Example, read_examples
-from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks.jsonl import JsonlSource
 from coderepairrl.tasks.mutants.slices import functions
 from coderepairrl.tasks.patches import patched, paths

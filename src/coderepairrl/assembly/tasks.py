@@ -17,7 +17,8 @@ from coderepairrl.config.schema import Eval, Source, Tasks
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rollout import Share
-from coderepairrl.sandbox.workspace import check_workspace, environment_of
+from coderepairrl.sandbox.contents import check_workspace
+from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 

@@ -38,7 +38,8 @@ from coderepairrl.processes.installs import alone, alone_in_turn, check_reachabl
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Sandbox
 from coderepairrl.runs.storage import replace_file
-from coderepairrl.sandbox.workspace import BUILT, check_path
+from coderepairrl.sandbox.contents import check_path
+from coderepairrl.sandbox.environment import BUILT
 from coderepairrl.types import ExecResult, Task
 
 KIND = "python"

@@ -35,13 +35,14 @@ from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.sandbox import answers, imageview, rootfs, runtime, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.environment import interpreter_of
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.template import Template
-from coderepairrl.sandbox.workspace import Prepared, Unpacked, interpreter_of
+from coderepairrl.sandbox.workspace import Prepared, Unpacked
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"

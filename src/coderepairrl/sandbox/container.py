@@ -33,11 +33,12 @@ from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import answers, guest, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend
 from coderepairrl.sandbox.cgroups import CONTROLLERS, Group, Groups
+from coderepairrl.sandbox.contents import Entry, Images, check_path
 from coderepairrl.sandbox.guesthost import AwaitedGuest, GuestProcess
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Entry, Images, Prepared, check_path
+from coderepairrl.sandbox.workspace import Prepared
 
 IMAGE = "docker.io/library/python:3.12"
 """What a workspace without an image of its own runs in: Python, git and a compiler."""

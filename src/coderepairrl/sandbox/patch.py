@@ -22,8 +22,9 @@ from pathlib import Path
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.processes.hostgit import DIFF, git, reason
+from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.workspace import Entry, Prepared, commit_stream, quoted
+from coderepairrl.sandbox.workspace import Prepared, commit_stream, quoted
 
 _REMEMBERED, _SHORT = 256, 1 << 16
 """Diffs of a workspace that are kept, and how long each may be, in bytes: attempts at a task often end alike."""

@@ -49,11 +49,12 @@ from coderepairrl.sandbox import answers, seccomp
 from coderepairrl.sandbox.backend import NO_NETWORK, GuestBackend, destroy
 from coderepairrl.sandbox.bwrap import ETC
 from coderepairrl.sandbox.cgroups import Group
+from coderepairrl.sandbox.environment import interpreter_of
 from coderepairrl.sandbox.guesthost import GuestProcess, StartedGuest
 from coderepairrl.sandbox.interpreter import find_python, install_command, prefix_of, search_path
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.session import ResourceLimits
-from coderepairrl.sandbox.workspace import Prepared, interpreter_of
+from coderepairrl.sandbox.workspace import Prepared
 
 PACKAGE = "sandlock==0.9.0"
 MACHINES = ("x86_64", "aarch64")

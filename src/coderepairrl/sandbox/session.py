@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from coderepairrl.errors import ConfigError, SandboxFault
 from coderepairrl.printable import printable
 from coderepairrl.registry import nearest
+from coderepairrl.sandbox.contents import Entry
 from coderepairrl.sandbox.guesthost import GuestProcess, Header
 from coderepairrl.sandbox.patch import compose
-from coderepairrl.sandbox.workspace import Entry, Prepared
+from coderepairrl.sandbox.workspace import Prepared
 from coderepairrl.types import ExecResult
 
 _log = logging.getLogger(__name__)

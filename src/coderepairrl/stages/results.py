@@ -7,7 +7,7 @@ from typing import Any
 
 from coderepairrl.report import answers, localisation, metrics
 from coderepairrl.runs import RunFolder
-from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.stages import predictions
 from coderepairrl.stats import Interval, Summary, outcomes, summarise
 from coderepairrl.types import Episode, Task

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from coderepairrl.errors import TaskError
-from coderepairrl.sandbox.workspace import check_path
+from coderepairrl.sandbox.contents import check_path
 
 
 def store(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:

@@ -14,7 +14,7 @@ from coderepairrl.environments import Environment, NoRoom, ReadyImage, prepare_e
 from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.grading import harness
 from coderepairrl.printable import counted, without_login
-from coderepairrl.sandbox.workspace import commits_at_hand, fetch_commits
+from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
 from coderepairrl.types import Task
 
 Say = Callable[[str], None]

@@ -10,9 +10,9 @@ from pathlib import Path
 from coderepairrl.environments import KIND
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder
+from coderepairrl.sandbox.commits import commits_at_hand
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 from coderepairrl.sandbox.rootfs import find
-from coderepairrl.sandbox.workspace import commits_at_hand
 from coderepairrl.types import Task
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.signals import until_interrupted
-from coderepairrl.sandbox.workspace import built_for
+from coderepairrl.sandbox.environment import built_for
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 

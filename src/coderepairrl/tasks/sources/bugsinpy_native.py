@@ -22,7 +22,7 @@ from pathlib import Path
 from coderepairrl.environments import Specification
 from coderepairrl.grading import results_of
 from coderepairrl.processes.hostgit import git
-from coderepairrl.sandbox.workspace import commit_folder
+from coderepairrl.sandbox.commits import commit_folder
 from coderepairrl.tasks.needs import needs_of
 from coderepairrl.tasks.patches import is_test
 from coderepairrl.tasks.rows import Row

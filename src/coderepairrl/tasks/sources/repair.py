@@ -19,7 +19,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
-from coderepairrl.sandbox.workspace import files_at_hand
+from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.patches import language_of, patched, paths

@@ -1,0 +1,144 @@
+"""Commits of repositories elsewhere, in a cache on this machine."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
+from coderepairrl.printable import without_login
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.caches import git_cache
+from coderepairrl.processes.hostgit import bare, git, reason
+
+_COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
+_ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
+_NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not found", "unadvertised object")
+"""How git and servers say that they have not got a commit, or hand it out to nobody."""
+_LATER = "run it again, where that host can be reached: what was fetched is kept"
+_LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
+
+
+@contextmanager
+def commit_folder(url: str, commit: str) -> Iterator[Path]:
+    """A git directory in the cache that has `commit` of `url`, fetched unless it is there already.
+
+    Raises `TaskError` for a commit that there is not, `SandboxFault` where fetching failed for reasons that may pass,
+    and `PrerequisiteError` where the cache cannot be written or is full.
+    """
+    fetch_commits(url, [commit])
+    yield cache_of(url)
+
+
+def fetch_commits(url: str, commits: Sequence[str]) -> None:
+    """Bring `commits` of `url` to the cache, those that are not there in one fetch: all of them or none.
+
+    Raises as `commit_folder`; a `TaskError` may be about any of them.
+    """
+    named = without_login(url)
+    for commit in commits:
+        if not _COMMIT.fullmatch(commit):
+            raise TaskError(f"{commit!r} of {named} is no commit", fix="write all digits of its id: git:URL@SHA")
+    if len(commits_at_hand(url, commits)) == len(commits):
+        return
+    cache = cache_of(url)
+    try:
+        _fetch_alone(url, commits, cache)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _no_room(named) from error
+        raise PrerequisiteError(f"cannot write to {cache.parent}: {error.strerror}", fix=_ELSEWHERE) from error
+
+
+def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
+    """Fetch `commits`, but those that another process just did, on top of what one that was killed left."""
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not cache.exists():
+            partial = cache.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            bare(partial).rename(cache)
+        here = commits_at_hand(url, commits)
+        if not (lacking := [commit for commit in commits if commit not in here]):
+            return
+        # only who has the lock runs git there, which no longer runs: these are nobody's
+        for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
+            left.unlink()
+        _fetch_once(url, lacking, cache, lock.fileno())
+
+
+def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
+    """Which of `commits` of `url` the cache has, so that opening them needs no network.
+
+    None is ever taken away, so nobody has to be kept out meanwhile.
+    """
+    cache = cache_of(url)
+    if not cache.exists():
+        return []
+    asked = "".join(f"{commit}^{{tree}}\n" for commit in commits)
+    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=asked.encode()).splitlines()
+    return [commit for commit, answer in zip(commits, answers, strict=True) if answer == b"tree"]
+
+
+def cache_of(url: str) -> Path:
+    """Where the commits of `url` are, or will be."""
+    return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
+
+
+def _no_room(named: str) -> PrerequisiteError:
+    return PrerequisiteError(f"no room to fetch a commit of {named} to {git_cache()}", fix=_ELSEWHERE)
+
+
+def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
+    named, some = without_login(url), ", ".join(commits)
+    try:
+        _fetch(url, commits, cache, lock)
+    except subprocess.CalledProcessError as error:
+        printed, why = error.stderr.decode(errors="replace"), without_login(reason(error))
+        if "No space left" in printed or "Disk quota" in printed:
+            raise _no_room(named) from None
+        if any(sign in printed for sign in _NOT_THERE):
+            raise TaskError(  # from None: its command line has the login
+                f"{named} has no commit {some}: {why}",
+                fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
+                "task out",
+            ) from None
+        fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
+        raise SandboxFault(f"cannot fetch {some} of {named}: {why}", fix=fix) from None
+    except subprocess.TimeoutExpired as error:
+        raise SandboxFault(f"fetching {some} of {named} took more than {error.timeout:.0f} s", fix=_LATER) from None
+
+
+def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
+    """Bring `commits` from `url` to `cache`, whose `lock` we hold. Raises `TaskError` and what `git` raises."""
+
+    def fetch(place: str, env: dict[str, str]) -> None:
+        # in a pack, which is there at once: of loose objects, a commit is there before its files
+        command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, *commits)
+        git(*command, folder=cache, env=env, timeout=1800, lock=lock)
+
+    if (local := hostgit.find_local(url)) is not None:
+        with hostgit.view(local) as view:
+            return fetch(str(view.folder), {})
+    # The user's own environment: proxies, certificates, ssh keys. None of the task's code runs here.
+    mine = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "LC_"))}
+    login = _LOGIN.match(url)
+    if login is None:
+        return fetch(url, mine)
+    # A command line is for everybody to read (ps), the environment is not.
+    place = f"{login['scheme']}{url[login.end() :]}"
+    user, _, password = login["login"].partition(":")
+    basic = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
+    header = {"GIT_CONFIG_KEY_0": f"http.{place}.extraHeader", "GIT_CONFIG_VALUE_0": f"Authorization: Basic {basic}"}
+    return fetch(place, mine | header | {"GIT_CONFIG_COUNT": "1"})

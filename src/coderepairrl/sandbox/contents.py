@@ -1,0 +1,185 @@
+"""The files of a workspace, byte for byte: from a folder, a commit or an image, never through a checkout.
+
+No line ending is converted, no filter and no hook runs, and no later commit, remote or reference patch can be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from coderepairrl.errors import TaskError
+from coderepairrl.printable import without_login
+from coderepairrl.processes import hostgit
+from coderepairrl.processes.hostgit import git
+from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
+from coderepairrl.sandbox.private import check_shown
+
+Images = Callable[[str], Iterable["Entry"]]
+"""What reads the files of an image by its name."""
+Entry = tuple[str, str, bytes]
+"""Path (surrogate-escaped), git mode (``100644``, ``100755``, ``120000``), content."""
+
+
+def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
+    """Every file of ``dir:PATH``, ``git:URL@SHA`` or, with `images`, ``image:NAME``.
+
+    Raises `TaskError` (missing, unreadable, dirty, no such commit, a kind that copies cannot serve) and
+    `SandboxFault` (the fetch failed for reasons that may pass).
+    """
+    kind, _, where = workspace.partition(":")
+    if kind == "dir" and where:
+        return _from_folder(Path(where).expanduser())
+    if kind == "git" and "@" in where:
+        url, _, commit = where.rpartition("@")
+        if (local := url.removeprefix("file://")).startswith("/"):
+            check_shown(Path(local))
+        return _from_url(url, commit)
+    if kind == "image" and where and images is not None:
+        return images(where)
+    if kind == "image":
+        raise no_images(workspace)
+    raise TaskError(f"workspace {without_login(workspace)!r} is none of dir:PATH, git:URL@SHA, image:NAME@DIGEST")
+
+
+def no_images(workspace: str) -> TaskError:
+    """What a sandbox without images raises for one."""
+    return TaskError(f"this sandbox cannot open {workspace!r}: it has no images", fix="sandbox=bwrap, or a container's")
+
+
+def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
+    """Those of `paths` in `workspace` that can be read on this machine as it is, None for a file that is not there.
+
+    Nothing is fetched or unpacked: of an image, of a commit that is not in the cache, of a folder that is gone or
+    dirty, and of paths that lead out of it, nothing is at hand.
+    """
+    kind, _, where = workspace.partition(":")
+    safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
+    url, _, commit = where.rpartition("@")
+    try:
+        if kind == "git" and commits_at_hand(url, [commit]):
+            return _of_commit(cache_of(url), commit, safe)
+        if kind == "dir" and _is_repository(folder := Path(where).expanduser()):
+            with _clean(folder) as (home, head):
+                return _of_commit(home, head, safe)
+        if kind == "dir":
+            inside = [path for path in safe if (folder / path).resolve() == folder.resolve() / path]
+            return {path: (folder / path).read_bytes() if (folder / path).is_file() else None for path in inside}
+    except (TaskError, OSError, subprocess.SubprocessError):
+        pass
+    return {}
+
+
+def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = {}
+    for path in paths:
+        asked = os.fsencode(f"{commit}:{path}\n")
+        head, _, content = git("cat-file", "--batch", folder=home, stdin=asked).partition(b"\n")
+        found[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
+    return found
+
+
+def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda _: None) -> None:
+    """Raise `TaskError`, before anything runs, for a ``dir:`` workspace that is missing, dirty or no usable repository,
+    and what the sandbox has against an image (`SandboxBackend.check_image`).
+
+    Nothing is fetched or copied: what else can be wrong with other kinds shows when they are opened.
+    """
+    kind, _, where = workspace.partition(":")
+    if kind == "image":
+        check_image(where)
+    folder = Path(where).expanduser()
+    if kind == "dir" and _is_repository(folder):
+        with _clean(folder):
+            pass
+
+
+def _from_folder(folder: Path) -> Iterator[Entry]:
+    try:
+        if _is_repository(folder):
+            with _clean(folder) as (home, commit):
+                yield from _from_commit(home, commit)
+        else:
+            yield from plain(folder)
+    except OSError as error:
+        raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
+
+
+def plain(folder: Path) -> Iterator[Entry]:
+    """Every file of a folder that is no repository."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for parent, folders, files in os.walk(folder, onerror=stop):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        folders[:] = sorted(name for name in folders if name not in links and name.lower() != ".git")
+        for name in files + links:
+            path = Path(parent, name)
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
+                yield str(path.relative_to(folder)), "120000", os.fsencode(path.readlink())
+            elif stat.S_ISREG(mode) and name.lower() != ".git":
+                git_mode = "100755" if mode & stat.S_IXUSR else "100644"
+                yield str(path.relative_to(folder)), git_mode, path.read_bytes()
+
+
+def _is_repository(folder: Path) -> bool:
+    """Whether `folder` is a git repository rather than plain files.
+
+    Raises `TaskError` unless it is a folder, and one that agents may be shown (`check_shown`).
+    """
+    try:
+        if folder.is_dir():
+            check_shown(folder)
+            return (folder / ".git").exists()
+    except OSError as error:
+        raise TaskError(f"workspace {folder} cannot be read: {error}", fix="check its permissions") from error
+    raise TaskError(
+        f"workspace {folder} is {'not a folder' if folder.exists() else 'missing'}", fix="name a folder that exists"
+    )
+
+
+@contextmanager
+def _clean(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A git directory of the repository at `folder`, and its HEAD. Raises `TaskError` if it is dirty or broken."""
+    with hostgit.view(hostgit.find(folder)) as view:
+        commit = view.head()
+        if changes := view.changes():
+            raise TaskError(
+                f"workspace {folder} is dirty: {', '.join(changes[:3])}",
+                fix="commit or stash the changes, then run the command again",
+            )
+        yield view.folder, commit
+
+
+def _from_url(url: str, commit: str) -> Iterator[Entry]:
+    with commit_folder(url, commit) as folder:
+        yield from _from_commit(folder, commit)
+
+
+def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
+    """Every file of `commit`, byte for byte. Submodules are left out: they are not this repository's files."""
+    listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
+    rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
+    wanted = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
+    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in wanted))
+    at = 0
+    for path, mode, _ in wanted:
+        check_path(path, f"commit {commit}")
+        end = answer.index(b"\n", at)
+        if answer.endswith(b" missing", at, end):
+            raise TaskError(f"commit {commit} lacks the content of {path}", fix="clone its repository without a filter")
+        size = int(answer[at:end].split()[2])
+        yield path, "100644" if mode == "100664" else mode, answer[end + 1 : end + 1 + size]
+        at = end + 1 + size + 1
+
+
+def check_path(path: str, source: str) -> None:
+    """Raise `TaskError` if a `path` in `source` would lead out of the workspace, or into its ``.git``."""
+    if any(part in ("", ".", "..") or part.lower() == ".git" for part in path.split("/")):
+        raise TaskError(f"{source} holds a path that no repository may have: {path!r}")

@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.config.schema import Route
+from coderepairrl.config.sections.episodes import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights

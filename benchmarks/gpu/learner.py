@@ -57,7 +57,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
 from coderepairrl.assembly.sizing import KNOWN, Architecture, learner_memory
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import micro_batches, pack
 from coderepairrl.learn.policy import Policy

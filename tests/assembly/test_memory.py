@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from coderepairrl.assembly.sizing import KNOWN, Architecture, learner, learner_memory
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings, adapters
 from coderepairrl.learn import policy as policies
 from coderepairrl.learn.pack import pack, scored

@@ -118,7 +118,7 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(
     """File, names, experts, scaling and buffers: everything but its kernels, which run on GPUs alone (`KERNELS`)."""
     import torch
 
-    from coderepairrl.config.schema import Lora
+    from coderepairrl.config.sections.train import Lora
     from coderepairrl.learn import LearnSettings
     from coderepairrl.learn.pack import pack, scored
     from coderepairrl.learn.policy import Policy, init_random

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from architectures import ARCHITECTURES
 
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.learn.pack import cut, distinct

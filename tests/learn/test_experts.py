@@ -14,7 +14,7 @@ from architectures import ARCHITECTURES
 from forest import ROWS, alone, apart, found
 
 from coderepairrl.assembly import replying
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, shards
 from coderepairrl.learn.experts import Adapted

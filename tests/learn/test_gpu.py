@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers import modeling_flash_attention_utils as transformers_flash
 
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings, attention, policy, probe, recurrence
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack

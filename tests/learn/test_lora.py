@@ -10,7 +10,7 @@ import torch
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.tiny import Tiny
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings

@@ -10,7 +10,7 @@ import torch
 from peak import Peak
 
 from coderepairrl import models
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.learn.pack import pack, scored

@@ -15,7 +15,7 @@ from coderepairrl.assembly.learner import settings as settings_of
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.assembly.sizing import Architecture, learner_memory
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.policy import Policy, merge

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, rendezvous
 from coderepairrl.learn.client import _packed

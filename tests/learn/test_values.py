@@ -16,7 +16,7 @@ from test_reference import MIXED, make_groups, paths
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer

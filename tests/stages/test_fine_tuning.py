@@ -23,7 +23,7 @@ from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.learner import settings
 from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load
-from coderepairrl.config.schema import Data
+from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.report.analysis import analyse

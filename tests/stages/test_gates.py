@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.config.schema import GateName, Run
+from coderepairrl.config.sections.run import GateName, Run
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import gates
 

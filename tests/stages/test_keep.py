@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config.schema import Keep
+from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import UsageError
 from coderepairrl.stages.select import Candidate, select, table
 from coderepairrl.tasks.select import held_out

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
-from coderepairrl.config.schema import Health
+from coderepairrl.config.sections.run import Health
 from coderepairrl.errors import CodeRepairError, ConfigError, Several
 from coderepairrl.report.pipeline import Stage, changes
 from coderepairrl.stages import pipeline, pipeline_run, probe

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 
 from coderepairrl.assembly.route import check_route
 from coderepairrl.config import Config, load
-from coderepairrl.config.schema import Lora, Route
+from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines import make
 from coderepairrl.errors import ConfigError, EngineFault, LearnerFault
 from coderepairrl.learn import Learner, LearnSettings

@@ -18,7 +18,7 @@ from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import InTurn
 from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Agent
+from coderepairrl.config.sections.episodes import Agent
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total

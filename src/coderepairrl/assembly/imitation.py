@@ -14,7 +14,7 @@ from coderepairrl.assembly.plan import AgentPlan, ServingPlan, evaluation, requi
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.sizing import GB, learner_alone
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Tasks
+from coderepairrl.config.sections.tasks import Tasks
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 

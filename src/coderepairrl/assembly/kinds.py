@@ -8,7 +8,7 @@ from coderepairrl import rewards
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
-from coderepairrl.config.schema import TaskKind
+from coderepairrl.config.sections.episodes import TaskKind
 from coderepairrl.errors import ConfigError
 from coderepairrl.registry import nearest
 from coderepairrl.rewards import Weighted

@@ -8,7 +8,7 @@ from pathlib import Path
 from coderepairrl import models, tokens
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Learning
+from coderepairrl.config.sections.train import Learning
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
 

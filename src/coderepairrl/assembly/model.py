@@ -16,7 +16,7 @@ from coderepairrl import config as configs
 from coderepairrl import engines, models, tokens
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Section
+from coderepairrl.config.sections.base import Section
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import nearest

@@ -25,7 +25,7 @@ from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
 from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Data
+from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
 from coderepairrl.protocols import EngineSpec

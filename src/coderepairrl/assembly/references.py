@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Curriculum
+from coderepairrl.config.sections.tasks import Curriculum
 from coderepairrl.errors import ConfigError
 from coderepairrl.rewards import Weighted
 from coderepairrl.types import Task

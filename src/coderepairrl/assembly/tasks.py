@@ -13,7 +13,8 @@ from coderepairrl.assembly.place import Place
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Eval, Source, Tasks
+from coderepairrl.config.sections.evaluation import Eval
+from coderepairrl.config.sections.tasks import Source, Tasks
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rollout import Share

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from coderepairrl.config.loading import layers, load, parse_options
-from coderepairrl.config.schema import Config, Run
+from coderepairrl.config.schema import Config
+from coderepairrl.config.sections.run import Run
 
 REQUIRED = "required"
 """What stands for the default of a setting that has none."""

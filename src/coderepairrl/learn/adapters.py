@@ -13,7 +13,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import experts, shards
 from coderepairrl.learn.experts import Adapted

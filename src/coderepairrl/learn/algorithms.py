@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from coderepairrl.config.schema import Algorithm, Kind, KLPlace
+from coderepairrl.config.sections.train import Algorithm, Kind, KLPlace
 
 Ratio = Literal["token", "row", "row_token", "product"]
 Objective = Literal["score", "clip", "cispo", "tv"]

@@ -10,7 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.config.schema import Precision, Quantise, Route
+from coderepairrl.config.sections.episodes import Route
+from coderepairrl.config.sections.train import Precision, Quantise
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
 from coderepairrl.learn import rendezvous
 from coderepairrl.learn.node_pool import NodePool, RemoteChild

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from coderepairrl.config.schema import Correction
+from coderepairrl.config.sections.train import Correction
 
 
 class Weights(NamedTuple):

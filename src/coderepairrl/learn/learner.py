@@ -20,7 +20,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from coderepairrl.config.schema import Route
+from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.policy import engine_form, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import Form, LearnSettings

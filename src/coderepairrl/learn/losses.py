@@ -62,7 +62,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coderepairrl.config.schema import Algorithm, KLEstimator
+from coderepairrl.config.sections.train import Algorithm, KLEstimator
 from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio, Recipe
 from coderepairrl.learn.corrections import row_means
 from coderepairrl.learn.values import Targets, value_loss

@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl import models
-from coderepairrl.config.schema import Lora, Precision, Quantise
+from coderepairrl.config.sections.train import Lora, Precision, Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import adapters, experts, quantised, quantised_checkpoint, recurrence, shards
 from coderepairrl.learn.attention import FLASH, TREE, Span, Store, chunks, flash_options

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from coderepairrl.config.schema import Quantise
+from coderepairrl.config.sections.train import Quantise
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn.settings import INT8_BLOCK, NF4_BLOCK
 

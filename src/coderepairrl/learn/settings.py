@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from coderepairrl.config.schema import Correction, Kind, KLEstimator, KLPlace, Learning, Quantise
+from coderepairrl.config.sections.train import Correction, Kind, KLEstimator, KLPlace, Learning, Quantise
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
-from coderepairrl.config.schema import Denominator, Kind
+from coderepairrl.config.sections.train import Denominator, Kind
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages, overlong, ties_broken
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence

@@ -18,7 +18,7 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from coderepairrl.config.schema import Route
+from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.learn import shards, values
 from coderepairrl.learn.advantages import group_advantages

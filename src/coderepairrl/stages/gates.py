@@ -21,7 +21,7 @@ from statistics import fmean, median, variance
 from typing import Any, NamedTuple
 
 from coderepairrl.config import load
-from coderepairrl.config.schema import GateName, Health, Run
+from coderepairrl.config.sections.run import GateName, Health, Run
 from coderepairrl.learn.advantages import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.config.schema import Keep
+from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import UsageError
 from coderepairrl.runs.examples import Example, write_examples
 from coderepairrl.runs.folder import write_atomic

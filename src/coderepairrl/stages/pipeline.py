@@ -20,7 +20,7 @@ from coderepairrl import config as configs
 from coderepairrl.assembly.imitation import OF_ATTEMPTS
 from coderepairrl.assembly.tasks import COLLECTED
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Section
+from coderepairrl.config.sections.base import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, several
 from coderepairrl.learn.settings import OF_SAMPLES
 from coderepairrl.registry import nearest

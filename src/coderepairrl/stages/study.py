@@ -20,7 +20,7 @@ from coderepairrl import config as configs
 from coderepairrl import engines, models
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Section
+from coderepairrl.config.sections.base import Section
 from coderepairrl.errors import CodeRepairError, ConfigError, several
 from coderepairrl.registry import nearest
 from coderepairrl.report.study import Question

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.config.schema import Lora
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
 

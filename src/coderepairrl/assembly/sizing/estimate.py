@@ -19,7 +19,7 @@ from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
 from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import Groups
 from coderepairrl.config import Config
-from coderepairrl.config.schema import Model
+from coderepairrl.config.sections.train import Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 

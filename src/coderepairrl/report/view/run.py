@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config, models
-from coderepairrl.config.schema import Config, Train
+from coderepairrl.config.schema import Config
+from coderepairrl.config.sections.train import Train
 from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.learn import RECIPES
 from coderepairrl.learn.advantages import group_advantages

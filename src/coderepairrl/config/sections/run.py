@@ -1,0 +1,102 @@
+"""`[run]`, `[gpu]` and `[plan]`: what a run is called, when it stops, and what its plan assumes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from coderepairrl.config.sections.base import Section
+
+GateName = Literal[
+    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput"
+]
+
+
+class Health(Section):
+    """Health gates: what is wrong with each of several steps in a row is warned of after half of them, and stops the
+    run (exit code 4, resumable) after all of them (docs/guides/training.md)."""
+
+    action: Literal["stop", "warn"] = "stop"
+    """`warn` stops nothing."""
+    patience: int = Field(default=10, ge=2)
+    """Steps in a row."""
+    skips: int = Field(default=3, ge=1)
+    """Gate `skipped`: so many batches in a row without a finite gradient. Each is skipped, and leaves the weights as
+    they are."""
+    entropy: float = Field(default=0.02, gt=0, lt=1)
+    """Gate `entropy`: the mean surprisal of sampled tokens is below this share of what it was in the first 5 steps, and
+    the reward does not rise. While it rises, little of it may be left in sound runs, too (arXiv 2505.22617)."""
+    perplexity: float = Field(default=5.0, gt=1)
+    """Gate `perplexity`: e to the mean surprisal of sampled tokens is above so many times what it was in the first 5
+    steps, and the reward does not rise."""
+    kl: float = Field(default=10.0, gt=1)
+    """Gate `kl`: the KL against the initial policy is above so many times its running median, which counts as at least
+    0.1 nats a token. Needs `train.beta` above 0."""
+    drift: float = Field(default=0.2, gt=0)
+    """Gate `drift`: the mean absolute difference between the engine's logprobs and the learner's is above so many nats
+    a token. In float32 it is about 1e-7. Rounded to bfloat16, logits of 16 to 32 are off by 0.03 on the average."""
+    throughput: float = Field(default=0.1, gt=0, lt=1)
+    """Gate `throughput`: tokens a second are below this share of their running median, in steps that take no less time
+    than usual."""
+    off: tuple[GateName, ...] = ()
+    """Gates that are not asked. Those without a setting of their own: `nothing_sampled`, `zero_reward` (every attempt
+    earned 0) and `no_gradient` (all attempts at a task earned the same)."""
+
+
+class Run(Section):
+    """What this run is called and when it does what."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Folder of the run below `dir`. Mandatory: a number without a name cannot be cited."""
+    dir: str = "runs"
+    """Where run folders live."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """All randomness derives from it: task order, request seeds, random weights."""
+    steps: int = Field(default=20, ge=0, le=1_000_000)
+    """Training steps: batches of episodes, each followed by an update."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints; the last step always has one."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest so many are kept, and the last one always is."""
+    void_limit: float = Field(default=0.5, gt=0, le=1)
+    """Stop (exit code 4) when more than this fraction of a step's episodes is void after all retries."""
+    over_optimisation: Literal["warn", "stop", "off"] = "warn"
+    """What to do when the reward rises while tests passed per patch fall (docs/guides/rewards.md), where tests are
+    measured: say so, or also stop (exit code 4)."""
+    health: Health = Health()
+    """When a run that does not learn, or not soundly, is warned of and stopped."""
+    retries: int = Field(default=2, ge=0)
+    """How often a void episode is tried again, and how often in a row a dead engine or learner is restarted."""
+
+
+class Gpu(Section):
+    """What each GPU is taken to be by the plan of `--dry-run` (docs/guides/training.md). Nothing else depends on it."""
+
+    memory_gb: float = Field(default=0.0, ge=0)
+    """GB (10^9 bytes) of memory; 0 asks the driver. Where neither says it, nothing is refused."""
+    tflops: float = Field(default=312.0, gt=0)
+    """Peak of dense bf16 products in TFLOP/s; the default is an A100's."""
+    bandwidth_gb: float = Field(default=2_000.0, gt=0)
+    """Memory bandwidth in GB/s; the default is an A100's of 80 GB."""
+    utilisation: float = Field(default=0.0, ge=0, le=1)
+    """The share of both that training and sampling are taken to reach; 0 is what the learner's products reached on an
+    H100 with a model of this size, or the next smaller one (docs/measurements/performance.md)."""
+
+
+class Plan(Section):
+    """What the plan of `--dry-run` takes attempts to be (docs/guides/training.md). Nothing else depends on it."""
+
+    run: str = ""
+    """The folder of a run: its training attempts are drawn, turn by turn, in place of what the settings below say, and
+    where it had the same model and engine, these are taken to be as fast as they were in it."""
+    calls: float = Field(default=0.0, ge=0)
+    """Calls of an attempt to the model, on average; 0: it goes on until a limit ends it."""
+    prompt: int = Field(default=1000, ge=1)
+    """Tokens that an attempt begins with, and shares with its group."""
+    call_tokens: int = Field(default=0, ge=0)
+    """That a further call adds, half of them sampled; 0: so many that the calls allowed reach the tokens allowed."""
+    call_seconds: float = Field(default=0.2, ge=0)
+    """Between a reply and the next call, for the tools."""
+    attempt_seconds: float = Field(default=1.0, ge=0)
+    """To open a sandbox, take the diff and grade it."""

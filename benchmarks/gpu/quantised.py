@@ -30,7 +30,8 @@ from coderepairrl.engines.tiny import Tiny
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.policy import copy_layout, rounded
+from coderepairrl.learn.conversions import rounded
+from coderepairrl.learn.policy import copy_layout
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights

@@ -90,8 +90,9 @@ TritonExperts.apply = apply
 @pytest.mark.parametrize(("model_type", "fused"), [*((each, False) for each in FAMILIES), ("qwen3_moe", True)])
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
+    from coderepairrl.learn.conversions import init_random
     from coderepairrl.learn.pack import pack, scored
-    from coderepairrl.learn.policy import Policy, init_random
+    from coderepairrl.learn.policy import Policy
 
     require_vllm()
     (tmp_path / "config").mkdir()
@@ -120,8 +121,9 @@ def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(
 
     from coderepairrl.config.sections.train import Lora
     from coderepairrl.learn import LearnSettings
+    from coderepairrl.learn.conversions import init_random
     from coderepairrl.learn.pack import pack, scored
-    from coderepairrl.learn.policy import Policy, init_random
+    from coderepairrl.learn.policy import Policy
 
     require_vllm()
     (tmp_path / "config").mkdir()

@@ -17,8 +17,9 @@ from gradient import gradient_of_step
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention, recurrence, shards
+from coderepairrl.learn.conversions import init_random, language_model
 from coderepairrl.learn.pack import pack
-from coderepairrl.learn.policy import Policy, init_random, language_model
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.recurrence import Part, parts
 from coderepairrl.learn.trainer import Trainer
 
@@ -170,7 +171,7 @@ def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
 
 
 def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):
-    monkeypatch.setattr("coderepairrl.learn.policy.finished", lambda logits, config: logits)
+    monkeypatch.setattr("coderepairrl.learn.packed.finished", lambda logits, config: logits)
     with pytest.raises(UsageError, match="no linear head"):
         Policy.load(folders("Granite 3"))
 

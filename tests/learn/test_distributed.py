@@ -17,8 +17,8 @@ from architectures import ARCHITECTURES
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings
+from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.pack import cut, distinct
-from coderepairrl.learn.policy import init_random
 from coderepairrl.learn.trainer import Trainer
 
 BATCHES = [([30, 12, 45, 8, 21, 33], 0), ([30, 12, 45], 1), ([19], 2), ([70, 72, 74, 71], 5)]

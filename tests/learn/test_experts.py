@@ -17,9 +17,10 @@ from coderepairrl.assembly import replying
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, shards
+from coderepairrl.learn.conversions import engine_form, init_random, merge, survived
 from coderepairrl.learn.experts import Adapted
 from coderepairrl.learn.pack import pack
-from coderepairrl.learn.policy import Policy, engine_form, init_random, merge, survived
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.sync import weights
 

@@ -10,9 +10,10 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from coderepairrl.errors import UsageError
+from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.pack import cut, micro_batches, pack
-from coderepairrl.learn.policy import Policy, init_random
+from coderepairrl.learn.policy import Policy
 
 LENGTHS = [17, 40, 2, 9, 33]
 

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import LearnSettings
+from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.pack import pack
-from coderepairrl.learn.policy import Policy, init_random
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [30, 12, 45, 8, 21, 33]

@@ -13,8 +13,9 @@ from coderepairrl import models
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, PrerequisiteError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
+from coderepairrl.learn.conversions import init_random, merge, rounded, survived
 from coderepairrl.learn.pack import pack, scored
-from coderepairrl.learn.policy import Policy, init_random, merge, rounded, survived
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 

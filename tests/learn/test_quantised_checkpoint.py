@@ -18,7 +18,8 @@ from coderepairrl.config import Config
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.policy import Policy, merge
+from coderepairrl.learn.conversions import merge
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
 

@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
+from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.losses import LOSSES, Scale, Trained, kl
-from coderepairrl.learn.policy import Packed, init_random
+from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample

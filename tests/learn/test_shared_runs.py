@@ -25,7 +25,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, rendezvous
 from coderepairrl.learn.client import _packed
-from coderepairrl.learn.policy import rounded
+from coderepairrl.learn.conversions import rounded
 from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.learn.shared_model import SharedModel
 from coderepairrl.learn.shared_worker import SharedWorker

@@ -20,8 +20,9 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import LearnSettings, attention
 from coderepairrl.learn.attention import Span
+from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.pack import MicroBatch, cut, distinct, pack, tree
-from coderepairrl.learn.policy import Policy, init_random
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 

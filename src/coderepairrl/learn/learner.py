@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.policy import engine_form, init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.conversions import engine_form, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.trainer import Trainer

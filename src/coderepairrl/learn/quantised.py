@@ -2,7 +2,7 @@
 
 A layer computes with the numbers that its codes stand for, in the precision of the model's files, and computes them
 anew in each pass: never more than one layer's are there. So a folder that has these numbers written out is the same
-model, bit for bit, and every engine serves it (`Policy.load`, `policy.rounded`). Quantising such a folder once more
+model, bit for bit, and every engine serves it (`Policy.load`, `conversions.rounded`). Quantising it once more
 changes nothing: the largest number of a block is a code, so that its scale is found again.
 """
 

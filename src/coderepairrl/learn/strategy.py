@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
+import safetensors
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.runs.storage import replace_folder
 
 T = TypeVar("T")
 
@@ -102,6 +104,34 @@ class SingleProcess:
     def gather(self, value: T) -> list[T]:
         """The `value` of each process, by rank."""
         return [value]
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files."""
+        return self.rank == 0
+
+    @contextmanager
+    def replaced(self, folder: Path) -> Iterator[Path]:
+        """`replace_folder` in the process that writes; if that fails at the start, all processes raise."""
+        with ExitStack() as files:
+            yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
+
+    def agree(self, action: Callable[[], Any]) -> Any:
+        """The result of `action`; if it cannot read or write in one process, all processes raise.
+
+        A process that failed alone would leave the others waiting for it.
+        """
+        result, failure = None, None
+        try:
+            result = action()
+        except (OSError, safetensors.SafetensorError) as error:
+            failure = error
+        reasons = self.gather(str(failure) if failure else "")
+        if failure:
+            raise failure
+        if reason := next(filter(None, reasons), ""):
+            raise OSError(f"another process could not: {reason}")
+        return result
 
     def local_copy(self, folder: Path) -> AbstractContextManager[Path]:
         """Where the files of the first process's `folder` are within: there, or on another node in a copy."""

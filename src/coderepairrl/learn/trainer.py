@@ -5,34 +5,30 @@ All of it is deterministic: the same samples in the same order give the same bit
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coderepairrl.config.sections.episodes import Route
-from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import shards, values
+from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.corrections import Weights, weights
 from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, estimate
 from coderepairrl.learn.metrics import Metrics
-from coderepairrl.learn.muon import Muon
 from coderepairrl.learn.offload import Offloader
+from coderepairrl.learn.optimizers import make_optimizer
 from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches, pack, scored, share, tokens_of
-from coderepairrl.learn.policy import Other, Policy, Scored
+from coderepairrl.learn.packed import Other, Scored
+from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.strategy import SingleProcess
-from coderepairrl.runs.storage import SUMS, damage, recover, replace_folder, write_sums
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
@@ -40,10 +36,6 @@ from coderepairrl.types import Sample
 PASSES_PER_TREE = 4
 """How many times the tokens of a pass a tree may have that is computed chunk by chunk: its keys and values are all in
 memory, with their gradients."""
-_OPTIMIZER = "optimizer"
-_COUNTERS = "learner.json"
-_SCHEMA = 2
-"""2: with checksums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class Trainer:
                 self.teacher = Policy.load(folder, settings, self.strategy.load_device, frozen=True)
         self.version = 0
         self.updates = 0
-        self.optimizer = _optimizer(self.policy, settings)
+        self.optimizer = make_optimizer(self.policy, settings)
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
         ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
@@ -179,9 +171,9 @@ class Trainer:
         """
         self._require_here()
         path = folder / f"v{self.version:06d}"
-        with self._replaced(path) as temporary:
-            self._agree(lambda: self.policy.export(temporary, form, here=self._first))
-            digest = checksum(temporary) if self._first else ""
+        with self.strategy.replaced(path) as temporary:
+            self.strategy.agree(lambda: self.policy.export(temporary, form, here=self.strategy.first))
+            digest = checksum(temporary) if self.strategy.first else ""
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
@@ -190,12 +182,12 @@ class Trainer:
         Returns path, version and `wire.combined_digest`.
         """
         path = folder / f"v{self.version:06d}"
-        with self._replaced(path) as temporary:
+        with self.strategy.replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
-            self._agree(
+            self.strategy.agree(
                 lambda: (
                     wire.write_offer(temporary / OFFER, route, described, called_off=CALLED_OFF)
-                    if self._first
+                    if self.strategy.first
                     else None
                 )
             )
@@ -209,7 +201,7 @@ class Trainer:
         if version != self.version:
             raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
         tensors = self.policy.exported("model")
-        if not self._first:
+        if not self.strategy.first:
             deque(tensors, maxlen=0)
             return ""
         try:
@@ -219,17 +211,8 @@ class Trainer:
         return ""
 
     def save(self, folder: Path) -> None:
-        """Write an exact checkpoint, also loadable as a Hugging Face model or peft adapter; atomically.
-
-        Its content does not depend on the number of processes or on what they share.
-        """
-        with self._replaced(folder) as temporary:
-            self._agree(lambda: self.policy.save(temporary, here=self._first))
-            self._agree(lambda: shards.write(temporary, _OPTIMIZER, self._moments(), here=self._first))
-            if self._first:
-                counters = {"schema": _SCHEMA, "version": self.version, "updates": self.updates}
-                (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
-            self._agree(lambda: write_sums(temporary) if self._first else None)
+        """Write an exact checkpoint (`checkpoint.write`)."""
+        checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
         """Restore what `save` wrote, bit for bit. The reference policy stays the model that the trainer started with.
@@ -238,57 +221,7 @@ class Trainer:
         modified.
         """
         self._require_here()
-        problem = ""
-        if self._first:
-            recover(folder)
-            problem = damage(folder)
-        if problem := next(filter(None, self.strategy.gather(problem)), ""):  # also a barrier: `recover` comes first
-            raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
-        with self.strategy.local_copy(folder) as there:
-            version, updates = self._read(there)
-        self.version, self.updates = version, updates
-
-    def _read(self, folder: Path) -> tuple[int, int]:
-        """Take weights and moments from a checkpoint; returns its version and updates. Raises `UsageError`."""
-        try:
-            counters = json.loads((folder / _COUNTERS).read_text())
-            version, updates, schema = counters["version"], counters["updates"], counters["schema"]
-            if schema not in (1, _SCHEMA):
-                raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
-            if schema == _SCHEMA and not (folder / SUMS).exists():
-                raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
-            with ExitStack() as files:
-                moments = files.enter_context(shards.TensorFiles(folder, _OPTIMIZER))
-                found = [
-                    (p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in self.policy.saved.items()
-                ]
-                for parameters, tensors in found:
-                    shapes = {name: self.strategy.shape(p) for name, p in parameters.items()}
-                    if tensors is found[0][1] and self.settings.lora is None:  # the model's own
-                        shapes |= {name: buffer.shape for name, buffer in self.policy.constants.items()}
-                    tensors.check(shapes)
-                self._take(found, moments)
-        except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-            raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
-        return version, updates
-
-    def _take(
-        self, found: Sequence[tuple[Mapping[str, nn.Parameter], shards.TensorFiles]], moments: shards.TensorFiles
-    ) -> None:
-        keys: dict[str, list[str]] = {}
-        for entry in moments:
-            key, _, name = entry.partition(".")
-            keys.setdefault(name, []).append(key)
-        for parameters, tensors in found:
-            for name, parameter in parameters.items():
-                self.strategy.put(parameter, tensors[name])
-        for name, parameter in self.policy.parameters.items():
-            self.strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
-
-    def _moments(self) -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in self.policy.parameters.items():
-            for key, value in self.strategy.moments(parameter):
-                yield f"{key}.{name}", value
+        self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
         """Move all that is on the device to the host's memory, where only `save` finds it; returns its bytes.
@@ -336,33 +269,6 @@ class Trainer:
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
         logprobs = logprobs and not settings.value_head
         return alike and logprobs and self.policy.chunkable and self._chunkable
-
-    @property
-    def _first(self) -> bool:
-        return self.strategy.rank == 0
-
-    @contextmanager
-    def _replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` in the process that writes; if that fails at the start, all processes raise."""
-        with ExitStack() as files:
-            yield self._agree(lambda: files.enter_context(replace_folder(folder)) if self._first else folder)
-
-    def _agree(self, action: Callable[[], Any]) -> Any:
-        """The result of `action`; if it cannot read or write in one process, all processes raise.
-
-        A process that failed alone would leave the others waiting for it.
-        """
-        result, failure = None, None
-        try:
-            result = action()
-        except (OSError, safetensors.SafetensorError) as error:
-            failure = error
-        reasons = self.strategy.gather(str(failure) if failure else "")
-        if failure:
-            raise failure
-        if reason := next(filter(None, reasons), ""):
-            raise OSError(f"another process could not: {reason}")
-        return result
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
         """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
@@ -566,42 +472,3 @@ def _strategy(settings: LearnSettings) -> SingleProcess:
     from coderepairrl.learn.distributed import Distributed
 
     return Distributed(settings)
-
-
-def _optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
-    """AdamW or Muon with weight decay for matrices, without for norms and biases.
-
-    A group's ``factor`` is that on the learning rate of an update (`LearnSettings.rate`).
-    """
-    parameters = list(policy.parameters.values())
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    if settings.optimizer == "muon":
-        return Muon(_muon_groups(groups, policy, settings), lr=settings.lr, betas=settings.betas)
-    if settings.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"train.optimizer={settings.optimizer}: {error}",
-            fix="pip install 'coderepairrl[bitsandbytes]', or train.optimizer=adamw",
-        ) from error
-    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
-
-
-def _muon_groups(groups: Sequence[dict[str, Any]], policy: Policy, settings: LearnSettings) -> Iterator[dict[str, Any]]:
-    """`groups`, from which the matrices that Muon moves are taken out: all but embeddings and head, whose rows are
-    tokens, and most of them without a gradient at any one step."""
-    tables = {id(p) for p in policy.tables}
-    for group in groups:
-        matrices = [p for p in group["params"] if p.ndim == 2 and id(p) not in tables]
-        own = {id(p) for p in matrices}
-        others = [p for p in group["params"] if id(p) not in own]
-        if matrices:
-            yield group | {"params": matrices, "muon": True, "factor": settings.matrix_lr / settings.lr}
-        if others:
-            yield group | {"params": others, "muon": False}

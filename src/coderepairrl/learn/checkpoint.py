@@ -1,0 +1,98 @@
+"""Exact checkpoints: trained tensors in the layout of their model, the optimiser's state, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import safetensors
+from torch import Tensor, nn
+
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import shards
+from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.strategy import SingleProcess
+from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
+
+_OPTIMIZER = "optimizer"
+_COUNTERS = "learner.json"
+_SCHEMA = 2
+"""2: with checksums."""
+
+
+def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
+    """Write an exact checkpoint, also loadable as a Hugging Face model or peft adapter; atomically.
+
+    Its content does not depend on the number of processes or on what they share.
+    """
+    with strategy.replaced(folder) as temporary:
+        strategy.agree(lambda: policy.save(temporary, here=strategy.first))
+        strategy.agree(lambda: shards.write(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first))
+        if strategy.first:
+            counters = {"schema": _SCHEMA, "version": version, "updates": updates}
+            (temporary / _COUNTERS).write_text(json.dumps(counters) + "\n")
+        strategy.agree(lambda: write_sums(temporary) if strategy.first else None)
+
+
+def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
+    """Take what `write` wrote, bit for bit; returns its version and updates.
+
+    Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
+    modified.
+    """
+    problem = ""
+    if strategy.first:
+        recover(folder)
+        problem = damage(folder)
+    if problem := next(filter(None, strategy.gather(problem)), ""):  # also a barrier: `recover` comes first
+        raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
+    with strategy.local_copy(folder) as there:
+        return _read(there, policy, strategy)
+
+
+def _read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
+    """Take weights and moments from a checkpoint; returns its version and updates. Raises `UsageError`."""
+    try:
+        counters = json.loads((folder / _COUNTERS).read_text())
+        version, updates, schema = counters["version"], counters["updates"], counters["schema"]
+        if schema not in (1, _SCHEMA):
+            raise UsageError(f"{folder} is a checkpoint of schema {schema}; this version reads {_SCHEMA}")
+        if schema == _SCHEMA and not (folder / SUMS).exists():
+            raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
+        with ExitStack() as files:
+            moments = files.enter_context(shards.TensorFiles(folder, _OPTIMIZER))
+            found = [(p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
+            for parameters, tensors in found:
+                shapes = {name: strategy.shape(p) for name, p in parameters.items()}
+                if tensors is found[0][1] and policy.settings.lora is None:  # the model's own
+                    shapes |= {name: buffer.shape for name, buffer in policy.constants.items()}
+                tensors.check(shapes)
+            _take(found, moments, policy, strategy)
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
+    return version, updates
+
+
+def _take(
+    found: Sequence[tuple[Mapping[str, nn.Parameter], shards.TensorFiles]],
+    moments: shards.TensorFiles,
+    policy: Policy,
+    strategy: SingleProcess,
+) -> None:
+    keys: dict[str, list[str]] = {}
+    for entry in moments:
+        key, _, name = entry.partition(".")
+        keys.setdefault(name, []).append(key)
+    for parameters, tensors in found:
+        for name, parameter in parameters.items():
+            strategy.put(parameter, tensors[name])
+    for name, parameter in policy.parameters.items():
+        strategy.put_moments(parameter, {key: moments[f"{key}.{name}"] for key in keys.get(name, ())})
+
+
+def _moments(policy: Policy, strategy: SingleProcess) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in policy.parameters.items():
+        for key, value in strategy.moments(parameter):
+            yield f"{key}.{name}", value

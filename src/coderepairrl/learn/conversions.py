@@ -1,0 +1,143 @@
+"""Folders of models that are made from others: with random weights, of a language model alone, rounded, or merged."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from pathlib import Path
+
+import safetensors
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from coderepairrl import models
+from coderepairrl.config.sections.train import Lora, Precision, Quantise
+from coderepairrl.errors import UsageError
+from coderepairrl.learn import adapters, experts, shards
+from coderepairrl.learn.attention import TREE
+from coderepairrl.learn.experts import published
+from coderepairrl.learn.policy import MODELS_OWN, Policy, copy_layout
+from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.runs.storage import write_sums
+
+
+def init_random(source: Path, target: Path, seed: int) -> None:
+    """Write a model with random weights to `target`, from the config.json and tokenizer in `source`.
+
+    The same seed gives the same bits. Raises `UsageError` when `source` has no usable config.json.
+    """
+    try:
+        config = AutoConfig.from_pretrained(source, local_files_only=True)
+    except (OSError, ValueError, json.JSONDecodeError) as error:
+        raise UsageError(f"cannot read the model configuration in {source}: {error}") from error
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=TREE, dtype=torch.float32
+        )
+    target.mkdir(parents=True, exist_ok=True)
+    Policy(model, source).export(target, "model")
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(target)
+    write_sums(target)
+
+
+def language_model(source: Path, target: Path) -> None:
+    """Write the causal language model in `source`, of a multimodal one its language model, to `target`, weights with
+    their values, under the names that files of the architecture have.
+
+    Raises `UsageError` where there is none.
+    """
+    try:
+        # a checkpoint of all weights is float32, whatever the config says that it was copied from
+        dtype = torch.float32 if (source / "learner.json").is_file() else "auto"
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise UsageError(f"cannot load the model in {source}: {error}") from error
+    target.mkdir(parents=True, exist_ok=True)
+    kept = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
+    shards.write(target, shards.MODEL, published(model, chain(model.named_parameters(), buffers)))
+    copy_layout(source, target)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(target)
+
+
+def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
+    """Write the model in `source` to `target` with the numbers that its weights have when they are quantised to `form`,
+    as any engine serves them. A learner of that form has the same ones from either folder.
+
+    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it.
+    """
+    policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")  # adapters add nothing yet
+    (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
+    write_sums(target)
+
+
+def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
+    """Write the model in `base` merged with the adapters in `adapter` (peft's layout) to `target`.
+
+    With the `precision` of the run, the result is what its engine served. Raises `UsageError` when the two do not
+    belong together.
+    """
+    policy = _with_adapters(base, adapter, precision)
+    target.mkdir(parents=True, exist_ok=True)
+    policy.export(target, "model")
+
+
+def engine_form(base: Path, adapter: Path, target: Path) -> None:
+    """Write the adapters in `adapter`, a checkpoint's, to `target` as engines of the model in `base` read them, which
+    is another form where they are on experts. The values stay as they are.
+
+    Raises `UsageError` when the two do not belong together.
+    """
+    try:
+        lora = adapters.read_config(adapter)
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        target.mkdir(parents=True, exist_ok=True)
+        with shards.TensorFiles(adapter, adapters.FILE) as files:
+            tensors = ((name, files[name]) for name in files)
+            shards.write(target, adapters.FILE, experts.served(model, tensors, lora.rank))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
+    copy_layout(base, target, without=MODELS_OWN)
+    adapters.write_config(target, lora, base)
+
+
+def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
+    """How much of what `adapter` adds to `base` is left in `result`, the two merged and then rounded: 1 is all.
+
+    Of all adapted layers together, the share ``<result - base, delta> / <delta, delta>`` of the adapters' product
+    `delta`. A product far below a step of the numbers rounds back to the base and leaves 0. Raises `UsageError` when
+    the three do not belong together.
+    """
+    policy = _with_adapters(base, adapter, precision)
+    left = total = 0.0
+    try:
+        with shards.TensorFiles(result, shards.MODEL) as files:
+            deltas, before = published(policy.model, adapters.deltas(policy.model)), adapters.below(policy.model)
+            for (name, delta), (_, was) in zip(deltas, published(policy.model, before), strict=True):
+                change = files[name].to(was.device).float() - was.float()
+                left += (change * delta).sum(dtype=torch.float64).item()
+                total += delta.square().sum(dtype=torch.float64).item()
+    except (OSError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{result} is not {base} merged with {adapter}: {error}") from error
+    return left / total if total else 1.0
+
+
+def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
+    """The model in `base` with the adapters in `adapter`. Raises `UsageError` when they do not belong together."""
+    try:
+        lora = adapters.read_config(adapter)
+        policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))
+        with shards.TensorFiles(adapter, adapters.FILE) as files:
+            files.check({policy.file_name(name): value.shape for name, value in policy.parameters.items()})
+            for name, parameter in policy.parameters.items():
+                parameter.data.copy_(files[policy.file_name(name)])
+    except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
+    return policy

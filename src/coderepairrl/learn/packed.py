@@ -1,0 +1,220 @@
+"""The forward pass: log probabilities, divergences and values of the trained tokens of packed rows.
+
+Attention runs path by path over a packed prefix tree (`attention`), which on a CPU is exact and several times faster
+than a mask over the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from coderepairrl.learn import adapters
+from coderepairrl.learn.attention import FLASH, Span, Store, chunks, flash_options
+from coderepairrl.learn.head import finished, upcast
+from coderepairrl.learn.losses import entropy, kl
+from coderepairrl.learn.pack import MicroBatch
+from coderepairrl.learn.probe import body
+from coderepairrl.learn.settings import LOGITS
+from coderepairrl.learn.values import ValueHead
+
+
+class Other(NamedTuple):
+    """Another model at the trained tokens of a micro-batch, which the policy is compared with."""
+
+    hidden_ND: Tensor
+    """Its last hidden states (`Policy.states`)."""
+    head: Callable[[Tensor], Tensor] | None
+    """Its logits of them; None is the policy's own, without adapters."""
+    reverse: bool
+    """Whether the divergence is KL(policy || other), not KL(other || policy)."""
+
+
+class Scored(NamedTuple):
+    """What there is to know of the trained tokens of a micro-batch."""
+
+    logp_N: Tensor
+    right_N: Tensor
+    """1.0 where the token is the likeliest, else 0.0."""
+    apart: dict[str, Tensor]
+    """Divergences (N) from other models, by their names."""
+    entropy_N: Tensor
+    """Over the vocabulary; of no token where that was not asked."""
+    value_N: Tensor
+    """Of the value head; of no token where there is none."""
+
+
+class Packed(nn.Module):
+    """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
+
+    def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True, values: bool = False) -> None:
+        super().__init__()
+        self.model: PreTrainedModel = model
+        self.bf16 = bf16
+        self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
+        self.alone = False
+        """Whether it computes one row at a time."""
+        if bf16 and fp32_head:
+            upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
+
+    def forward(
+        self,
+        batch: MicroBatch,
+        temperature: float = 1.0,
+        logits: int = LOGITS,
+        others: Mapping[str, Other] | None = None,
+        *,
+        spread: bool = False,
+        states: bool = False,
+        values: bool = False,
+    ) -> Tensor | Scored:
+        """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`, with `values` alone
+        `Policy.valued`."""
+        with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
+            if batch.chunk_tokens:
+                if states or values or others is not None:
+                    raise ValueError("a tree that is computed chunk by chunk has logprobs alone")
+                weights = next((p for p in self.model.parameters() if p.requires_grad), None)
+                return cast(Tensor, cast(Any, _TwoPasses).apply(weights, self, batch, temperature, logits))
+            # not by [at_N], in which prefixes repeat: its backward pass adds in any order where there are threads
+            hidden_ND = self.hidden(batch).index_select(0, batch.at_N)
+            if states:
+                return hidden_ND
+            if others is not None:
+                scored = self._compared(hidden_ND, batch.target_N, temperature, logits, others, spread)
+            else:
+                logp_N = self.scores(hidden_ND, batch.target_N, temperature, logits)
+                if not values:
+                    return logp_N
+                scored = Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
+            return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
+
+    def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
+        """Logprobs of tokens (N), of so many at once as `logits` allows; the backward pass computes them again."""
+        at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
+        if len(hidden_ND) <= at_once:
+            return self._score(hidden_ND, target_N, temperature)
+        pairs = zip(torch.split(hidden_ND, at_once), torch.split(target_N, at_once), strict=True)
+        return torch.cat(
+            [
+                cast(Tensor, checkpoint(self._score, hidden, target, temperature, use_reentrant=False))
+                for hidden, target in pairs
+            ]
+        )
+
+    def _compared(
+        self,
+        hidden_ND: Tensor,
+        target_N: Tensor,
+        temperature: float,
+        logits: int,
+        others: Mapping[str, Other],
+        spread: bool,
+    ) -> Scored:
+        """`Policy.compare` of so many tokens at once as `logits` allows; the backward pass computes them again."""
+        at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
+        parts: list[Scored] = []
+        for at in range(0, len(hidden_ND), at_once):
+            here = slice(at, at + at_once)
+            some = {name: other._replace(hidden_ND=other.hidden_ND[here]) for name, other in others.items()}
+            inputs = hidden_ND[here], target_N[here], temperature, some, spread
+            alone = len(hidden_ND) <= at_once
+            part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
+            parts.append(cast(Scored, part))
+        apart = {name: torch.cat([part.apart[name] for part in parts]) for name in others}
+        logp_N, right_N, _, entropy_N, _ = zip(*parts, strict=True)
+        return Scored(torch.cat(logp_N), torch.cat(right_N), apart, torch.cat(entropy_N), hidden_ND.new_zeros(0))
+
+    def _compare(
+        self, hidden_ND: Tensor, target_N: Tensor, temperature: float, others: Mapping[str, Other], spread: bool
+    ) -> Scored:
+        logits_NV = self.head(hidden_ND) / temperature
+        right_N = (logits_NV.argmax(-1) == target_N).float()
+        apart = {}
+        for name, other in others.items():
+            with torch.no_grad(), adapters.off(self.model):
+                other_NV = (other.head or self.head)(other.hidden_ND) / temperature
+            apart[name] = kl(logits_NV, other_NV) if other.reverse else kl(other_NV, logits_NV)
+        nothing = right_N.new_zeros(0)
+        entropy_N = entropy(logits_NV) if spread else nothing
+        return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
+
+    def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
+        """The last hidden states (TD); of a chunk with these `spans` alone, whose ancestors are in `store`."""
+        here = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
+        out = body(self.model)(
+            input_ids=batch.ids_T[None, here],
+            position_ids=batch.positions_T[None, here],
+            use_cache=False,
+            **({"spans": spans, "store": store} if spans else self._paths(batch)),
+        )
+        return cast(Tensor, out.last_hidden_state[0])
+
+    def _paths(self, batch: MicroBatch) -> dict[str, Any]:
+        """The tree as the attention needs it."""
+        if self.model.config._attn_implementation == FLASH:
+            return {**flash_options(batch.spans, batch.ids_T.device), "spans": batch.spans}
+        if len(batch.spans) == 1:
+            return {}  # a row, as transformers knows it
+        if self.alone:
+            raise ValueError(f"{type(self.model).__name__} computes one row at a time")
+        return {"spans": batch.spans}
+
+    def head(self, hidden_ND: Tensor) -> Tensor:
+        """Logits of hidden states, in float32."""
+        head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        return finished(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
+
+    def _score(self, hidden_ND: Tensor, target_N: Tensor, temperature: float) -> Tensor:
+        logits_NV = self.head(hidden_ND)
+        if temperature != 1.0:
+            logits_NV = logits_NV / temperature
+        return -cross_entropy(logits_NV, target_N, reduction="none")
+
+
+class _TwoPasses(torch.autograd.Function):
+    """Logprobs of a tree of which only a chunk's activations are in memory at a time, with all keys and values.
+
+    The forward pass goes through the chunks without keeping anything else but what attention gave. The backward pass
+    goes back through them, computes each again but for attention, and adds up the gradients of its ancestors' keys and
+    values, from which theirs go on.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, weights: Tensor | None, packed: Packed, batch: MicroBatch, temperature: float, logits: int
+    ) -> Tensor:
+        store = Store(len(batch.ids_T))
+        logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
+        for spans in chunks(batch.spans, batch.chunk_tokens):
+            hidden_CD = packed.hidden(batch, spans, store)
+            at, here = _within(batch, spans)
+            logp_N[here] = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+        ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
+        return logp_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_N: Tensor) -> tuple[None, ...]:
+        packed, batch, temperature, logits = ctx.inputs
+        for spans in reversed(chunks(batch.spans, batch.chunk_tokens)):
+            with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
+                hidden_CD = packed.hidden(batch, spans, ctx.store)
+                at, here = _within(batch, spans)
+                logp_N = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+            # the states as well: of a chunk without a trained token, keys and values still have a gradient
+            torch.autograd.backward((logp_N, hidden_CD), (gradient_N[here], torch.zeros_like(hidden_CD)))
+        return (None,) * 5
+
+
+def _within(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Which trained tokens a chunk predicts: the places in it that do, and their numbers in N."""
+    here = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
+    return batch.at_N[here] - spans[0].start, here

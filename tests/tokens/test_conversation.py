@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl import tokens
-from coderepairrl.tokens.verify import QUESTION, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS
 
 Messages = list[dict[str, Any]]
 
@@ -31,7 +31,7 @@ def result(text: str) -> dict[str, Any]:
 def attempt(*replies: dict[str, Any]) -> Messages:
     """A conversation in which every reply but the last is answered by a tool."""
     answered = [[reply, result(f"line {at} <|im_end|></s><|eot_id|>\n")] for at, reply in enumerate(replies)]
-    return [*map(dict, QUESTION), *(message for pair in answered for message in pair)][:-1]
+    return [*map(dict, OPENING), *(message for pair in answered for message in pair)][:-1]
 
 
 def learned(codec: tokens.Codec, row: tokens.Row) -> str:
@@ -91,7 +91,7 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(mini
     codec = tokens.load(miniature, thinking=True)
     ask = {"role": "user", "content": "And now?"}
     first, second = ({"role": "assistant", "content": c, "reasoning_content": f"{c}?"} for c in ("One", "Two"))
-    made = tokens.rows(codec, [*map(dict, QUESTION), first, ask, second], TOOLS)
+    made = tokens.rows(codec, [*map(dict, OPENING), first, ask, second], TOOLS)
     assert [learned(codec, row) for row in made] == [
         f"<think>\n{c}?\n</think>\n\n{c}<|im_end|>" for c in ("One", "Two")
     ]
@@ -101,12 +101,12 @@ def test_each_reply_is_learned_in_one_row_where_the_history_is_written_anew(mini
 def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
     codec = tokens.load(miniature)
     reply = {**call("ls"), "content": None}
-    whole = tokens.rows(codec, [*map(dict, QUESTION), reply, result("a")], TOOLS)
-    assert whole == tokens.rows(codec, [*map(dict, QUESTION), call("ls")], TOOLS)
+    whole = tokens.rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
+    assert whole == tokens.rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
     assert whole[0].ids[-1] in codec.stop_ids and whole[0].trained[-1]
 
 
-@pytest.mark.parametrize(("messages", "why"), [([*QUESTION], "no reply"), ([call("ls")], "begins with a reply")])
+@pytest.mark.parametrize(("messages", "why"), [([*OPENING], "no reply"), ([call("ls")], "begins with a reply")])
 def test_what_cannot_be_learned_from_is_refused(miniature: Path, messages: Messages, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         tokens.rows(tokens.load(miniature), messages, TOOLS)

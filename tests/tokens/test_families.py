@@ -16,7 +16,7 @@ from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import package
-from coderepairrl.tokens.verify import QUESTION, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
@@ -53,7 +53,7 @@ def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.C
 @EVERY
 def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs[name]
-    messages: list[dict[str, Any]] = [*map(dict, QUESTION)]
+    messages: list[dict[str, Any]] = [*map(dict, OPENING)]
     ids = codec.render(messages, TOOLS)
     for turn in range(3):
         call = {"name": "shell", "arguments": json.dumps({"cmd": f"ls {turn}"})}
@@ -82,7 +82,7 @@ def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, code
     if codec.format.name == "llama3_json":
         calls = calls[:1]
     ids = said(codec, words, calls, thought="hm" * FAMILIES[name].always)
-    reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
     deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
     reply, rest = reader.close()
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == calls
@@ -97,7 +97,7 @@ def test_any_ids_make_some_reply_and_a_stream_says_the_same(name: str, codecs: d
     codec = codecs[name]
     parts = [[token] for token in codec.tokenizer.added.values()]
     parts += [codec.encode(text) for text in ('{"name": "shell", "parameters": {}}', "words", " {", "<function=f>")]
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     for number in range(150):
         ids = [token for at in range(6) for token in parts[(number * 7919 + at * at * 31 + at * number) % len(parts)]]
         reader = codec.stream(prompt, TOOLS)
@@ -172,7 +172,7 @@ def test_a_template_with_results_of_its_own_writes_them(name: str, old: str, new
     call = {"name": "shell", "arguments": '{"cmd": "ls"}'}
     said = {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "type": "function", "function": call}]}
     shown = codec.decode(
-        codec.render([*QUESTION, said, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
+        codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "c", "content": "setup.py"}], TOOLS)
     )
     assert new.replace(r"\n' + m.content", "setup.py").replace("' + m.content", "setup.py") in shown
 
@@ -206,8 +206,8 @@ def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str,
         return
     off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
     opened, (without, within) = FAMILIES[name].opens, FAMILIES[name].prompts
-    assert off.decode(off.render(QUESTION, TOOLS)).endswith(without)
-    assert on.decode(on.render(QUESTION, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
+    assert off.decode(off.render(OPENING, TOOLS)).endswith(without)
+    assert on.decode(on.render(OPENING, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
     assert all("user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in on.verify())
     added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
@@ -217,7 +217,7 @@ def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str,
         *on.encode("\n\nI look."),
         on.stop_ids[0],
     ]
-    reply = on.parse(ids, on.render(QUESTION, TOOLS), TOOLS)
+    reply = on.parse(ids, on.render(OPENING, TOOLS), TOOLS)
     assert (reply.reasoning, reply.content) == ("hm", "I look.")
 
 
@@ -269,7 +269,7 @@ def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict
 @pytest.mark.parametrize("words", ["", "I look."])
 def test_calls_to_functions_are_read_from_channels(words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["gpt-oss"]
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     call = ("shell", {"cmd": "    indented <|end|> {"})
     for ids, calls in ((spoken(codec, words, call), [call]), (spoken(codec, words, None), [])):
         reader = codec.stream(prompt, TOOLS)
@@ -286,7 +286,7 @@ def test_calls_to_functions_are_read_from_channels(words: str, chunk: int, codec
 def test_results_name_the_function_that_was_called(codecs: dict[str, tokens.Codec]) -> None:
     """Also in extensions, where only ids say which it was."""
     codec = codecs["gpt-oss"]
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     result = {"role": "tool", "tool_call_id": "x", "content": "a"}
     more = codec.extend(prompt, spoken(codec, "", ("read_file", {})), [result])
     assert more is not None

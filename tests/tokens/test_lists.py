@@ -13,7 +13,7 @@ from spoken import said, tagged
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import pythonic
-from coderepairrl.tokens.verify import QUESTION, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tokens.Codec]:
 
 
 def read(codec: tokens.Codec, text: str) -> tokens.Reply:
-    return codec.parse(tagged(codec, text), codec.render(QUESTION, TOOLS), TOOLS)
+    return codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_what_python_cannot_write_is_refused(codecs: dict[str, tokens.Codec]) ->
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": "c", "type": "function", "function": function}
         with pytest.raises(ValueError):
-            codecs["LFM2"].render([*QUESTION, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+            codecs["LFM2"].render([*OPENING, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
 
 
 def test_words_around_a_call_of_lfm2_are_content(codecs: dict[str, tokens.Codec]) -> None:
@@ -155,7 +155,7 @@ def test_values_of_dsml_are_text_or_json(codecs: dict[str, tokens.Codec]) -> Non
 def test_results_have_the_number_that_the_policy_gave_its_call(name: str, codecs: dict[str, tokens.Codec]) -> None:
     """Also where an earlier part of the conversation is not at hand, as extending has only the reply."""
     codec = codecs[name]
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     result = {"role": "tool", "tool_call_id": "call_8_0", "content": "a"}
     more = codec.extend(prompt, said(codec, "", [("shell", {"cmd": "ls"})], first=5), [result])
     assert more is not None
@@ -167,7 +167,7 @@ def test_results_have_the_number_that_the_policy_gave_its_call(name: str, codecs
 
 def test_a_policy_that_miscounts_gets_what_its_template_writes(codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["Command R7B"]
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     result = {"role": "tool", "tool_call_id": "c", "content": "a"}
     ids = said(codec, "", [("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"})])
     twice = tagged(codec, codec.decode(ids).replace('"tool_call_id": "1"', '"tool_call_id": "0"'))
@@ -183,7 +183,7 @@ def test_ids_that_mistral_refuses_are_not_read_and_those_of_clients_made_to_fit(
     assert read(codec, '[TOOL_CALLS]shell[CALL_ID]abc[ARGS]{"cmd": "ls"}').calls == ()
     call = {"id": "call_12_0", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}}
     said = {"role": "assistant", "content": "", "tool_calls": [call]}
-    shown = codec.decode(codec.render([*QUESTION, said, {"role": "tool", "tool_call_id": "call_12_0", "content": "a"}]))
+    shown = codec.decode(codec.render([*OPENING, said, {"role": "tool", "tool_call_id": "call_12_0", "content": "a"}]))
     assert "[CALL_ID]call00000[ARGS]" in shown and "[TOOL_RESULTS]call00000[TOOL_CONTENT]" in shown
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.tokens.verify import QUESTION, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 HALF = "half a character"
@@ -159,9 +159,9 @@ _TOKEN = st.one_of(st.integers(0, VOCABULARY + 3), st.integers(256, VOCABULARY -
 def test_a_stream_says_what_the_whole_output_says(
     codec: tokens.Codec, output: list[int], sizes: list[int], thinking: bool
 ) -> None:
-    prompt = codec.render(QUESTION, TOOLS)
+    prompt = codec.render(OPENING, TOOLS)
     if thinking:
-        prompt = [*prompt[: -len(codec.render(QUESTION))], *prompt, codec.tokenizer.added["<think>"]]
+        prompt = [*prompt[: -len(codec.render(OPENING))], *prompt, codec.tokenizer.added["<think>"]]
     _check_stream(codec, prompt, output, sizes)
 
 
@@ -196,7 +196,7 @@ def test_a_stream_of_calls_and_thoughts_says_what_the_whole_output_says(
         for part in parts
         for token in ([added[part]] if part in added else half if part == HALF else codec.encode(part))
     ]
-    _check_stream(codec, codec.render(QUESTION, TOOLS), output, sizes)
+    _check_stream(codec, codec.render(OPENING, TOOLS), output, sizes)
 
 
 def _check_stream(codec: tokens.Codec, prompt: list[int], output: list[int], sizes: list[int]) -> None:
@@ -216,7 +216,7 @@ def _check_stream(codec: tokens.Codec, prompt: list[int], output: list[int], siz
 
 def test_words_stream_as_they_come_and_calls_when_they_are_whole(codec: tokens.Codec) -> None:
     added = codec.tokenizer.added
-    stream = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    stream = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
     assert [delta.content for delta in stream.feed(codec.encode(" I look"))] == ["I look"]
     assert stream.feed(codec.encode("\n")) == []
     call = [added["<tool_call>"], *codec.encode('\n{"name": "shell", "arguments": {"cmd": "ls é"}}\n')]
@@ -228,7 +228,7 @@ def test_words_stream_as_they_come_and_calls_when_they_are_whole(codec: tokens.C
 
 
 def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: tokens.Codec) -> None:
-    stream = codec.stream(codec.render(QUESTION), stop=("\nObservation:", "STOP"))
+    stream = codec.stream(codec.render(OPENING), stop=("\nObservation:", "STOP"))
     ids = codec.encode("I act\nObserve\nObservation: 5")
     out = [delta.content for token in ids for delta in stream.feed([token])]
     reply, rest = stream.close()
@@ -245,7 +245,7 @@ def test_a_stop_string_ends_the_content_and_marks_where_the_output_ends(codec: t
 def test_a_broken_call_is_content_and_said_to_be_malformed(codec: tokens.Codec, body: str, closed: bool) -> None:
     added = codec.tokenizer.added
     output = [*codec.encode("See:"), added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    reply = codec.parse([*output, added["<|im_end|>"]], codec.render(QUESTION, TOOLS), TOOLS)
+    reply = codec.parse([*output, added["<|im_end|>"]], codec.render(OPENING, TOOLS), TOOLS)
     assert reply.calls == ()
     assert len(reply.malformed) == 1
     assert reply.content.startswith("See:")
@@ -265,7 +265,7 @@ def test_a_broken_call_is_told_character_for_character(
     good = '\n{"name": "shell", "arguments": {}}\n'
     before += [*codec.encode("See:"), added["<tool_call>"], *codec.encode(good), added["</tool_call>"]]
     call = [added["<tool_call>"], *codec.encode(body), *[added["</tool_call>"]] * closed]
-    stream = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    stream = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
     told = "".join(delta.content for delta in stream.feed([*before, *call, added["<|im_end|>"]]))
     reply, rest = stream.close()
     assert [call.name for call in reply.calls] == ["shell"]
@@ -341,14 +341,14 @@ class TestTheModelsOwnTemplate:
     def test_a_hybrid_model_gets_an_empty_thought(self, miniature: Path, tmp_path: Path) -> None:
         codec = tokens.load(self.folder(miniature, tmp_path, QWEN3))
         assert codec.family == "qwen3"
-        assert codec.decode(codec.render(QUESTION)).endswith("<think>\n\n</think>\n\n")
+        assert codec.decode(codec.render(OPENING)).endswith("<think>\n\n</think>\n\n")
         assert codec.verify() == ()
 
     def test_a_model_that_never_thinks_gets_none(self, miniature: Path, tmp_path: Path) -> None:
         assert THOUGHT in QWEN3
         codec = tokens.load(self.folder(miniature, tmp_path, QWEN3.replace(THOUGHT, "")))
         assert codec.family == "qwen3"
-        assert codec.decode(codec.render(QUESTION)).endswith("<|im_start|>assistant\n")
+        assert codec.decode(codec.render(OPENING)).endswith("<|im_start|>assistant\n")
 
     def test_another_dialect_is_refused(self, miniature: Path, tmp_path: Path) -> None:
         folder = self.folder(miniature, tmp_path, CHATML.replace("# Tools", "## Tools"))
@@ -381,7 +381,7 @@ def test_thoughts_words_and_calls_stream_in_the_order_in_which_they_were_said(co
         call = json.dumps({"name": "shell", "arguments": {"cmd": cmd}})
         ids += [added["<tool_call>"], *codec.encode(f"\n{call}\n"), added["</tool_call>"]]
     ids.append(added["<|im_end|>"])
-    reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
     deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
     reply, rest = reader.close()
     assert rest == []
@@ -450,7 +450,7 @@ class TestOtherFamilies:
         added = codec.tokenizer.added
         call = codec.encode('\n{"name": "shell", "arguments": {"cmd": "<|im_end|>"}}\n')
         ids = [*codec.encode("<think> I look"), added["<tool_call>"], *call, added["</tool_call>"], added["<|im_end|>"]]
-        reader = codec.stream(codec.render(QUESTION, TOOLS), TOOLS)
+        reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
         deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
         reply, rest = reader.close()
         assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content == "<think> I look"
@@ -460,7 +460,7 @@ class TestOtherFamilies:
     def test_what_the_template_refuses_is_no_conversation(self, merging: Path, tmp_path: Path) -> None:
         codec = tokens.load(self.folder(merging, tmp_path))
         with pytest.raises(ValueError, match="system comes first"):
-            codec.render([*QUESTION, {"role": "system", "content": "a"}])
+            codec.render([*OPENING, {"role": "system", "content": "a"}])
 
     @pytest.mark.parametrize(
         ("change", "why"),

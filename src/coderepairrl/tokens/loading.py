@@ -19,7 +19,7 @@ from coderepairrl.tokens.package import CLASSES, PackageRenderer
 from coderepairrl.tokens.reading import NEVER, Format, thoughts
 from coderepairrl.tokens.reply import Markers
 from coderepairrl.tokens.template import Template
-from coderepairrl.tokens.verify import FOLLOWED, QUESTION, TOOLS, Messages
+from coderepairrl.tokens.verify import FOLLOWED, OPENING, TOOLS, Messages
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "qwen3": ("qwen3",),
@@ -207,7 +207,7 @@ def _check_thinks(source: Template, codec: Codec) -> None:
         return
     if not codec.thinking:
         return
-    on, off = (source.apply(QUESTION, (), thinking=thinking) for thinking in (True, False))
+    on, off = (source.apply(OPENING, (), thinking=thinking) for thinking in (True, False))
     if on == off and ("<think>" not in on or on.rstrip().endswith("</think>")):
         raise ConfigError(
             f"model.thinking=true, and the chat template of {codec.name} has no reasoning to switch on",
@@ -218,13 +218,13 @@ def _check_thinks(source: Template, codec: Codec) -> None:
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
     """Whether the codec renders the first prompt of a conversation as the template does."""
     return all(
-        codec.decode(codec.render(QUESTION, tools)) == source.apply(QUESTION, tools, thinking=thinking)
+        codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)
     )
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `QUESTION` as the template does: a reply that ends in `last`, and more.
+    """Whether the codec renders `news` after `OPENING` as the template does: a reply that ends in `last`, and more.
 
     Up to there whitespace and tags of thoughts may differ: templates drop those of earlier replies, renderers keep them
     so that prompts extend.
@@ -235,8 +235,8 @@ def _follows(codec: Codec, source: Template, news: Messages, last: str, *, think
         return re.sub(r"</?think>|\s+", "", before), after
 
     try:
-        messages = [with_objects(message) for message in (*QUESTION, *news)]
+        messages = [with_objects(message) for message in (*OPENING, *news)]
         expected = source.apply(messages, TOOLS, thinking=thinking)
     except ConfigError:
         return False  # the template says why if it cannot be used either
-    return parts(codec.decode(codec.render((*QUESTION, *news), TOOLS))) == parts(expected)
+    return parts(codec.decode(codec.render((*OPENING, *news), TOOLS))) == parts(expected)

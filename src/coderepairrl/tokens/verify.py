@@ -32,7 +32,7 @@ TOOLS: Messages = (
         },
     },
 )
-QUESTION: Messages = (
+OPENING: Messages = (
     {"role": "system", "content": "You repair code."},
     {"role": "user", "content": "The build is red.\n\n  Why?"},
 )
@@ -71,7 +71,7 @@ FOLLOWED: tuple[tuple[Messages, str], ...] = (
         "git status",
     ),
 )
-"""Replies to `QUESTION` and what follows them, and the last words that the policy chose in each."""
+"""Replies to `OPENING` and what follows them, and the last words that the policy chose in each."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
@@ -115,7 +115,7 @@ def verify(codec: Codec) -> Findings:
                 prompt, output = _canonical(codec, reply, kind, news)
                 if (read := _calls(codec, reply, output, prompt)) is not None:
                     raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {read!r}")
-                conversation = (*QUESTION, *reply, *news)
+                conversation = (*OPENING, *reply, *news)
                 rendered = codec.render(conversation, TOOLS)
                 whole = codec.extend(prompt, output, news)
             except ValueError as error:
@@ -163,7 +163,7 @@ def _thoughtful(reply: Messages) -> Messages:
 def _never(codec: Codec, reply: Messages) -> bool:
     """Whether the template refuses `reply` whatever follows it."""
     try:
-        codec.render((*QUESTION, *reply), TOOLS, prompt=False)
+        codec.render((*OPENING, *reply), TOOLS, prompt=False)
     except ValueError:
         return True
     return False
@@ -237,15 +237,15 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
 
     Where what follows a reply ends it, as GLM's roles do, the output ends with the beginning of `news`.
     """
-    prompt = codec.render(QUESTION, TOOLS)
-    whole = codec.render((*QUESTION, *reply), TOOLS, prompt=False)
+    prompt = codec.render(OPENING, TOOLS)
+    whole = codec.render((*OPENING, *reply), TOOLS, prompt=False)
     if whole[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is no prefix of the conversation after it",
                 fix="its template closes thoughts in prompts alone: try model.thinking=true",
             )
-        header = codec.render((*QUESTION, {"role": "assistant", "content": ""}), TOOLS, prompt=False)
+        header = codec.render((*OPENING, {"role": "assistant", "content": ""}), TOOLS, prompt=False)
         raise ConfigError(
             f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
             fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
@@ -253,8 +253,8 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
     last = max((i for i, token in enumerate(whole) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
-        answered = codec.render((*QUESTION, *plain), TOOLS, prompt=False)
-        more = codec.render((*QUESTION, *plain, *news), TOOLS)
+        answered = codec.render((*OPENING, *plain), TOOLS, prompt=False)
+        more = codec.render((*OPENING, *plain, *news), TOOLS)
         if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
         last, whole = len(whole), [*whole, more[len(answered)]]
@@ -269,10 +269,10 @@ def _check_texts(codec: Codec) -> None:
 
 def _check_prompt(codec: Codec) -> None:
     """Raise `ConfigError` if a prompt is no beginning of a reply, or if tools or calls are not shown."""
-    prompt, asked = codec.render(QUESTION, TOOLS), codec.render(QUESTION, TOOLS, prompt=False)
+    prompt, asked = codec.render(OPENING, TOOLS), codec.render(OPENING, TOOLS, prompt=False)
     if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
-    called = codec.render((*QUESTION, *_REPLIES["a reply with a tool call"]), prompt=False)
+    called = codec.render((*OPENING, *_REPLIES["a reply with a tool call"]), prompt=False)
     if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):
         raise ConfigError(f"{codec.name}: the policy is not shown its tools, or not its calls of them")
 

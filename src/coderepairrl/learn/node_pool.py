@@ -28,12 +28,11 @@ class _NumberTaken(UsageError):
 class RemoteChild:
     """One of the learner's processes on another node, for `Learner` the same as a `Child`."""
 
-    def __init__(self, node: RemoteNode, rank: int, *, first: bool) -> None:
+    def __init__(self, node: RemoteNode, *, first: bool) -> None:
         self.pid = 0
         """Once it has begun."""
         self.stopped = False
         self._node = node
-        self._rank = rank
         self._first = first
         """Whether it is the node's first: requests travel once to each node."""
         self._frames: asyncio.Queue[Frame | ChildDied] = asyncio.Queue()
@@ -121,7 +120,7 @@ class RemoteNode:
     async def spawn(self, ranks: range, world: int, store: str) -> list[RemoteChild]:
         """Start its processes; returns once they run. Raises as `request`."""
         self.children = {}
-        self._spawning = {rank: RemoteChild(self, rank, first=rank == ranks[0]) for rank in ranks}
+        self._spawning = {rank: RemoteChild(self, first=rank == ranks[0]) for rank in ranks}
         began = list(self._spawning.values())
         terms = {"first": ranks[0], "count": len(ranks), "world": world, "store": store}
         told = await self.request({"spawn": terms}, _SPAWN)

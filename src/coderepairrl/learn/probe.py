@@ -25,7 +25,6 @@ LAYERS = 4
 WINDOW = 4
 """Tokens that a layer with a sliding window sees while it is asked: fewer than rows have."""
 TOLERANCE = 1e-4  # of the largest value
-Hidden = Callable[[MicroBatch], Tensor]
 Way = Literal["trees", "rows"]
 
 

@@ -83,7 +83,7 @@ class Learner:
                 learner._children = [await SharedClient.connect(shared, run, patience)]
             else:
                 learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {}, nodes)
-            start = {"model": str(model.resolve()), "settings": settings.model_dump(), "gpu": gpu}
+            start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
             learner.notices = await learner._call("start", **start)
         except BaseException:
             await learner.close()
@@ -114,7 +114,7 @@ class Learner:
 
     async def publish(self, form: Form = "model") -> Published:
         """Write the current weights for the engine. The caller deletes older folders."""
-        path, version, checksum = await self._call("publish", folder=str(self._publish_dir.resolve()), form=form)
+        path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
         return Published(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> Published:
@@ -122,7 +122,7 @@ class Learner:
 
         The checksum is `coderepairrl.sync.wire.combined_digest`.
         """
-        path, version, checksum = await self._call("offer", folder=str(self._publish_dir.resolve()), route=route)
+        path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
@@ -130,8 +130,8 @@ class Learner:
 
         Each step may take `seconds`.
         """
-        where = {"path": str(offer), "version": version}
-        broken_off: str = await self._call("send", **where, receivers=receivers, seconds=seconds)
+        how = {"version": version, "receivers": receivers, "seconds": seconds}
+        broken_off: str = await self._call("send", offer=offer, **how)
         return broken_off
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
@@ -152,11 +152,11 @@ class Learner:
 
     async def save(self, path: Path) -> None:
         """Write an exact checkpoint: weights in Hugging Face layout, optimiser state, counters."""
-        await self._call("save", path=str(path.resolve()))
+        await self._call("save", folder=path)
 
     async def restore(self, path: Path) -> int:
         """Continue from a checkpoint bit for bit; returns its version."""
-        await self._call("restore", path=str(path.resolve()))
+        await self._call("restore", folder=path)
         return self.version
 
     async def close(self) -> None:
@@ -165,7 +165,8 @@ class Learner:
 
     async def _call(self, op: str, **arguments: Any) -> Any:
         # shielded: a cancelled caller must not leave half a frame or an unread reply behind
-        exchange = asyncio.ensure_future(self._exchange({"op": op, **arguments}))
+        plain = {name: str(value.resolve()) if isinstance(value, Path) else value for name, value in arguments.items()}
+        exchange = asyncio.ensure_future(self._exchange({"op": op, **plain}))
         try:
             return await asyncio.shield(exchange)
         except asyncio.CancelledError:
@@ -224,7 +225,7 @@ async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -
 
     Raises `UsageError` when `source` describes no model, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    await _once("init_random", log_dir, source=str(source.resolve()), target=str(target.resolve()), seed=seed)
+    await _once("init_random", log_dir, source=source, target=target, seed=seed)
 
 
 async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
@@ -233,8 +234,7 @@ async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *
     `precision` is that of the run. Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError`
     as `Learner` does.
     """
-    folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
-    await _once("merge", log_dir, **folders, precision=precision)
+    await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
 async def engine_form(base: Path, adapter: Path, target: Path, *, log_dir: Path) -> None:
@@ -243,8 +243,7 @@ async def engine_form(base: Path, adapter: Path, target: Path, *, log_dir: Path)
 
     Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "target": str(target.resolve())}
-    await _once("engine_form", log_dir, **folders)
+    await _once("engine_form", log_dir, base=base, adapter=adapter, target=target)
 
 
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
@@ -253,17 +252,16 @@ async def rounded(source: Path, target: Path, form: Quantise, precision: Precisi
     Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it, and
     `LearnerFault`, `RunError` as `Learner` does.
     """
-    folders = {"source": str(source.resolve()), "target": str(target.resolve())}
-    await _once("rounded", log_dir, **folders, form=form, precision=precision)
+    await _once("rounded", log_dir, source=source, target=target, form=form, precision=precision)
 
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
-    """The share of what `adapter` adds to `base` that is left in `result`, merged and rounded (`policy.survived`).
+    """The share of what `adapter` adds to `base` that is left in `result`, merged and rounded (`conversions.survived`).
 
     Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    folders = {"base": str(base.resolve()), "adapter": str(adapter.resolve()), "result": str(result.resolve())}
-    share: float = await _once("survived", log_dir, **folders, precision=precision)
+    how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
+    share: float = await _once("survived", log_dir, **how)
     return share
 
 
@@ -272,7 +270,7 @@ async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
 
     Raises `UsageError` where there is none, and `LearnerFault`, `RunError` as `Learner` does.
     """
-    await _once("language_model", log_dir, source=str(source.resolve()), target=str(target.resolve()))
+    await _once("language_model", log_dir, source=source, target=target)
 
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:

@@ -20,52 +20,36 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from coderepairrl.config.sections.episodes import Route
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.conversions import engine_form, init_random, language_model, merge, rounded, survived
-from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
 
+ON_FOLDERS: dict[str, Callable[..., Any]] = {
+    operation.__name__: operation for operation in (engine_form, init_random, language_model, merge, rounded, survived)
+}
+"""Operations that need no trainer. All others are methods of `Trainer`, but for ``start``, which makes it."""
+_PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "offer")
+
 
 class Service:
-    """The operations, by name. `start` comes first; `init_random`, `engine_form`, `language_model`, `merge`, `rounded`
-    and `survived` need no trainer."""
+    """Carries out requests, for one run."""
 
     def __init__(self, provide: ProvideModel | None = None) -> None:
         """`provide` gives a frozen model that other runs have, too."""
         self._provide = provide
         self._trainer: Trainer | None = None
-        self.operations: dict[str, Callable[..., Any]] = {
-            "start": self._start,
-            "init_random": self._init_random,
-            "engine_form": lambda base, adapter, target: engine_form(Path(base), Path(adapter), Path(target)),
-            "language_model": lambda source, target: language_model(Path(source), Path(target)),
-            "merge": lambda base, adapter, target, precision: merge(Path(base), Path(adapter), Path(target), precision),
-            "rounded": lambda source, target, **how: rounded(Path(source), Path(target), **how),
-            "survived": lambda base, adapter, result, precision: survived(
-                Path(base), Path(adapter), Path(result), precision
-            ),
-            "step": lambda samples, **of: self._started.step([_sample(data) for data in samples], **of),
-            "measure": lambda samples: self._started.measure([_sample(data) for data in samples]),
-            "logprobs": lambda rows, temperature: self._started.logprobs(rows, temperature),
-            "publish": self._publish,
-            "offer": self._offer,
-            "send": lambda path, **arguments: self._started.send(Path(path), **arguments),
-            "put_away": lambda: self._started.put_away(),
-            "take_back": lambda: self._started.take_back(),
-            "save": self._save,
-            "restore": self._restore,
-        }
 
     def answer(self, frame: Frame) -> Frame:
         """Carry out one request."""
         try:
-            result = self.operations[frame.pop("op")](**frame)
-            return {"ok": result, "version": self._trainer.version if self._trainer else 0}
+            operation = self._operation(frame.pop("op"))
+            result = operation(**{name: _argument(name, value) for name, value in frame.items()})
+            return {"ok": _plain(result), "version": self._trainer.version if self._trainer else 0}
         except CodeRepairError as error:
             return _refusal("prerequisite" if isinstance(error, PrerequisiteError) else "usage", error)
         except (OSError, SafetensorError) as error:
@@ -73,13 +57,17 @@ class Service:
         except ValueError as error:
             return _refusal("refused", error)
 
-    @property
-    def _started(self) -> Trainer:
+    def _operation(self, name: str) -> Callable[..., Any]:
+        if name == "start":
+            return self._start
+        if name in ON_FOLDERS:
+            return ON_FOLDERS[name]
         if self._trainer is None:
             raise ValueError("the learner was given no model yet")
-        return self._trainer
+        method: Callable[..., Any] = getattr(self._trainer, name)
+        return method
 
-    def _start(self, model: str, settings: dict[str, Any], gpu: bool) -> list[str]:
+    def _start(self, model: Path, settings: dict[str, Any], gpu: bool) -> list[str]:
         if gpu and not torch.cuda.is_available():
             built = f"is built for CUDA {torch.version.cuda}" if torch.version.cuda else "is built without CUDA"
             raise PrerequisiteError(
@@ -87,32 +75,27 @@ class Service:
                 fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
                 " train.devices out to learn on the CPU",
             )
-        self._trainer = Trainer(Path(model), LearnSettings(**settings), self._provide)
+        self._trainer = Trainer(model, LearnSettings(**settings), self._provide)
         for notice in self._trainer.notices:
             print(logged(notice), file=sys.stderr, flush=True)
         return self._trainer.notices
-
-    def _init_random(self, source: str, target: str, seed: int) -> None:
-        init_random(Path(source), Path(target), seed)
-
-    def _publish(self, folder: str, form: Form) -> list[Any]:
-        path, version, checksum = self._started.publish(Path(folder), form)
-        return [str(path), version, checksum]
-
-    def _offer(self, folder: str, route: Route) -> list[Any]:
-        path, version, checksum = self._started.offer(Path(folder), route)
-        return [str(path), version, checksum]
-
-    def _save(self, path: str) -> None:
-        self._started.save(Path(path))
-
-    def _restore(self, path: str) -> None:
-        self._started.restore(Path(path))
 
 
 def _refusal(kind: str, error: Exception) -> Frame:
     traceback.print_exception(error)
     return {"error": str(error), "kind": kind, "fix": getattr(error, "fix", "")}
+
+
+def _argument(name: str, value: Any) -> Any:
+    """A value of a frame as operations take it."""
+    if name in _PATHS:
+        return Path(value)
+    return [_sample(each) for each in value] if name == "samples" else value
+
+
+def _plain(result: Any) -> Any:
+    """A result as frames have it: those of `publish` and `offer` begin with a path."""
+    return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 
 
 def _sample(data: dict[str, Any]) -> Sample:

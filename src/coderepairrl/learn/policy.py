@@ -86,28 +86,11 @@ class Policy:
 
         Raises `UsageError` when there is none or it cannot be trained packed, or shared.
         """
-        if provide is not None and settings.lora is None:
-            raise UsageError(
-                "a learner that several runs share (train.learner) holds a frozen model, and all weights are to be"
-                " trained",
-                fix="train.lora=true, or a learner of the run's own: leave train.learner out",
-            )
+        _check(folder, settings, shared=provide is not None)
         if frozen:
             without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
             settings = settings.but(
                 **without, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
-            )
-        if (folder / adapters.CONFIG).is_file():
-            raise UsageError(
-                f"{folder} holds adapters, not a model",
-                fix="merge them first (peft: merge_and_unload, save_pretrained)",
-            )
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"{folder} holds no model: config.json is missing")
-        if settings.attention == "flash_attention_2" and not is_flash_attn_2_available():
-            raise PrerequisiteError(
-                "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
-                fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         dtype = torch.bfloat16 if half else torch.float32
@@ -284,6 +267,26 @@ class Policy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
             layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+
+
+def _check(folder: Path, settings: LearnSettings, *, shared: bool) -> None:
+    """Raise `UsageError` or `PrerequisiteError` for what can be refused before anything is read."""
+    if shared and settings.lora is None:
+        raise UsageError(
+            "a learner that several runs share (train.learner) holds a frozen model, and all weights are to be trained",
+            fix="train.lora=true, or a learner of the run's own: leave train.learner out",
+        )
+    if (folder / adapters.CONFIG).is_file():
+        raise UsageError(
+            f"{folder} holds adapters, not a model", fix="merge them first (peft: merge_and_unload, save_pretrained)"
+        )
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder} holds no model: config.json is missing")
+    if settings.attention == "flash_attention_2" and not is_flash_attn_2_available():
+        raise PrerequisiteError(
+            "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
+            fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
+        )
 
 
 def _read(

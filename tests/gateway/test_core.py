@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import socket
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import GatewayFault, RunError, UsageError
 from coderepairrl.gateway import Gateway, PolicySource, Session, chat, generation, request_seed
-from coderepairrl.gateway.incoming import MAX_BODY
 from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.types import Finish, Fork, Sampling, conversation
@@ -251,17 +249,14 @@ class TestHistory:
 
 
 class TestRetries:
-    @pytest.mark.parametrize("retry", [1, None])
-    async def test_a_retry_joins_the_running_call(
-        self, world: World, said: Said, http: Http, retry: int | None
-    ) -> None:
+    async def test_a_repeated_body_joins_the_running_call(self, world: World, said: Said, http: Http) -> None:
         world.engine.gate = asyncio.Event()
         world.engine.script = lambda *_: said("a story")
         session = world.open()
-        first = asyncio.create_task(http.ask(session, retry=0 if retry else None))
+        first = asyncio.create_task(http.ask(session, retry=None))
         while not world.engine.seen:
             await asyncio.sleep(0.01)
-        second = asyncio.create_task(http.ask(session, retry=retry))
+        second = asyncio.create_task(http.ask(session, retry=None))
         await asyncio.sleep(0.05)
         world.engine.gate.set()
         assert message(await first) == message(await second)
@@ -326,25 +321,6 @@ class TestLimits:
         assert (reply["crrl"]["limit"], session.limit) == ("calls", "calls")
         assert (await http.try_(session, retry=1))[0] == 200  # a retry costs nothing
 
-    async def test_tokens_cut_a_reply_and_refuse_the_next(self, world: World, said: Said, http: Http) -> None:
-        world.engine.script = lambda *_: said("x" * 3000)
-        prompt = len(world.gateway.source.codec.render(ASK))
-        session = world.open(tokens=prompt + 50)
-        reply = await http.ask(session)
-        assert reply["choices"][0]["finish_reason"] == "length"
-        assert reply["usage"]["total_tokens"] == prompt + 50
-        assert reply["crrl"]["remaining_tokens"] == 0
-        assert (reply["crrl"]["limit"], session.limit) == ("tokens", "tokens")
-        status, reply = await http.try_(session, [*ASK, message(reply), user("more")])
-        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
-
-    async def test_the_engines_context(self, world: World, http: Http) -> None:
-        world.engine.context = 200
-        session = world.open()
-        status, reply = await http.try_(session, [user("x" * 300)])
-        assert (status, reply["error"]["code"], session.limit) == (400, "context_length_exceeded", "context")
-        assert world.engine.seen == []
-
     async def test_one_long_reply_is_no_limit_of_the_episode(self, world: World, said: Said, http: Http) -> None:
         world.engine.script = lambda *_: said("x" * 300)
         session = world.open(turn_tokens=20)
@@ -393,10 +369,7 @@ class TestLimits:
 
 
 BAD_BODIES: dict[str, tuple[bytes, str | None]] = {
-    "not JSON": (b"{", None),
     "a list": (b"[]", None),
-    "nothing": (b"", None),
-    "nested": (b'{"a":' * 50_000, None),
     "no messages": (b'{"model": "policy", "messages": []}', "messages"),
     "no model": (b'{"messages": [{"role": "user", "content": "a"}]}', "model"),
     "no role": (b'{"model": "policy", "messages": [{"content": "a"}]}', "messages.0.role"),
@@ -429,16 +402,6 @@ class TestBadInput:
         messages = [{"role": "developer", "content": [{"type": "text", "text": "a", "cache_control": {}}], "name": "x"}]
         await http.ask(session, messages, store=False, metadata={"a": "b"}, user="me", service_tier="auto")
         assert session.turns[0].messages[0] == {"role": "system", "content": "a"}
-
-    async def test_a_huge_body_and_a_wrong_path(self, world: World, http: Http) -> None:
-        session = world.open()
-        status, reply = await http.raw(session, io.BytesIO(b" " * (MAX_BODY + 1)))
-        assert (status, reply["error"]["code"]) == (413, "request_too_large")
-        status, reply = await http.raw(f"{world.gateway.url}/v2", b"{}")
-        assert (status, reply["error"]["code"]) == (404, "not_found")
-        async with http.session.get(f"{session.endpoint.base_url}/chat/completions") as response:
-            assert response.status == 405
-            assert (await response.json())["error"]["type"] == "invalid_request_error"
 
     @pytest.mark.parametrize(
         "change",

@@ -10,7 +10,6 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from coderepairrl.gateway import replies
 from coderepairrl.types import Endpoint, Finish, sequence
 
 from .clients import anthropic_client as client
@@ -204,24 +203,6 @@ async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expec
     once = [kind for before, kind in zip([None, *kinds], kinds, strict=False) if kind != before]
     assert once == ["message_start", *block, *block, "message_delta", "message_stop"]
     assert kinds.count("content_block_delta") > 2
-
-
-async def test_a_silent_stream_pings(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
-    world.engine.script = lambda *_: said("a story")
-    world.engine.gate = asyncio.Event()
-    endpoint = world.open().endpoint
-    pings, seen = 0, b""
-    body = {"model": "policy", "max_tokens": 64, "messages": ASK, "stream": True}
-    async with client(endpoint)._client.stream("POST", f"{endpoint.base_url}/messages", json=body) as response:
-        async for data in response.aiter_bytes():
-            seen += data
-            pings = seen.count(b'event: ping\ndata: {"type":"ping"}\n\n')
-            if pings >= 3:
-                world.engine.gate.set()
-    assert b"event: message_stop\n" in seen
-    reply = await gather(client(world.open().endpoint))
-    assert reply.content[0].text == "a story"
 
 
 async def test_tokens_are_counted_and_not_recorded(world: World) -> None:

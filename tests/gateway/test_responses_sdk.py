@@ -10,7 +10,6 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from coderepairrl.gateway import replies
 from coderepairrl.types import Finish, sequence
 
 from .clients import openai_client as client
@@ -167,19 +166,6 @@ async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expec
         "response.function_call_arguments.done",
         "response.completed",
     ]
-
-
-async def test_a_silent_stream_says_that_it_is_alive(world: World, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.01)
-    world.engine.script = lambda *_: said("a story")
-    world.engine.gate = asyncio.Event()
-    alive = 0
-    async for event in await ask(client(world.open().endpoint), stream=True):
-        alive += event.type == "response.in_progress"
-        if alive == 3:
-            world.engine.gate.set()
-    assert alive >= 3
-    assert event.response.output_text == "a story"
 
 
 async def test_tokens_are_counted_and_not_recorded(world: World) -> None:

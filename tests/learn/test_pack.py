@@ -83,19 +83,6 @@ def test_a_neighbour_has_no_influence(miniature, make_rows):
     assert (alone - after_a).abs().max().item() < 1e-5
 
 
-def test_chunked_logits_equal_whole_ones(miniature, make_rows):
-    policy = Policy.load(miniature)
-    batch = pack(make_rows(LENGTHS))
-    whole = policy.logprobs(batch, 0.9)
-    loss_of(whole, batch).backward()
-    gradient = gradients(policy)
-    chunked = policy.logprobs(batch, 0.9, logits=7 * 265)
-    loss_of(chunked, batch).backward()
-    assert (whole - chunked).abs().max().item() < 1e-6
-    for name, value in gradients(policy).items():
-        assert (value - gradient[name]).abs().max().item() < 1e-6
-
-
 def test_masked_tokens_pull_on_nothing(miniature, make_rows):
     """The embedding and the logit of a token that only occurs after the last trained one get no gradient at all."""
     (row,) = make_rows([24], seed=2)

@@ -96,6 +96,7 @@ async def test_an_agent_that_does_not_notice_the_time_is_stopped(
         [group] = await groups(made, ONE, attempts=1)
     [episode] = group.episodes
     assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
+    assert episode.reward == 1.0, "it is scored on what stands"
 
 
 class Impatient(Agent):

@@ -202,19 +202,6 @@ async def test_a_lasting_fault_leaves_the_baseline_alone(gateway: Gateway, tmp_p
     check_health([group], 0.34)
 
 
-async def test_an_engine_fault_is_the_engines_though_the_agent_saw_it(miniature: Path, tmp_path: Path) -> None:
-    dead = ScriptedEngine([[65]])
-    dead.kill("out of memory")
-    gateway = Gateway(PolicySource(tokens.load(miniature), dead), sampling=Sampling(), on_turn=lambda key, turn: None)
-    await gateway.start()
-    try:
-        [group] = await groups_of(make(gateway, tmp_path, Breaking({})), TASKS[:1], retries=0)
-    finally:
-        await gateway.stop()
-    assert {episode.reason for episode in group.episodes} == {"engine"}
-    assert "out of memory" in group.episodes[0].fault
-
-
 async def test_a_reward_that_cannot_be_computed_is_no_zero(gateway: Gateway, tmp_path: Path) -> None:
     class Broken(Reward):
         name = "broken"
@@ -231,21 +218,6 @@ async def test_a_sandbox_that_does_not_open(gateway: Gateway, tmp_path: Path) ->
     [group] = await groups_of(make(gateway, tmp_path, Breaking({}), backend=backend), TASKS[:1], retries=1)
     assert group.void == 6
     assert "no user namespaces" in group.episodes[0].fault
-
-
-async def test_an_agent_out_of_time_is_scored_on_what_stands(gateway: Gateway, tmp_path: Path) -> None:
-    class Slow(Agent):
-        name, placement = "slow", "host"
-
-        async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
-            await ScriptedAgent([Write("a.py", "x = 2\n"), Say("thinking")]).run(task, box, endpoint)
-            return AgentReport("time")
-
-    [group] = await groups_of(make(gateway, tmp_path, Slow()), TASKS[:1])
-    for episode in group.episodes:
-        assert (episode.ending, episode.reason) == (Ending.LIMIT, "time")
-        assert episode.patch
-        assert episode.reward > 0
 
 
 async def test_an_interrupted_step_keeps_what_it_has(gateway: Gateway, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ _GREETING_BYTES = 1 << 16
 """Bytes of a frame before both ends know each other."""
 _PACKAGES = ("coderepairrl", "torch", "transformers", "peft", "accelerate", "safetensors", "deepspeed", "bitsandbytes")
 _LENGTH = struct.Struct(">I")
+_PEER = struct.Struct("iII")
+"""Process, user and group."""
 # a peer whose machine or cable is gone says nothing: the kernel asks, and gives up after half a minute
 _ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
 
@@ -118,6 +120,15 @@ class Channel:
             if hasattr(socket, name):
                 taken.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.address = taken.getsockname()[0]
+
+    @property
+    def owner(self) -> int | None:
+        """The user whose process is at the other end of a Unix socket, where the kernel says it as Linux does."""
+        if not hasattr(socket, "SO_PEERCRED"):
+            return None
+        taken: socket.socket = self._writer.get_extra_info("socket")
+        _, user, _ = _PEER.unpack(taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        return int(user)
 
     async def send(self, frame: Mapping[str, Any]) -> None:
         """Send one frame. Raises OSError when the other end is gone."""

@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 from typing import Self
 
-from coderepairrl.errors import LearnerFault, PrerequisiteError
+from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import rendezvous
 from coderepairrl.learn.rendezvous import Channel
 from coderepairrl.processes.children import ChildDied, Frame
 
 _SILENT = 60.0
 """Seconds without a word after which a server that owes a reply is taken for hung: a few of `shared_server.BEAT`."""
+_OWN = "leave train.learner empty, for a learner of the run's own"
 
 
 class SharedClient:
@@ -32,16 +33,24 @@ class SharedClient:
         """Join the learner that listens at the socket `path`, as `run`, none of whose requests may take longer than
         `patience` seconds.
 
-        Raises `LearnerFault` where nobody listens, `PrerequisiteError` where versions differ.
+        Raises `LearnerFault` where nobody listens, `PrerequisiteError` where versions differ, `UsageError` where it is
+        another user's.
         """
         try:
-            channel = Channel(*await asyncio.open_unix_connection(str(path)))
+            # resolved, since an address may be longer than that of a socket, which it leads to
+            channel = Channel(*await asyncio.open_unix_connection(str(path.resolve())))
         except OSError as error:
             raise LearnerFault(
                 f"no learner listens at train.learner={path}: {os.strerror(error.errno) if error.errno else error}",
                 fix=_again(path),
             ) from error
         try:
+            if (owner := channel.owner) not in (None, os.geteuid()):
+                raise UsageError(
+                    f"the learner at train.learner={path} is of another user ({owner}), who would read what this run"
+                    " learns from, and write its weights",
+                    fix=f"one of your own, in a folder of yours: crrl learner SOCKET --share, or {_OWN}",
+                )
             await channel.send({"run": run, "patience": patience, "versions": rendezvous.versions()})
             answer = await channel.receive_greeting()
             if "error" in answer:
@@ -50,7 +59,9 @@ class SharedClient:
         except (OSError, ValueError, LookupError, TimeoutError) as error:
             await channel.close()
             raise LearnerFault(
-                f"what listens at train.learner={path} is no learner that runs share: {error}", fix=_again(path)
+                f"what listens at train.learner={path} does not answer as a learner that runs share:"
+                f" {str(error) or type(error).__name__}",
+                fix=_again(path),
             ) from error
         except BaseException:
             await channel.close()
@@ -91,9 +102,9 @@ class SharedClient:
 
     def _gone(self, why: str) -> ChildDied:
         gone = ChildDied(f"the learner at {self._path} is gone: {why}")
-        gone.fix = f"{_again(self._path)}, and go on with --resume"
+        gone.fix = f"{_again(self._path)}; then go on with --resume"
         return gone
 
 
 def _again(path: Path) -> str:
-    return f"start it: crrl learner {path} --share"
+    return f"start it: crrl learner {path} --share; or {_OWN}"

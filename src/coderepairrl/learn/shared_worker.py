@@ -30,7 +30,7 @@ class SharedWorker:
     def answer(self, frame: Frame) -> Frame:
         """Carry out one request."""
         run = frame.pop("run")
-        if frame["op"] == "leave":
+        if frame.get("op") == "leave":
             self._forget(run)
             return {"ok": None, "version": 0}
         if run not in self._services:

@@ -12,11 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from coderepairrl.engines.vllm import places
 from coderepairrl.engines.vllm.link import Link
+from coderepairrl.engines.vllm.places import claimed
 from coderepairrl.engines.vllm.served import prefix_of
 from coderepairrl.engines.vllm.server import VllmServer
-from coderepairrl.errors import CodeRepairError, EngineFault
+from coderepairrl.errors import CodeRepairError, EngineFault, UsageError
+from coderepairrl.processes import hosting
+from coderepairrl.processes.hosting import Restarts
 from coderepairrl.protocols import SharedServer
 
 POLICY = "policy"
@@ -24,8 +26,6 @@ POLICY = "policy"
 TENANT = "engine-tenant"
 """File beside the logs of a run that shares a server."""
 Start = Callable[[], Awaitable[VllmServer]]
-LASTING = 600.0
-"""Seconds after which a server that dies counts as one that had worked."""
 _LOOK = 0.5
 """Seconds between two looks at whether it runs."""
 _ILL = 4
@@ -55,8 +55,7 @@ class Hosted(SharedServer):
         """`server` came of `start`; `claim` is this process's on `address`."""
         self._server, self._start = server, start
         self._address, self._claim = address, claim
-        self._restarts, self._patience, self._say = restarts, patience, say
-        places.lead(address, server.socket)
+        self._restarts, self._patience, self._say = Restarts(restarts), patience, say
         self._watch = asyncio.create_task(self._watch_over())
 
     @classmethod
@@ -64,9 +63,17 @@ class Hosted(SharedServer):
         cls, address: Path, start: Start, *, restarts: int, patience: float, say: Callable[[str], None]
     ) -> Self:
         """One that listens. Raises `UsageError` where another process has one at `address`, and what `start` raises."""
-        claim = places.claim(address)
+        claim = hosting.claim(address, "server", "wait for its end: each would need its own")
         try:
-            return cls(await start(), start, address, claim, restarts=restarts, patience=patience, say=say)
+            server = await start()
+            try:
+                hosting.lead(address, server.socket)
+            except OSError as error:
+                await server.close()
+                raise UsageError(
+                    f"cannot make {address}: {error.strerror}", fix="make room there, or take another folder"
+                ) from error
+            return cls(server, start, address, claim, restarts=restarts, patience=patience, say=say)
         except BaseException:
             os.close(claim)
             raise
@@ -89,14 +96,13 @@ class Hosted(SharedServer):
         self._leave()
 
     async def _watch_over(self) -> None:
-        deaths = 0
+        self._restarts.started()
         while True:
-            began = time.monotonic()
             why = await self._end()
             await self._server.close(grace=0.0)
-            deaths = 1 if time.monotonic() - began > LASTING else deaths + 1
             while True:
-                if deaths > self._restarts:
+                if not self._restarts.may_go_on():
+                    deaths = self._restarts.deaths
                     self.failure = f"the server that the runs share died {deaths} times in a row: {why}"
                     self._say(self.failure)
                     self._leave()
@@ -104,10 +110,11 @@ class Hosted(SharedServer):
                 self._say(f"the server that the runs share died, and is started anew: {why}")
                 try:
                     self._server = await self._start()
-                    places.lead(self._address, self._server.socket)
+                    hosting.lead(self._address, self._server.socket)
+                    self._restarts.started()
                     break
                 except (CodeRepairError, OSError) as error:
-                    why, deaths = str(error), deaths + 1
+                    why = str(error)
                     await self._server.close(grace=0.0)
 
     async def _end(self) -> str:
@@ -135,7 +142,7 @@ class Hosted(SharedServer):
 async def join(url: str, seconds: float) -> VllmServer:
     """The server at `url`. One of a process of ours that is being started is waited for, `seconds` at most."""
     server, deadline = VllmServer.at(url), time.monotonic() + seconds
-    while places.claimed(url) and not await server.healthy() and time.monotonic() < deadline:
+    while claimed(url) and not await server.healthy() and time.monotonic() < deadline:
         await server.close()
         await asyncio.sleep(_LOOK)
         server = VllmServer.at(url)  # where its socket is by now

@@ -176,6 +176,8 @@ class VllmServer:
         query: Query | None = None,
     ) -> str:
         """The text of the answer, within `seconds`."""
+        if self._session.closed:  # it was replaced while somebody was about to ask it
+            raise Gone(self._with_log(f"{path}: the connection to {self.where} is closed"))
         try:
             async with (
                 asyncio.timeout(seconds),

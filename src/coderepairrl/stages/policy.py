@@ -174,6 +174,9 @@ class LivePolicy:
             return {}, self._live.checksum if self._live else ""
         for attempt in range(self.config.run.retries + 1):
             try:
+                if attempt:  # here, for what ends it once more while it is brought back is one more death
+                    self.restarts += 1
+                    await self.restore(history)
                 taken = await self._take_device()
                 metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
                 published = await self._publish()
@@ -182,8 +185,6 @@ class LivePolicy:
             except LearnerFault:
                 if attempt == self.config.run.retries:
                     raise
-                self.restarts += 1
-                await self.restore(history)
         return metrics | taken | synced, published.checksum
 
     async def save(self, step: int) -> Path:

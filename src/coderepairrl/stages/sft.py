@@ -183,13 +183,16 @@ async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
     """The learner's metrics of `step`; one that dies is restarted and brought back, losing nothing."""
     for attempt in range(run.plan.config.run.retries + 1):
         try:
+            if attempt:  # here, for what ends it once more while it is brought back is one more death
+                await run.learner.close()
+                run.learner = await start_learner(
+                    run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.nodes
+                )
+                await _restore(run)
             return await run.learner.step(_batch(run.plan, step))
         except LearnerFault:
             if attempt == run.plan.config.run.retries:
                 raise
-            await run.learner.close()
-            run.learner = await start_learner(run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.nodes)
-            await _restore(run)
     raise AssertionError("unreachable")
 
 

@@ -30,8 +30,9 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.jobs import State, flat, state_of
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-_ELSEWHERE = ("run.name", "run.dir", "model.path")
-"""Settings that a run has other than its study: where it lies, and a policy that is pinned to a checkpoint."""
+_ELSEWHERE = ("run.name", "run.dir", "model.path", "train.learner", "train.devices")
+"""Settings that a run may have other than its study: where it lies, a policy that is pinned to a checkpoint, and where
+it learns, which changes no bit of it."""
 
 
 class Header(Section):
@@ -57,6 +58,8 @@ class Header(Section):
     """The arm that the others are compared with, where there are no questions; empty is the first."""
     server: Literal["own", "shared"] = "own"
     """Who samples: a server of each run, or one that the study starts, which all runs join with adapters of theirs."""
+    learner: Literal["own", "shared"] = "own"
+    """Who trains: a learner of each run, or one that the study starts, which has the frozen model once for all."""
 
 
 class ArmFile(Section):
@@ -108,7 +111,7 @@ class Job:
     policy: str = ""
     """What is evaluated."""
     joins: tuple[str, ...] = ()
-    """Further settings, with which it joins the server of its study."""
+    """Further settings, with which it joins the server and the learner of its study."""
 
     @property
     def log(self) -> Path:
@@ -118,17 +121,22 @@ class Job:
     def __str__(self) -> str:
         return f"{self.arm}, seed {self.seed}: {'training' if self.kind == 'train' else 'evaluation'}"
 
+    @property
+    def joins_server(self) -> bool:
+        """Whether it samples at the server of its study."""
+        return any(each.startswith("engine.options=") for each in self.joins)
+
     def config(self) -> Config:
         """Its settings. Raises `ConfigError`."""
         return configs.load(self.source, (*self.overrides, *self.joins))
 
     def alone(self) -> Config:
-        """Its settings if it had a server of its own. Raises `ConfigError`."""
+        """Its settings if it had a server and a learner of its own. Raises `ConfigError`."""
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
         """How far it is, by its log. Raises what `state_of` raises."""
-        return state_of(self.folder, (lambda: self.config().run.steps) if self.kind == "train" else None)
+        return state_of(self.folder, (lambda: self.alone().run.steps) if self.kind == "train" else None)
 
     def changed(self) -> list[str]:
         """How what was run in its folder differs from what the study says now."""
@@ -160,6 +168,11 @@ class Study:
     def address(self) -> Path:
         """Where its runs join the server that they share; the log of that is beside it. No arm has such a name."""
         return self.folder / ".server" / "socket"
+
+    @property
+    def learner_address(self) -> Path:
+        """Where its trainings join the learner that they share; the log of that is beside it."""
+        return self.folder / ".server" / "learner"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -225,7 +238,7 @@ class Study:
         given = ("eval.before=false", "eval.after=false", *self.file.study.set, *self.file.arms[arm].set)
         given += (f"run.seed={seed}", f"run.name={folder.name}", f"run.dir={folder.parent}")
         source = self._config()
-        joins = self._joins(source, given)
+        joins = self._joins(source, given, trains=True)
         return Job("train", arm, seed, folder, ("train", source, *given, *joins), source, given, joins=joins)
 
     def _eval(self, arm: str, seed: int, policy: str) -> Job:
@@ -235,21 +248,32 @@ class Study:
         given += [*header.at_evaluation, *own.at_evaluation, f"run.seed={seed}"]
         preset = ("--preset", header.preset) if header.preset else ()
         overrides = ("run.name=eval", *(evaluation.PRESETS[header.preset] if header.preset else ()), *given)
-        joins = () if policy.startswith(("http://", "https://")) else self._joins(source, overrides)
+        joins = () if policy.startswith(("http://", "https://")) else self._joins(source, overrides, trains=False)
         words = ("eval", source, *given, *joins, "--policy", policy, *preset, "-o", str(folder))
         return Job("eval", arm, seed, folder, words, source, overrides, policy, joins)
 
-    def _joins(self, source: str, given: Sequence[str]) -> tuple[str, ...]:
-        """Settings with which a run joins the server of the study, if there is one."""
-        if self.file.study.server == "own":
+    def _joins(self, source: str, given: Sequence[str], *, trains: bool) -> tuple[str, ...]:
+        """Settings with which a run joins the server and the learner of the study, as far as there are."""
+        header, joins = self.file.study, list[str]()
+        shares = trains and header.learner == "shared"
+        if header.server == "own" and not shares:
             return ()
         try:
-            engine = configs.load(source, given).engine
-            options = engines.make(engine.name, **engine.options).joining(self.address)
-        except CodeRepairError:  # which `study_server.sharing` tells
+            alone = configs.load(source, given)
+            if shares:
+                joins += [f"train.learner={self.learner_address}"]
+                joins += ["train.devices=[]"] if alone.train.devices else []
+            if header.server == "shared":
+                options = engines.make(alone.engine.name, **alone.engine.options).joining(self.address)
+                joins += [f"engine.options={configs.inline(options)}"]
+                joins += ["engine.devices=[]"] if alone.engine.devices else []
+            if trains and header.server == "shared":
+                # which auto stands for by what the engine computes in, and of one that is joined nobody knows that
+                correction = resolved(alone).train.mismatch_correction
+                joins += [f"train.mismatch_correction={correction}"] if correction != "off" else []
+        except CodeRepairError:  # which `study_hosts` tells
             return ()
-        joins = f"engine.options={configs.inline(options)}"
-        return (joins, "engine.devices=[]") if engine.devices else (joins,)
+        return tuple(joins)
 
     def _config(self) -> str:
         named = self.file.study.config

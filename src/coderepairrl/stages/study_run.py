@@ -26,17 +26,17 @@ from coderepairrl.errors import (
     several,
 )
 from coderepairrl.printable import counted
-from coderepairrl.protocols import SharedServer
 from coderepairrl.report.study import result
 from coderepairrl.report.verdict import Result, Table
-from coderepairrl.runs import RunFolder
 from coderepairrl.runs.folder import write_atomic
-from coderepairrl.stages import evaluation
+from coderepairrl.stages import evaluation, study_hosts
 from coderepairrl.stages.jobs import Command, Say, last_error, python, until_done
 from coderepairrl.stages.preview import dry_run
 from coderepairrl.stages.shards import WHOLE
 from coderepairrl.stages.study import Job, Study
-from coderepairrl.stages.study_server import serving, sharing
+from coderepairrl.stages.study_hosts import Hosts
+
+_NOTHING = Hosts()
 
 # -- before anything is started
 
@@ -69,10 +69,7 @@ def check(study: Study) -> tuple[list[Cost], CodeRepairError | None]:
             for each in problem.problems if isinstance(problem, Several) else (problem,):
                 found.setdefault((type(each), str(each), each.fix), {})[arm] = None
     wrong = [kind(f"{_named(list(arms), study)}: {message}", fix=fix) for (kind, message, fix), arms in found.items()]
-    try:
-        sharing(study, jobs)
-    except CodeRepairError as error:
-        wrong.append(error)
+    wrong += study_hosts.planned(study)[1]
     wrong += _other_settings(jobs)
     return costs, several(wrong) if wrong else None
 
@@ -175,12 +172,8 @@ def _require_settings(study: Study, say: Say) -> None:
 
 
 def costs_notes(study: Study) -> list[str]:
-    """What `costs_table` does not say: the server that the runs share."""
-    try:
-        shared = sharing(study, study.jobs())
-    except CodeRepairError:  # which `check` tells
-        return []
-    return [f"{shared}. The study starts it, and ends it."] if shared else []
+    """What `costs_table` does not say: what the runs share."""
+    return study_hosts.planned(study)[0]
 
 
 def costs_table(study: Study, costs: Sequence[Cost]) -> Table:
@@ -221,15 +214,13 @@ class Failure:
 
 
 async def run_here(study: Study, units: Sequence[Sequence[Job]], at_once: int, say: Say) -> list[Failure]:
-    """As `run`, with the server that they share, where the study has one. Raises what `serving` raises."""
-    async with serving(study, units, at_once, say) as server:
-        return await run(units, at_once, say, server)
+    """As `run`, with what they share, where the study has such. Raises what `study_hosts.hosting` raises."""
+    async with study_hosts.hosting(study, units, at_once, say) as hosts:
+        return await run(units, at_once, say, hosts)
 
 
-async def run(
-    units: Sequence[Sequence[Job]], at_once: int, say: Say, server: SharedServer | None = None
-) -> list[Failure]:
-    """Run what is not done of `units`, so many at a time; what did not end well. They share `server`, if it is given.
+async def run(units: Sequence[Sequence[Job]], at_once: int, say: Say, hosts: Hosts = _NOTHING) -> list[Failure]:
+    """Run what is not done of `units`, so many at a time; what did not end well. They share `hosts`.
 
     Cancelling it stops the runs, in order; the kernel kills them where this process is killed.
     """
@@ -240,10 +231,8 @@ async def run(
         while queue:
             for job in (unit := queue.pop(0)):
                 try:
-                    gone = server.failure if server is not None and job.joins else ""
-                    reason = gone or await until_done(job, say, counter.finished)
-                    if server is not None:
-                        await server.forget(RunFolder(job.folder).logs)
+                    reason = hosts.failure(job) or await until_done(job, say, counter.finished)
+                    await hosts.forget(job)
                 except (CodeRepairError, OSError) as error:  # of this one alone: its log, its folder
                     reason = str(error)
                 if reason:
@@ -342,7 +331,7 @@ ${{CRRL:-{crrl}}} study {named} --table
 
 def slurm(study: Study, say: Say) -> str:
     """Write the two jobs into the study's folder; the commands that submit them. Raises `ConfigError` for settings."""
-    _require_servers(study, "--slurm")
+    study_hosts.require_one_machine(study, "--slurm")
     _require_settings(study, say)
     given = {
         "named": shlex.quote(study.named),
@@ -361,15 +350,6 @@ def slurm(study: Study, say: Say) -> str:
     return f"job=$(sbatch --parsable {array})\nsbatch --dependency=afterany:${{job%%;*}} {after}"
 
 
-def _require_servers(study: Study, option: str) -> None:
-    """Raise `ConfigError` where runs on several machines would have one server."""
-    if study.file.study.server == "shared":
-        raise ConfigError(
-            f'study.server = "shared" is for runs on the machine of the server, and {option} places them on any',
-            fix='--jobs N, or study.server = "own"',
-        )
-
-
 def gpus(study: Study) -> int:
     """How many a run needs at most, as its configuration names them."""
     found = [job.config() for job in study.jobs() if job.seed == study.seeds[0]]
@@ -382,7 +362,7 @@ def on_ray(study: Study, address: str, say: Say) -> list[str]:
     Its machines need this file system and this Python. Raises `ConfigError` for settings, and `PrerequisiteError`
     without the package.
     """
-    _require_servers(study, "--ray")
+    study_hosts.require_one_machine(study, "--ray")
     _require_settings(study, say)
     try:
         import ray

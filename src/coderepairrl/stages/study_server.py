@@ -7,20 +7,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coderepairrl import models
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.model import engine_of
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.protocols import EngineSpec, SharedServer
 from coderepairrl.stages.jobs import Say, flat
 from coderepairrl.stages.study import Job, Study
+from coderepairrl.stages.study_sharing import Needs, in_common, own
 from coderepairrl.sync import weights
 
-_OWN = 'study.server = "own": a server for each run'
+_OWN = own("server")
 _ADAPTERS = f"train.lora=true in all arms, or {_OWN}"
 
 
@@ -41,27 +43,12 @@ class Sharing(NamedTuple):
 
 
 def sharing(study: Study, jobs: Sequence[Job]) -> Sharing | None:
-    """How `jobs` share a server; None where each has its own, or needs none.
-
-    Raises all that keeps them from it, as `ConfigError`. What is wrong with an arm by itself is not among it.
-    """
-    using = [] if study.file.study.server == "own" else [job for job in jobs if _samples(job)]
-    problems, known = list[CodeRepairError](), list[_Needs]()
+    """How `jobs` share a server; None where each has its own, or needs none. Raises as `in_common`."""
+    if study.file.study.server == "own":
+        return None
     trained = {str(job.folder): job for job in jobs if job.kind == "train"}
-    for job in using:
-        if job.seed != study.seeds[0]:
-            continue
-        try:
-            needs = _needs(job, trained.get(job.policy))
-        except CodeRepairError as error:
-            problems.append(_of(job, error))
-            continue
-        if needs is None:
-            continue
-        problems += _apart(needs, known[0]) if known else []
-        known.append(needs)
-    if problems:
-        raise several(problems)
+    using = [job for job in jobs if _samples(job)]
+    known = in_common(study, using, "server", lambda job: _needs(job, trained.get(job.policy)))
     if not known:
         return None
     config, rank = known[0].job.alone(), max(each.rank for each in known)
@@ -102,15 +89,12 @@ async def serving(
         await server.close()
 
 
-class _Needs(NamedTuple):
-    """What a run wants of a server."""
+@dataclass(frozen=True, slots=True)
+class _Needs(Needs):
+    """Its settings are those of the engine."""
 
-    job: Job
-    model: Path
     rank: int
     """Of its adapters; 0: none."""
-    settings: dict[str, Any]
-    """Of the engine, by dotted key."""
     visible: str | None
     """The GPUs of the server, where it is not to have all."""
 
@@ -145,7 +129,7 @@ def _needs(job: Job, training: Job | None) -> _Needs | None:
     engine.with_adapters(rank or 1)
     visible = devices.split(config, engine.takes_gpus).engine.get(devices.VISIBLE) if job.kind == "train" else None
     settings = flat({"engine": config.engine.model_dump(mode="json", include={"name", "options", "devices"})})
-    return _Needs(job, named.folder.resolve(), rank, settings, visible)
+    return _Needs(job, named.folder.resolve(), settings, rank, visible)
 
 
 def _check_base(config: Config, named: models.Named) -> None:
@@ -166,20 +150,3 @@ def _check_base(config: Config, named: models.Named) -> None:
         raise ConfigError(
             f"model.quantise={config.model.quantise}, for which each run writes out weights of its own", fix=_OWN
         )
-
-
-def _apart(one: _Needs, other: _Needs) -> list[CodeRepairError]:
-    """Why the two cannot have one server."""
-    arms = f"arms {other.job.arm} and {one.job.arm} cannot share a server"
-    found: list[CodeRepairError] = []
-    if one.model != other.model:
-        found.append(ConfigError(f"{arms}: {other.model} and {one.model} are two models", fix=_OWN))
-    for key in sorted({*one.settings, *other.settings}):
-        if one.settings.get(key) != other.settings.get(key):
-            values = f"{other.settings.get(key, 'unset')} and {one.settings.get(key, 'unset')}"
-            found.append(ConfigError(f"{arms}: {key} is {values}", fix=f"the same in all arms, or {_OWN}"))
-    return found
-
-
-def _of(job: Job, error: CodeRepairError) -> CodeRepairError:
-    return ConfigError(f'arm {job.arm}, and study.server = "shared": {error}', fix=error.fix)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -28,8 +30,11 @@ from coderepairrl.learn.client import _packed
 from coderepairrl.learn.conversions import rounded
 from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.learn.shared_model import SharedModel
+from coderepairrl.learn.shared_server import LearnerServer, hosted
 from coderepairrl.learn.shared_worker import SharedWorker
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.processes.children import pack
+from coderepairrl.processes.hosting import claim
 from coderepairrl.types import Sample
 
 LENGTHS = [20, 9, 31]
@@ -347,14 +352,148 @@ async def test_memory_that_is_not_there_is_the_fault_of_the_run_that_asked(minia
 
 async def test_who_is_no_run_or_has_other_versions_disturbs_nobody(miniature, make_rows, tmp_path, shared, monkeypatch):
     async with joined(miniature, tmp_path) as one:
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.connect(str(shared.socket))
-            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        for said in (b"GET / HTTP/1.1\r\n\r\n", pack({"run": "b"}), b"\0\0\0\3[1]", b""):
+            stranger(shared.socket, said)
         with monkeypatch.context() as other:
             other.setattr(rendezvous, "versions", lambda: {"torch": "1.0"})
             with pytest.raises(PrerequisiteError, match=r"torch 1\.0 \(there"):
                 await SharedClient.connect(shared.socket, "old", 60.0)
+        with monkeypatch.context() as other:
+            other.setattr(os, "geteuid", lambda: 12345)
+            with pytest.raises(UsageError, match="is of another user"):
+                await SharedClient.connect(shared.socket, "theirs", 60.0)
         assert (await one.step(make_rows(LENGTHS)))["rows"] == 3
+
+
+def stranger(path, *said):
+    """Who waits for an answer between two things that it says, and goes away after the last one."""
+    with socket.socket(socket.AF_UNIX) as each:
+        each.connect(str(path))
+        for number, part in enumerate(said):
+            assert not number or each.recv(1 << 16)
+            each.sendall(part)
+
+
+async def test_a_run_that_breaks_off_or_keeps_to_no_protocol_is_alone_with_that(miniature, make_rows, tmp_path, shared):
+    """Of the same name as another one that goes on."""
+    rows = make_rows(LENGTHS)
+    start = pack({"op": "start", "model": str(miniature), "settings": ONE.model_dump(), "gpu": False})
+    greeting = pack({"run": "a", "patience": 60.0, "versions": rendezvous.versions()})
+    async with joined(miniature, tmp_path) as one:
+        await one.step(rows)
+        for said in (
+            start[: len(start) // 2],  # killed in the middle of a message
+            start + pack({"op": "step"}),  # without waiting for its turn
+            start,  # killed while it waits
+            pack({"no": "op"}),
+            pack({"op": ["step"]}),
+            pack({"op": "no such"}),
+            pack({"op": "step", "more": 1}),
+            pack({"op": "leave"}),
+            b"\0\0\0\4{" + b"}" * 3,
+        ):
+            stranger(shared.socket, greeting, said)
+        async with joined(miniature, tmp_path) as same:
+            assert await same.step(rows) and await one.step(rows)
+            assert (same.version, one.version) == (1, 2)
+        await shared.until("a connection is closed: ValueError('a request without a name')")
+        async with asyncio.timeout(60):
+            while shared.said().count("a has left") < 10:
+                await asyncio.sleep(0.05)
+        assert await one.step(rows) and "process that several runs share ended" not in shared.said()
+        checksum = (await one.publish("adapter")).checksum
+    alone = Trainer(miniature, ONE)
+    for _ in range(3):
+        alone.step(rows)
+    assert alone.publish(tmp_path / "alone", "adapter")[2] == checksum
+
+
+def test_a_run_that_leaves_leaves_nothing(miniature, make_rows):
+    """Neither its adapters, nor its optimiser, nor modules that refer to both; a failed start neither."""
+    worker = SharedWorker()
+    rows = _packed(make_rows(LENGTHS))
+    settings = ONE.but(gradient_checkpointing=True, value_head=True, algorithm="ppo")
+    for run, told in (("a", settings), ("b", settings), ("c", ONE.but(lora=Lora(targets=("no_such",))))):
+        worker.answer({"op": "start", "run": run, "model": str(miniature), "settings": told.model_dump(), "gpu": False})
+    for run in "ab":
+        assert "ok" in worker.answer({"op": "step", "run": run, "samples": rows, "episodes": None, "tokens": None})
+
+    def kept():
+        gc.collect()
+        return sum(type(each) is torch.nn.Parameter and each.requires_grad for each in gc.get_objects())
+
+    before = kept()
+    one = len(worker._services["a"]._trainer.policy.parameters)
+    for run in "abc":
+        worker.answer({"op": "leave", "run": run})
+    assert before - kept() >= 2 * one and not worker._services and not worker.model._users
+
+
+class Counting(LearnerServer):
+    """Takes a moment for each request, and has no process."""
+
+    def __init__(self, log_dir):
+        super().__init__(log_dir, say=print)
+        self.order = []
+
+    async def _worker(self):
+        return None
+
+    async def _forward(self, client, frame, patience):
+        await asyncio.sleep(0.01)
+        self.order.append(client.name)
+        return {"ok": None, "version": 0}
+
+
+async def test_runs_take_turns_and_an_address_may_be_long(tmp_path):
+    address = tmp_path / ("x" * 120) / "learner"
+    server = Counting(tmp_path)
+
+    async def ask(run, times):
+        client = await SharedClient.connect(address, run, 60.0)
+        for _ in range(times):
+            await client.send({"op": "step"})
+            await client.receive()
+        await client.close()
+
+    async with hosted(server, address):
+        eager = [asyncio.create_task(ask(name, 15)) for name in "ab"]
+        while len(server.order) < 6:
+            await asyncio.sleep(0.01)
+        began = len(server.order)
+        await ask("c", 5)
+        mine = [at for at, name in enumerate(server.order[began:]) if name == "c"]
+        assert max(b - a for a, b in pairwise([0, *mine])) <= 4
+        await asyncio.gather(*eager)
+        with pytest.raises(UsageError, match="another process has a learner at"):
+            async with hosted(server, address):
+                pass
+    assert not os.path.lexists(address)
+
+
+async def test_a_process_that_dies_again_and_again_is_given_up(miniature, tmp_path, monkeypatch):
+    monkeypatch.setattr("coderepairrl.learn.shared_server.MODULE", "coderepairrl.no_such_module")
+    said: list[str] = []
+    server = LearnerServer(tmp_path, say=said.append, restarts=1)
+    async with hosted(server, tmp_path / "learner.sock"):
+        for _ in range(2):
+            with pytest.raises(LearnerFault, match="No module named"):
+                async with joined(miniature, tmp_path):
+                    pass
+        assert server.failure.startswith("the learner that the runs share died 2 times in a row")
+        with pytest.raises(LearnerFault, match="died 2 times in a row") as given_up:
+            async with joined(miniature, tmp_path):
+                pass
+    assert str(tmp_path / "learner.log") in given_up.value.fix and said[-1] == server.failure
+
+
+def test_a_lock_is_no_way_to_files_of_ours(tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / "learner.sock.lock").symlink_to(mine)
+    with pytest.raises(UsageError, match="cannot lock"):
+        claim(tmp_path / "learner.sock", "learner", "")
+    assert mine.read_text() == "precious"
 
 
 def test_the_servers_side_loads_no_torch():

@@ -29,7 +29,10 @@ class Listing(NamedTuple):
 
 def listing() -> list[Listing]:
     """The agents that ship, built in ones first."""
-    built_in = [Listing(name, _placement(name), "chat", "", "built in", about) for name, about in BUILT_IN.items()]
+    built_in = [
+        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", about)
+        for name, about in BUILT_IN.items()
+    ]
     return built_in + [_listed(name, recipe.load(name)) for name in recipe.names()]
 
 
@@ -38,10 +41,6 @@ def table(entries: list[Listing]) -> str:
     columns = list(zip(*(entry[:5] for entry in entries), strict=True))
     widths = [max(map(len, column)) for column in columns]
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)
-
-
-def _placement(name: str) -> str:
-    return "sandbox" if name == "command" else "host"
 
 
 def _listed(name: str, found: recipe.Recipe) -> Listing:

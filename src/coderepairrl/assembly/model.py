@@ -104,7 +104,7 @@ def named(
     def loaded(run: Path | None, given: Sequence[str]) -> Config:
         if (source := settings_of or run) is not None:
             return configs.load(source, given)
-        plain = _plain([*use.defaults, *given], overrides, use)
+        plain = configs.validate(configs.parse_options([*use.defaults, *given]), use.command, overrides)
         return _trainer_of(model, given) or plain
 
     if _is_url(model):
@@ -159,10 +159,6 @@ def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]
 
     made = [problems.attempt(lambda override=override: check(override)) for override in overrides]  # type: ignore[misc]
     return [each.value for each in made if each]
-
-
-def _plain(options: Sequence[str], overrides: Sequence[str], use: Use) -> Config:
-    return configs.validate(configs.parse_options(options), use.command, overrides)
 
 
 def _local(config: Config, found: Made[models.Named], problems: Problems) -> Made[LocalModel | RemoteModel]:

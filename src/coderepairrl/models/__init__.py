@@ -113,7 +113,9 @@ def named(path: str) -> Named:
     """
     found = Path(path).expanduser()
     if (found / _RUN).is_file():
-        saved = sorted((each for each in found.glob("checkpoints/[0-9]*") if each.name.isdigit()), key=_step)
+        saved = sorted(
+            (each for each in found.glob("checkpoints/[0-9]*") if each.name.isdigit()), key=lambda each: int(each.name)
+        )
         if not saved:
             if "policy" in json.loads((found / _RUN).read_text("utf-8")):
                 raise UsageError(f"{found} is an evaluation: it has trained no model", fix="name the run that has")
@@ -193,7 +195,3 @@ def _advice(path: str) -> str:
         "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
         "folder of adapters, or builtin:tiny (crrl fix and crrl serve also take the URL of an API: https://.../v1)"
     )
-
-
-def _step(checkpoint: Path) -> int:
-    return int(checkpoint.name)

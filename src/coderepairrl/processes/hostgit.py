@@ -217,11 +217,9 @@ def _checked(root: Path, git_path: Path) -> Repository:
 def _is_git_directory(folder: Path) -> bool:
     head = folder / "HEAD"
     shared = (folder / "commondir").exists()
-    return (head.exists() or head.is_symlink()) and (shared or ((folder / "objects").is_dir() and _has_refs(folder)))
-
-
-def _has_refs(folder: Path) -> bool:
-    return (folder / "refs").is_dir()
+    return (head.exists() or head.is_symlink()) and (
+        shared or all((folder / name).is_dir() for name in ("objects", "refs"))
+    )
 
 
 def _check_owner(root: Path, paths: Sequence[Path]) -> None:

@@ -469,13 +469,9 @@ def escaped(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen
 
 
-def _json(result: Result) -> str:
-    return json.dumps(result.numbers, allow_nan=False)
-
-
 FORMATS: Mapping[str, Callable[[Result], str]] = {
     "text": _text,
     "markdown": _markdown,
     "latex": _latex,
-    "json": _json,
+    "json": lambda result: json.dumps(result.numbers, allow_nan=False),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from coderepairrl.types import Episode, Turn
@@ -69,7 +69,7 @@ def _of(turn: Turn, lengths: list[int]) -> Spent:
     if turn.fork is not None:
         prompt += turn.fork.tokens
     elif turn.base is not None:
-        prompt += _at(lengths, turn.base)
+        prompt += lengths[turn.base] if turn.base < len(lengths) else 0
     lengths.append(prompt + len(turn.output))
     usage: Any = turn.remote.get("usage")
     if turn.remote and not usage:
@@ -78,7 +78,3 @@ def _of(turn: Turn, lengths: list[int]) -> Spent:
         return Spent(1, prompt, 0, turn.sampled)
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     return Spent(1, usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0))
-
-
-def _at(lengths: Sequence[int], turn: int) -> int:
-    return lengths[turn] if turn < len(lengths) else 0

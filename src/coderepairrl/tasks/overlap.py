@@ -52,7 +52,7 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
         ids=[task.id for task in first if task.id in known],
         commits=_same_place(first, second),
         places=len({_place(task) for task in first if task.workspace} & {_place(task) for task in second}),
-        issues=_alike(first, second, _issue),
+        issues=_alike(first, second, lambda task: _said(task.prompt)),
         patches=_alike(first, second, _patch),
         days=days,
         later=sum(bool(task.created and days[1][0]) and task.created >= days[1][0] for task in first),
@@ -80,10 +80,6 @@ def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
 def _place(task: Task) -> Hashable:
     kind, _, where = task.workspace.partition(":")
     return (task.repository or where.rpartition("@")[0], where.rpartition("@")[2]) if kind == "git" else task.workspace
-
-
-def _issue(task: Task) -> set[Hashable]:
-    return _said(task.prompt)
 
 
 def _said(text: str) -> set[Hashable]:

@@ -173,7 +173,10 @@ class Vulnerabilities(Files):
             return self._repair(pair, task)
         if asked == "weakness":
             question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
-            labels = {each: WEAKNESSES[each] for each in sorted(self._labels(), key=_number)}
+            labels = {
+                each: WEAKNESSES[each]
+                for each in sorted(self._labels(), key=lambda name: int(name.removeprefix("CWE-")))
+            }
             return replace(task, prompt=self._prompt(question, labels, pair, pair.vulnerable), answer=pair.weakness)
         question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
         labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
@@ -297,10 +300,6 @@ def language_of(path: str, otherwise: str) -> str:
 
 def _word(language: str) -> str:
     return {"c": "C", "cpp": "C++", "python": "Python"}.get(language, language)
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("CWE-"))
 
 
 def _most(names: Iterable[str]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
@@ -15,33 +13,13 @@ class Section(BaseModel):
     )
 
 
-def _short(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _several(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _words(value: Any) -> Any:
-    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
-
-
-def _weights(value: Any) -> Any:
-    return {value: 1.0} if isinstance(value, str) else value
-
-
-def _switch(value: Any) -> Any:
-    return ({} if value else None) if isinstance(value, bool) else value
-
-
-Short = BeforeValidator(_short)
+Short = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 """A section written as its `name`."""
-Several = BeforeValidator(_several)
+Several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
 """A list written as its one item."""
-Words = BeforeValidator(_words)
+Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
 """A list written with commas."""
-Weights = BeforeValidator(_weights)
+Weights = BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value)
 """Weights written as the one name that has weight 1."""
-Switch = BeforeValidator(_switch)
+Switch = BeforeValidator(lambda value: ({} if value else None) if isinstance(value, bool) else value)
 """A section with defaults written as `true`, none as `false`."""

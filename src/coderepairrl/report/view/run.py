@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,8 @@ class Run:
     def episode(self, name: str, around: Around) -> str:
         """The page of an episode. Raises KeyError."""
         shown = self.shown(name)
-        return render_episode(shown, _noticed(around, shown), self._rows(self.rows.groups[self.rows.by_id[name].group]))
+        around = replace(around, notice=shown.notice)
+        return render_episode(shown, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
     def group(self, name: str, around: Around) -> str:
         """The page of a group. Raises KeyError."""
@@ -230,10 +232,6 @@ def find(run: Run, wanted: str) -> str:
     close = difflib.get_close_matches(wanted, ids, n=3)
     near = f"did you mean {', '.join(close)}?" if close else "list them"
     raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl view {run.folder.path})")
-
-
-def _noticed(around: Around, shown: Shown) -> Around:
-    return Around(around.run, around.run_page, around.live, around.single, shown.notice)
 
 
 def _advantages(terms: Train) -> Advantages:

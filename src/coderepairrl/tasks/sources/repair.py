@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -84,7 +84,7 @@ class Repair(TaskSource):
         if self._source is not None:
             self._source.prepare()
         what = self._source.name if self._source else str(self.path)
-        found = [task for each in self._given() if (task := self._taken(each)) is not None]
+        found = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
         reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
         if not found:
             raise TaskError(
@@ -96,9 +96,6 @@ class Repair(TaskSource):
     def __iter__(self) -> Iterator[Task]:
         self.prepare()
         return iter(self._tasks or ())
-
-    def _given(self) -> Iterable[Task | Row]:
-        return self._source or read(self.name, self.path)
 
     def _taken(self, given: Task | Row) -> Task | None:
         try:

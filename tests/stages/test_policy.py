@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from coderepairrl.assembly.learner import settings
-from coderepairrl.config import load
+from coderepairrl.config import Config, load
 from coderepairrl.errors import LearnerFault
 from coderepairrl.learn import Learner
 from coderepairrl.protocols import Engine
@@ -203,3 +203,30 @@ def test_a_learner_that_dies_is_replaced(turns: bool, fatal: str, tmp_path: Path
 
     metrics = asyncio.run(improved())
     assert begun == [True] and metrics["loss"] == 0.5 and not engine.asleep
+
+
+def test_one_that_dies_again_while_it_is_brought_back_is_one_more_death(tmp_path: Path) -> None:
+    """As a shared one does for the run that follows another's fault."""
+    (file := tmp_path / "weights").write_bytes(b"12345678")
+    RunFolder(tmp_path).log.touch()
+    config, deaths = load("hello", ["run.retries=2"]), [LearnerFault("died")]
+
+    async def start(_: object) -> Learner:
+        if deaths:
+            raise deaths.pop()
+        return cast(Learner, _Learner("", file))
+
+    async def improved(policy: LivePolicy) -> str:
+        return (await policy.improve(make_batch(episodes(), policy.config), History()))[1]
+
+    def policy(config: Config) -> LivePolicy:
+        found = LivePolicy(config, RunFolder(tmp_path), start, cast(Engine, _Engine()),
+                           cast(Learner, _Learner("step", file)))  # fmt: skip
+        found._fresh = False
+        return found
+
+    again = policy(config)
+    assert asyncio.run(improved(again)) == "sum" and again.restarts == 2
+    deaths.append(LearnerFault("died"))
+    with pytest.raises(LearnerFault):
+        asyncio.run(improved(policy(load("hello", ["run.retries=1"]))))

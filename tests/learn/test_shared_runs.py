@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from itertools import pairwise
@@ -27,7 +28,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, rendezvous
 from coderepairrl.learn.client import _packed
-from coderepairrl.learn.conversions import rounded
+from coderepairrl.learn.conversions import merge, rounded
 from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.learn.shared_model import SharedModel
 from coderepairrl.learn.shared_server import LearnerServer, hosted
@@ -109,6 +110,19 @@ def test_another_model_is_refused_while_others_train_on_the_first(miniature, tmp
         Trainer(other, ONE, provide["b"])
     base.release("a")
     Trainer(other, ONE, provide["b"])  # nobody has the first any more
+
+
+def test_what_runs_make_of_the_same_weights_is_one_model(miniature, make_rows, tmp_path):
+    """Each writes out what it begins with: adapters that are merged, then in 8 bits."""
+    trainer, base = Trainer(miniature, ONE), SharedModel()
+    trainer.step(make_rows(LENGTHS))
+    trainer.save(tmp_path / "adapter")
+    for run in "ab":
+        merge(miniature, tmp_path / "adapter", tmp_path / f"merged-{run}", "fp32")
+        rounded(tmp_path / f"merged-{run}", tmp_path / run, "int8", "fp32")
+    for run in "ab":
+        Trainer(tmp_path / run, ONE.but(quantise="int8"), partial(base.acquire, run))
+    assert base._users == {*"ab"}
 
 
 def test_what_ends_a_process_of_its_own_ends_one_runs_part(miniature, make_rows, monkeypatch):
@@ -445,7 +459,15 @@ class Counting(LearnerServer):
         return {"ok": None, "version": 0}
 
 
-async def test_runs_take_turns_and_an_address_may_be_long(tmp_path):
+@pytest.fixture
+def temporary(monkeypatch):
+    """Of a short name, as sockets have it."""
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+async def test_runs_take_turns_and_an_address_may_be_long(tmp_path, temporary):
     address = tmp_path / ("x" * 120) / "learner"
     server = Counting(tmp_path)
 
@@ -468,7 +490,11 @@ async def test_runs_take_turns_and_an_address_may_be_long(tmp_path):
         with pytest.raises(UsageError, match="another process has a learner at"):
             async with hosted(server, address):
                 pass
-    assert not os.path.lexists(address)
+    assert not os.path.lexists(address) and not [*temporary.iterdir()]
+    address.mkdir()
+    with pytest.raises(UsageError, match="cannot make"):
+        async with hosted(server, address):
+            pass
 
 
 async def test_a_process_that_dies_again_and_again_is_given_up(miniature, tmp_path, monkeypatch):

@@ -78,12 +78,17 @@ def claimed(address: Path) -> bool:
 
 
 def lead(address: Path, to: Path) -> None:
-    """Have `address` name the socket `to`, whatever it named before."""
+    """Have `address` name the socket `to`, whatever it named before. Raises `UsageError` where it cannot."""
     fresh = address.with_name(f"{address.name}.new")
-    with suppress(FileNotFoundError):
-        fresh.unlink()
-    fresh.symlink_to(to)
-    fresh.replace(address)
+    try:
+        with suppress(FileNotFoundError):
+            fresh.unlink()
+        fresh.symlink_to(to)
+        fresh.replace(address)
+    except OSError as error:
+        raise UsageError(
+            f"cannot make {address}: {error.strerror or error}", fix=f"make room there, or move {address} away"
+        ) from error
 
 
 class Restarts:

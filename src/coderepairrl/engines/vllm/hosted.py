@@ -16,7 +16,7 @@ from coderepairrl.engines.vllm.link import Link
 from coderepairrl.engines.vllm.places import claimed
 from coderepairrl.engines.vllm.served import prefix_of
 from coderepairrl.engines.vllm.server import VllmServer
-from coderepairrl.errors import CodeRepairError, EngineFault, UsageError
+from coderepairrl.errors import CodeRepairError, EngineFault
 from coderepairrl.processes import hosting
 from coderepairrl.processes.hosting import Restarts
 from coderepairrl.protocols import SharedServer
@@ -68,11 +68,9 @@ class Hosted(SharedServer):
             server = await start()
             try:
                 hosting.lead(address, server.socket)
-            except OSError as error:
+            except BaseException:
                 await server.close()
-                raise UsageError(
-                    f"cannot make {address}: {error.strerror}", fix="make room there, or take another folder"
-                ) from error
+                raise
             return cls(server, start, address, claim, restarts=restarts, patience=patience, say=say)
         except BaseException:
             os.close(claim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from coderepairrl import models
-from coderepairrl.assembly.sizing.architecture import known
+from coderepairrl.assembly.sizing.published import known
 from coderepairrl.config import Config
 from coderepairrl.engines.vllm.options import half
 from coderepairrl.errors import ConfigError, UsageError

@@ -18,13 +18,12 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import experts, shards
 from coderepairrl.learn.experts import Adapted
 from coderepairrl.learn.quantised import QuantisedLinear
+from coderepairrl.learn.settings import LINEAR_ATTENTION
 
 FILE = shards.ADAPTER
 CONFIG = "adapter_config.json"
 _ADAPTER = ".default."
 _BELOW = ".base_layer"
-_LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's: those that decide on decay and strength of a token's update are a number per head, and stay."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
@@ -38,7 +37,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     targets = settings.targets
     if targets == Lora().targets:
-        targets = tuple(name for name in (*targets, *_LINEAR_ATTENTION) if name in linear)
+        targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if name in linear)
     if missing := [target for target in targets or settings.targets if target not in linear]:
         raise UsageError(
             f"train.lora.targets: the model has no linear layer {missing[0]!r}",

@@ -5,15 +5,17 @@ the loop with the real one on a clock of its own (tests/assembly/test_simulation
 (benchmarks/loop.py); the speeds that a GPU is taken to have are assumptions.
 """
 
-from coderepairrl.assembly.sizing.architecture import KNOWN, Architecture
+from coderepairrl.assembly.sizing.architecture import Architecture
 from coderepairrl.assembly.sizing.estimate import GB, Estimate, estimate, learner_alone
 from coderepairrl.assembly.sizing.fit import DoesNotFit, require
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
 from coderepairrl.assembly.sizing.loop import Evaluation
+from coderepairrl.assembly.sizing.published import KNOWN, PUBLISHED
 
 __all__ = [
     "GB",
     "KNOWN",
+    "PUBLISHED",
     "Architecture",
     "DoesNotFit",
     "Estimate",

@@ -1,158 +1,120 @@
-"""The numbers of a transformer, from its config.json or, where it is not here, as they were published."""
+"""The numbers of a decoder, from its config.json or, where it is not here, as they were published (`published`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from coderepairrl.assembly.sizing.blocks import Attention, Experts, Layer, Shapes
+from coderepairrl.assembly.sizing.families import FAMILIES, Raw, Unknown, layers, numbers
+from coderepairrl.config.schema import Lora
 from coderepairrl.errors import ConfigError
+from coderepairrl.learn.settings import LINEAR_ATTENTION
 
-EXPERTS = {"qwen3_moe": "moe_intermediate_size", "mixtral": "intermediate_size"}
-"""Kinds with experts, by how config.json calls the width of one."""
-KINDS = ("qwen3", "qwen2", "llama", "mistral", *EXPERTS)
-"""Values of ``model_type`` that are known here: grouped attention, and a gated MLP or experts in every layer."""
-_SAID = {
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size"),
-    "max_position_embeddings",
-}
+KINDS = tuple(FAMILIES)
+"""Values of ``model_type`` that are known here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A decoder's dimensions, and what follows from them: parameters, products, bytes of keys and values.
-
-    >>> f"{KNOWN['Qwen3-14B'].parameters / 1e9:.2f}"
-    '14.77'
-    """
+    """A decoder's dimensions, and what follows from them: parameters, products, what is cached."""
 
     hidden: int
-    intermediate: int
-    layers: int
-    heads: int
     vocabulary: int
-    kv_heads: int = 8
-    head_dim: int = 128
-    tied: bool = False
+    blocks: tuple[Layer, ...]
+    tied: bool
     """Whether embedding and output head are one matrix."""
-    qk_norm: bool = True
-    """Whether queries and keys are normalised, as in Qwen3."""
-    qkv_bias: bool = False
-    o_bias: bool = False
-    context: int = 40_960
+    context: int
     """The longest sequence that its positions reach."""
     scaled: bool = False
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
     """Whether its file has 16 bits a weight."""
-    experts: int = 0
-    """Of a layer; 0 where it has one MLP, of the width `intermediate`."""
-    chosen: int = 0
-    """Experts that a token goes through."""
-    expert: int = 0
-    """Width of an expert."""
     codes: float = 0.0
-    """Bytes of a weight of the layers' matrices where the file has codes for them, else 0."""
+    """Bytes of a weight of the layers' linear layers where the file has codes for them, else 0."""
+
+    @classmethod
+    def of(cls, raw: Raw) -> Self | None:
+        """By what config.json says; None if it is of a kind that is not in `KINDS`, has codes of a size that is not
+        known, or does not say its numbers."""
+        try:
+            hidden, vocabulary, context = numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
+            blocks = layers(raw)
+        except Unknown:
+            return None
+        about = raw.get("quantization_config") or {}
+        codes = stored(about) if about else 0.0
+        if codes is None or (codes and any(isinstance(layer.feed, Experts) for layer in blocks)):
+            return None
+        return cls(
+            hidden,
+            vocabulary,
+            blocks,
+            tied=bool(raw.get("tie_word_embeddings", raw["model_type"].startswith("gemma"))),
+            context=context,
+            scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
+            half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
+            codes=codes,
+        )
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Of the model in `folder`, whose config.json is there; None if it is of a kind that is not in `KINDS`, has
-        codes of a size that is not known, or does not say its numbers. Raises `ConfigError` for what is no JSON."""
+        """Of the model in `folder`, whose config.json is there; None as `of`. Raises `ConfigError` for what is no
+        JSON."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except ValueError as error:
             raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
-        if kind not in KINDS or not all(isinstance(raw.get(name), int) and raw[name] > 0 for name in _SAID):
-            return None
-        about = raw.get("quantization_config") or {}
-        codes = _bytes(about) if about else 0.0
-        if codes is None or (codes and kind in EXPERTS):
-            return None
-        experts = chosen = expert = 0
-        if kind in EXPERTS:
-            experts = raw.get("num_experts", raw.get("num_local_experts"))  # of the hub, and as transformers writes it
-            chosen, expert = raw.get("num_experts_per_tok"), raw.get(EXPERTS[kind])
-        plain = raw.get("decoder_sparse_step", 1) == 1 and not raw.get("mlp_only_layers")  # experts in every layer
-        if not plain or any(not isinstance(number, int) for number in (experts, chosen, expert)):
-            return None
-        heads, biased = raw["num_attention_heads"], bool(raw.get("attention_bias", False))
-        return cls(
-            hidden=raw["hidden_size"],
-            intermediate=raw["intermediate_size"],
-            layers=raw["num_hidden_layers"],
-            heads=heads,
-            vocabulary=raw["vocab_size"],
-            kv_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-            tied=bool(raw.get("tie_word_embeddings", False)),
-            qk_norm=kind.startswith("qwen3"),
-            qkv_bias=biased or kind == "qwen2",
-            o_bias=biased and kind != "qwen2",
-            context=raw["max_position_embeddings"],
-            scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
-            half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
-            experts=experts,
-            chosen=chosen,
-            expert=expert,
-            codes=codes,
-        )
+        return cls.of(raw) if isinstance(raw, dict) else None
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Its dimensions by their names in config.json, experts by Qwen3's."""
-        names = ("num_experts", "num_experts_per_tok", "moe_intermediate_size") if self.experts else ()
-        return dict(zip(names, (self.experts, self.chosen, self.expert), strict=False)) | {
-            "hidden_size": self.hidden,
-            "intermediate_size": self.intermediate,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "vocab_size": self.vocabulary,
-            "tie_word_embeddings": self.tied,
-            "max_position_embeddings": self.context,
-        }
+    def kinds(self) -> Iterator[tuple[Layer, int]]:
+        """Layers that differ, and how many there are of each."""
+        yield from Counter(self.blocks).items()
 
     @property
-    def queries(self) -> int:
-        """Width of all queries of a token."""
-        return self.heads * self.head_dim
+    def layers(self) -> int:
+        """How many."""
+        return len(self.blocks)
 
     @property
-    def keys(self) -> int:
-        """Width of all keys of a token, and of its values."""
-        return self.kv_heads * self.head_dim
+    def heads(self) -> int:
+        """That all layers' heads can be divided by."""
+        return math.gcd(*(layer.mixer.shares for layer in self.blocks))
 
     @property
-    def linear(self) -> dict[str, tuple[int, int]]:
-        """A layer's linear layers by name, ``(in, out)``. Experts are none: all of a layer are one tensor."""
-        h, f, q, k = self.hidden, self.intermediate, self.queries, self.keys
-        attention = {"q_proj": (h, q), "k_proj": (h, k), "v_proj": (h, k), "o_proj": (q, h)}
-        return attention if self.experts else attention | {"gate_proj": (h, f), "up_proj": (h, f), "down_proj": (f, h)}
+    def head_dim(self) -> int:
+        """Of what positions turn."""
+        return max((each.mixer.head_dim for each in self.blocks if isinstance(each.mixer, Attention)), default=64)
+
+    @property
+    def linear(self) -> Shapes:
+        """Linear layers by name, of each the largest."""
+        found = Shapes()
+        for layer, _ in self.kinds:
+            for name, shape in layer.linear.items():
+                found[name] = max(found.get(name, shape), shape, key=math.prod)
+        return found
 
     @property
     def matrices(self) -> int:
-        """Weights of a layer's linear layers, and of what chooses its experts."""
-        return sum(rows * columns for rows, columns in self.linear.values()) + self.experts * self.hidden
+        """Weights of the layers' matrices, but of experts."""
+        return sum(count * (layer.mixer.matrices + layer.feed.matrices) for layer, count in self.kinds)
 
     @property
     def products(self) -> int:
-        """Weights of a layer that a token is multiplied by."""
-        return self.matrices + self.chosen * self._expert
-
-    @property
-    def _expert(self) -> int:
-        return 3 * self.hidden * self.expert
+        """Weights of the layers that a token is multiplied by."""
+        return sum(count * (layer.mixer.products + layer.feed.products) for layer, count in self.kinds)
 
     @property
     def layer(self) -> int:
-        """Parameters of a layer."""
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
-        biases = (self.queries + 2 * self.keys) * self.qkv_bias + self.hidden * self.o_bias
-        return self.matrices + self.experts * self._expert + norms + biases
+        """Parameters of the largest layer."""
+        return max(layer.parameters(self.hidden) for layer in self.blocks)
 
     @property
     def embedding(self) -> int:
@@ -167,33 +129,43 @@ class Architecture:
     @property
     def parameters(self) -> int:
         """All of them, tied ones once."""
-        return self.layers * self.layer + self.root
+        return sum(count * layer.parameters(self.hidden) for layer, count in self.kinds) + self.root
 
     def size(self, number: int, codes: float = 0.0) -> int:
-        """Bytes of all parameters with `number` bytes each, but `codes` of those of the layers' matrices, if given."""
-        matrices = self.layers * self.matrices
-        return number * self.parameters - int((number - (codes or number)) * matrices)
+        """Bytes of all parameters with `number` bytes each, but `codes` of those of the linear layers, if given."""
+        coded = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.kinds)
+        return number * self.parameters - int((number - (codes or number)) * coded)
+
+    @property
+    def experts(self) -> bool:
+        """Whether a token goes through some of them only."""
+        return any(isinstance(layer.feed, Experts) for layer in self.blocks)
 
     @property
     def active(self) -> int:
         """Parameters that a token goes through."""
-        return self.parameters - self.layers * (self.experts - self.chosen) * self._expert
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers that a token leaves in the cache of keys and values."""
-        return 2 * self.layers * self.keys
+        idle = (
+            count * (layer.feed.count - layer.feed.chosen) * layer.feed.one
+            for layer, count in self.kinds
+            if isinstance(layer.feed, Experts)
+        )
+        return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...], *, experts: bool = False) -> int:
-        """Parameters of low-rank adapters on the layers' matrices `targets`; names that are none add nothing. With
-        `experts` also of those on each expert, whose gate and up share the first matrix."""
-        each = rank * (2 * self.hidden + 3 * self.expert) * self.experts * experts
-        return self.layers * (each + sum(rank * sum(shape) for name, shape in self.linear.items() if name in targets))
+        """Parameters of low-rank adapters on the layers' linear layers `targets`; names that are none add nothing. With
+        `experts` also of those on each expert."""
+        names = targeted(targets)
+        return sum(count * layer.adapters(rank, names, experts=experts) for layer, count in self.kinds)
 
 
-def _bytes(about: Mapping[str, Any]) -> float | None:
-    """Of a weight with its part of a scale of 16 bits (and AWQ's zero of 4), by ``quantization_config``; None where it
-    does not say."""
+def targeted(targets: tuple[str, ...]) -> frozenset[str]:
+    """The names that adapters' `targets` stand for: the default's are those of linear attention, too."""
+    return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
+
+
+def stored(about: Mapping[str, Any]) -> float | None:
+    """Bytes of a weight with its part of a scale of 16 bits (and AWQ's zero of 4), by ``quantization_config``; None
+    where it does not say."""
     if about.get("quant_method") == "fp8":
         return 1.0
     if about.get("quant_method") == "awq" and isinstance(about.get("bits"), int):
@@ -205,37 +177,3 @@ def _bytes(about: Mapping[str, Any]) -> float | None:
         return None
     size = int(groups[0].get("group_size") or 0)
     return float(groups[0]["num_bits"]) / 8 + (2 / size if size > 0 else 0.0)
-
-
-KNOWN = {
-    "Qwen3-0.6B": Architecture(1024, 3072, 28, 16, 151_936, tied=True),
-    "Qwen3-1.7B": Architecture(2048, 6144, 28, 16, 151_936, tied=True),
-    "Qwen3-4B": Architecture(2560, 9728, 36, 32, 151_936, tied=True),
-    "Qwen3-8B": Architecture(4096, 12_288, 36, 32, 151_936),
-    "Qwen3-14B": Architecture(5120, 17_408, 40, 40, 151_936),
-    "Qwen3-32B": Architecture(5120, 25_600, 64, 64, 151_936),
-    "Qwen3-30B-A3B": Architecture(2048, 6144, 48, 32, 151_936, kv_heads=4, experts=128, chosen=8, expert=768),
-}
-"""Qwen3 by the last part of their names: the numbers of their published config.json."""
-
-_ALSO: dict[str, Mapping[str, Any]] = {
-    "-AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128},
-    "-FP8": {"quant_method": "fp8"},
-}
-"""Endings of names under which they are published quantised, too."""
-
-
-def known(path: str) -> Architecture | None:
-    """The published numbers of the model that `path` ends with, or of its checkpoint in AWQ or FP8.
-
-    >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
-    (True, None)
-    >>> known("Qwen/Qwen3-14B-AWQ").codes
-    0.51953125
-    """
-    name = Path(path).name
-    for ending, about in _ALSO.items():
-        plain = KNOWN.get(name.removesuffix(ending))
-        if plain is not None and name.endswith(ending) and not plain.experts:
-            return replace(plain, codes=_bytes(about) or 0.0)
-    return KNOWN.get(name)

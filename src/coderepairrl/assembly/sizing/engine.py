@@ -7,11 +7,13 @@ and values: so the question is how many sequences that cache holds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.assembly.sizing.architecture import Architecture
+from coderepairrl.assembly.sizing.blocks import Experts
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
@@ -22,6 +24,10 @@ BATCHED = 8192
 """Its ``--max-num-batched-tokens`` on a GPU of 70 GB or more; smaller ones have 2,048."""
 RESERVE = 2_000_000_000
 """What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
+PAGE = 16
+"""Tokens of a page of the cache, or a part of them."""
+GROUPED = 1.5
+"""Kinds of layers whose numbers differ by less are put in groups of the larger one."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 """Of a number in the cache, by ``--kv-cache-dtype``; with ``auto`` it has the type of the weights."""
 
@@ -157,7 +163,11 @@ class EngineMemory:
     work: int
     """Of a step of `EngineSettings.batched` tokens, and the logits of all sequences."""
     kv_token: int
-    """Keys and values of one token."""
+    """Of one token, in layers that look at all of them."""
+    kv_sequence: int
+    """Of a sequence beside, however long: its windows, and the states of layers that have no keys."""
+    context: int
+    """Tokens of the longest sequence."""
 
     @property
     def fixed(self) -> int:
@@ -165,27 +175,61 @@ class EngineMemory:
         return self.weights + self.adapters + self.work + RESERVE
 
     def cached(self, room: float) -> int:
-        """Tokens that the cache holds when the server has `room` bytes."""
-        return max(0, int((room - self.fixed) // self.kv_token))
+        """Tokens of the longest sequences that the cache holds when the server has `room` bytes."""
+        return max(0, int((room - self.fixed) // (self.kv_token + self.kv_sequence / self.context)))
 
 
 def _adapter(model: Architecture, server: EngineSettings) -> int:
     """Numbers of one adapter at the server, which has room for experts whether they have any: gate and up apart, and
     what has the width of the model whole on every GPU."""
-    each = 3 * (model.hidden * server.tensor + model.expert)
-    return model.adapters(server.rank, server.targets) + model.layers * model.experts * server.rank * each
+    numbers = model.adapters(server.rank, server.targets)
+    for layer, count in model.kinds:
+        if isinstance(feed := layer.feed, Experts):
+            numbers += count * feed.count * server.rank * 3 * (model.hidden * server.tensor + feed.width)
+    return numbers
 
 
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """What each GPU of the server holds."""
     size, parts = server.size, server.tensor * server.pipeline
-    widest = 2 * model.intermediate // server.tensor
-    if model.experts:
-        widest = model.chosen * (2 * model.expert // server.tensor + model.hidden)
-    widest += 6 * model.hidden
+    widest = 0
+    for layer, _ in model.kinds:
+        routed = layer.feed.chosen * model.hidden if isinstance(layer.feed, Experts) else 0
+        widest = max(widest, layer.feed.widest // server.tensor + routed)
+    token, sequence = _cache(model, server)
     return EngineMemory(
         weights=model.size(size, model.codes) // parts,
         adapters=size * server.adapters * _adapter(model, server) // parts if server.rank else 0,
-        work=size * server.batched * widest + 12 * server.slots * model.vocabulary,
-        kv_token=server.kv_size * model.kv_width // (min(server.tensor, model.kv_heads) * server.pipeline),
+        work=size * server.batched * (widest + 6 * model.hidden) + 12 * server.slots * model.vocabulary,
+        kv_token=token // server.pipeline,
+        kv_sequence=sequence // server.pipeline,
+        context=server.context,
     )
+
+
+def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
+    """Bytes of a token and of a sequence beside, as vLLM divides its cache (v1/core/kv_cache_utils.py): layers of a
+    kind are put in groups of equal length, the last of which has empty places, and all pages have the size of the
+    largest: a state takes a whole page, and a page of keys and values is made to be no smaller."""
+    layers = Counter(layer.mixer.held for layer in model.blocks)
+    if not any(held.token and not held.window for held in layers):  # windows alone are planned as if there were none
+        layers = Counter(layer.mixer.held._replace(window=0) for layer in model.blocks)
+    least, most = min(layers.values()), max(layers.values())
+    group = most if most < GROUPED * least else least
+    widths = {held: server.kv_size * held.token // min(server.tensor, held.parts) for held in layers if held.token}
+    states = [
+        (server.size * held.inputs + 4 * held.state) // min(server.tensor, held.parts) for held in layers if held.state
+    ]
+    wide = max(widths.values())
+    tokens = PAGE * -(-max([PAGE * wide, *states]) // (PAGE * wide))  # of a page
+    per_token, per_sequence = 0, 0
+    for held, number in layers.items():
+        places = -(-number // group) * group
+        if not held.token:
+            per_sequence += places * tokens * wide
+        elif held.window:
+            per_sequence += places * wide * min(held.window + tokens, server.context)
+        else:
+            per_token += places * wide
+            per_sequence += places * wide * (tokens if states else 0)  # the last page is not full
+    return per_token, per_sequence

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from coderepairrl import models
 from coderepairrl.assembly.sizing import engine as engine_side
 from coderepairrl.assembly.sizing import learner as learner_side
-from coderepairrl.assembly.sizing.architecture import KINDS, Architecture, known
+from coderepairrl.assembly.sizing.architecture import KINDS, Architecture
 from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
+from coderepairrl.assembly.sizing.published import known
 from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import Groups
 from coderepairrl.config import Config
@@ -198,16 +199,18 @@ class Estimate:
             return None
         gpu, settings, memory = self.config.gpu, self.server.settings, self.server.memory
         read = gpu.bandwidth_gb * GB * self.reading
-        products = 2 * self.model.layers * self.model.products
+        products = 2 * (self.model.products + sum(layer.mixer.mixing for layer in self.model.blocks))
         token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * self.utilisation)
+        own = memory.kv_sequence / memory.kv_token
         return Server(
             step=memory.weights / read,
-            sequence=token,
+            sequence=token + memory.kv_sequence / read,
             cached=memory.kv_token / read,
             given=token,
             replicas=settings.replicas,
             slots=settings.slots,
-            cache=tokens,
+            cache=tokens * (1 + own / memory.context),
+            own=own,
         )
 
     def training_flops(self, groups: Groups) -> float:
@@ -221,10 +224,13 @@ class Estimate:
         passes = (2 if settings.lora else 3) + extra
         tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
         scoring = 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
-        attention = 4 * model.queries * model.layers * (3 + extra)  # scores and values of a token with one before it
-        linear, flops = 2 * model.layers * model.products * passes, 0.0
+        mixing = 2 * sum(layer.mixer.mixing for layer in model.blocks) * (3 + extra)
+        linear, flops = 2 * model.products * passes + mixing, 0.0
         for row, tokens, positions in computed(groups, settings.micro_tokens, settings.minibatches):
-            flops += tokens * linear + positions * attention + row.sampled * scoring
+            flops += tokens * linear + row.sampled * scoring
+            for layer, count in model.kinds:  # scores and values of a token with those that it looks at
+                seen = min(positions, tokens * layer.mixer.window) if layer.mixer.window else positions
+                flops += 2 * count * layer.mixer.scores * (3 + extra) * seen
         return settings.updates_per_batch * flops
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:

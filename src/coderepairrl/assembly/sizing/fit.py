@@ -129,7 +129,7 @@ def _moves(given: Estimate) -> Iterator[Move]:
             yield Move("strategy", overrides, learning=processes - train.processes)
     if given.server:
         for tensor in (2, 4, 8):
-            if tensor > given.server.settings.tensor and given.model.kv_heads % tensor == 0:
+            if tensor > given.server.settings.tensor and given.model.heads % tensor == 0:
                 wanted = tensor * given.server.settings.gpus // given.server.settings.tensor
                 more = max(0, wanted - len(config.engine.devices or given.serving))
                 yield Move("tensor", (_args(config, TENSOR_NAMES, str(tensor)),), serving=more)

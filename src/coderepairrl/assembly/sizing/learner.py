@@ -1,23 +1,21 @@
 """Memory of a learner process, in bytes, by what its own forward and backward pass hold (`coderepairrl.learn`).
 
-Counted per packed token and layer, with h hidden, q queries, k keys, f intermediate, r rank: what autograd keeps of a
-layer of `learn.policy` (tests compare it with the sizes of the tensors). Attention keeps no square of the length, for
-kernels compute it in tiles.
+Counted per packed token and layer: what autograd keeps of the blocks of a layer (`blocks`), and what its backward pass
+adds. Attention keeps no square of the length, for kernels compute it in tiles.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.learn.settings import ALIGNED, BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
+from coderepairrl.assembly.sizing.architecture import Architecture, targeted
+from coderepairrl.assembly.sizing.blocks import Experts, Layer, Mode
+from coderepairrl.learn.settings import BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
 ROUND = 3
 """Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
-PROCESSORS = 132
-"""Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
 BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 
@@ -95,12 +93,12 @@ def learner_memory(
         size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     logits = _logits(model, settings, trained or tokens)
-    activations, work = _activations(model, settings, tokens, count, gpu=gpu)
+    activations, work = _activations(model, settings, _mode(settings, longest, gpu=gpu), tokens)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if codes:  # the numbers of one matrix, in the type of the files and in that of the product
         stored = 12 if model.codes else 0  # and what they are unpacked to
-        work += (stored + (2 if half else 6 if model.half else 4)) * model.hidden * model.intermediate
+        work += (stored + (2 if half else 6 if model.half else 4)) * max(a * b for a, b in model.linear.values())
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
@@ -115,12 +113,19 @@ def learner_memory(
     )
 
 
+def _mode(settings: LearnSettings, longest: int, *, gpu: bool) -> Mode:
+    lora, half = settings.lora, settings.precision == "bf16"
+    if lora is None:
+        return Mode(half, gpu=gpu, row=longest)
+    return Mode(half, targeted(lora.targets), lora.rank, lora.experts, gpu, longest)
+
+
 def _moments(model: Architecture, settings: LearnSettings, count: int) -> int:
     """Of `count` trained numbers, on all ranks together."""
     if settings.optimizer == "adamw_8bit":
         return 2 * count + 2 * count // BLOCK * 4
     if settings.optimizer == "muon":
-        return 8 * count - 4 * model.layers * model.matrices
+        return 8 * count - 4 * model.matrices
     return 8 * count
 
 
@@ -140,85 +145,32 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
     return 3 * once + (10 if settings.precision == "bf16" else 8) * model.embedding
 
 
-def _activations(
-    model: Architecture, settings: LearnSettings, tokens: int, count: int, *, gpu: bool
-) -> tuple[int, int]:
-    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds; `count` weights are trained.
+def _activations(model: Architecture, settings: LearnSettings, mode: Mode, tokens: int) -> tuple[int, int]:
+    """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds.
 
-    On a GPU attention's output is kept twice (`learn.attention`), every head gets keys of its own in float32, and in
-    bfloat16 FlashAttention sums the queries' gradients in one float32 copy for each share of the keys, to give the same
-    bits again.
+    With checkpointing a layer is computed again, all of it, before its backward pass.
     """
-    lora, half = settings.lora, settings.precision == "bf16"
-    more = ((2 if half else 4) * model.queries + (0 if half else 8 * (model.queries - model.keys))) if gpu else 0
-    copies = 4 * model.queries * -(-PROCESSORS // model.heads) if gpu and half else 0
-    layer = (_kept(model, settings) + more) * tokens
-    stream = model.hidden * (2 if lora and half else 4) * tokens
+    stream = model.hidden * (2 if mode.lora and mode.half else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    plain = model.adapters(lora.rank, lora.targets) if lora else model.layers * model.matrices
-    casts = 2 * plain if half else 0  # weights in bfloat16, but experts
-    casts += model.layers * _copied(model, settings)
-    gradient = 2 * model.experts * model.expert if model.experts else model.intermediate
-    passing = max(_passing(model, settings), copies) * tokens + (0 if lora else 4 * model.hidden * gradient)
-    layer += 4 * model.experts  # where each one's tokens end
+    shared = 0 if mode.lora and mode.half else stream  # the layer's input is kept once
+    kept, most, passed = 0, 0, 0
+    for layer, number in model.kinds:
+        whole, passing = _layer(model, layer, mode, tokens)
+        kept += number * whole
+        passed = max(passed, passing)
+        most = max(most, whole - shared + passing)
     if not settings.gradient_checkpointing:
-        return model.layers * layer + ends + casts, passing
-    shared = 0 if lora and half else stream  # the layer's input is kept once
-    return model.layers * stream + ends, layer - shared + passing + casts // model.layers
+        return kept + ends, passed
+    return model.layers * stream + ends, most
 
 
-def _kept(model: Architecture, settings: LearnSettings) -> int:
-    """Bytes per token that a layer keeps for its backward pass."""
-    h, q, k, f = model.hidden, model.queries, model.keys, 0 if model.experts else model.intermediate
-    norm = model.qk_norm
-    more = _kept_by_experts(model, settings) if model.experts else 0
-    scales = 4 * (2 + (model.heads + model.kv_heads) * norm) + 4 * model.heads  # of norms; log-sums of attention
-    rank = settings.lora.rank * len(model.linear.keys() & set(settings.lora.targets)) if settings.lora else 0
-    match settings.precision, settings.lora is not None:
-        case "fp32", False:
-            kept = 4 * (6 * h + (4 if norm else 2) * q + (4 if norm else 2) * k + 4 * f)
-        case "fp32", True:  # frozen weights keep no input; adapters keep theirs
-            kept = 4 * (4 * h + (3 if norm else 2) * q + (3 if norm else 2) * k + 4 * f + rank)
-        case _, False:  # norms in float32, and an input in bfloat16 for each of five matrices
-            kept = 26 * h + (10 if norm else 4) * q + (10 if norm else 4) * k + 8 * f
-        case _:
-            kept = 12 * h + (8 if norm else 4) * q + (8 if norm else 4) * k + 8 * f + 2 * rank
-    return kept + scales + more
-
-
-def _kept_by_experts(model: Architecture, settings: LearnSettings) -> int:
-    """Bytes per token of the experts that it goes through, beside what an MLP of no width keeps: trained ones are
-    computed in float32, frozen ones keep no input."""
-    h, f, lora, half = model.hidden, model.expert, settings.lora is not None, settings.precision == "bf16"
-    size = 2 if half and lora else 4
-    each = size * (3 * f + h if lora else 4 * f + 2 * h) + 32 + (2 if half else 4)  # their order, and weights
-    if settings.lora and settings.lora.experts:  # inputs of both products, and what is between two matrices
-        each += size * (h + f + 2 * _filled(settings.lora.rank))
-    return model.chosen * each + 4 * model.experts - (2 if half else 4 * lora) * h
-
-
-def _filled(rank: int) -> int:
-    """That of products in groups."""
-    return -(-rank // ALIGNED) * ALIGNED
-
-
-def _copied(model: Architecture, settings: LearnSettings) -> int:
-    """Bytes of a layer's adapters on experts as products take them, where these are not the adapters themselves: in
-    bfloat16 both matrices, in float32 the second, whose order is another; the first, too, where it is filled up."""
-    if settings.lora is None or not settings.lora.experts:
-        return 0
-    rank, half = _filled(settings.lora.rank), settings.precision == "bf16"
-    first, second = model.hidden + model.expert, 2 * model.expert + model.hidden
-    own = half or rank != settings.lora.rank
-    return (2 if half else 4) * model.experts * rank * (first * own + second)
-
-
-def _passing(model: Architecture, settings: LearnSettings) -> int:
-    """Bytes per token of gradients on their way through a layer's MLP, where the peak is."""
-    h, f = model.hidden, model.intermediate
-    if model.experts:
-        size, inputs = (2 if settings.precision == "bf16" and settings.lora else 4), 1 + (settings.precision == "fp32")
-        return size * (inputs * h + model.chosen * (h + 2 * model.expert))
-    if settings.precision == "fp32":
-        return 4 * (h + 2 * f)
-    return max(2 * h + 4 * f, 10 * h) if settings.lora is None else max(2 * h + 5 * f // 2, 8 * h)
+def _layer(model: Architecture, layer: Layer, mode: Mode, tokens: int) -> tuple[int, int]:
+    """What a layer keeps of `tokens`, and what its backward pass adds to that: of its last block all is still there, of
+    its first one what it kept itself."""
+    kept = layer.kept(mode, model.hidden) + mode.size * mode.rank * len(layer.linear.keys() & (mode.targets or ()))
+    fixed = layer.feed.copied(mode)
+    if mode.half:  # weights in bfloat16, but of experts
+        fixed += 2 * (layer.adapters(mode.rank, mode.targets) if mode.targets is not None else layer.matrices)
+    weights = 0 if mode.lora else 4 * layer.feed.gradient
+    mixing = layer.mixer.passing(mode) - layer.feed.kept(mode)
+    return int(kept * tokens) + fixed, int(max(layer.feed.passing(mode) * tokens + weights, mixing * tokens))

@@ -31,6 +31,8 @@ class Server(NamedTuple):
     """Sequences that a replica runs at once."""
     cache: float = float("inf")
     """Tokens that it holds."""
+    own: float = 0.0
+    """As many of them does a sequence take beside its own: states and windows."""
 
     def at(self, speed: Server, factor: float = 1.0) -> Server:
         """As large as this one, with `factor` times the seconds of `speed`."""
@@ -60,7 +62,7 @@ class Replica:
         self.attempts = 0
         """That ask it."""
         self.paused = False
-        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0, 0.0
+        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0.0, 0.0
         self._ends: list[tuple[float, int, Job]] = []
         self._count = count()
 
@@ -113,7 +115,7 @@ class Replica:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.server.slots:
             job = self.waiting[0]
-            need = job.context + job.wanted
+            need = job.context + job.wanted + self.server.own
             if self.running and self._held + need > self.server.cache:
                 break
             self.waiting.popleft()
@@ -126,7 +128,7 @@ class Replica:
 
     def _leave(self, job: Job) -> None:
         self.running.remove(job)
-        self._held -= job.context + job.wanted
+        self._held -= job.context + job.wanted + self.server.own
         self._cached -= job.context + job.wanted / 2
         if not self.running:
             self._debt, self._cached = 0.0, 0.0

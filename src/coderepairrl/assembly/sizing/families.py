@@ -1,0 +1,156 @@
+"""Layers by config.json: one function for each way in which families of models name and order them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from coderepairrl.assembly.sizing.blocks import Attention, Block, Experts, Latent, Layer, Mlp
+from coderepairrl.assembly.sizing.recurrent import Delta
+
+Raw = Mapping[str, Any]
+Layers = tuple[Layer, ...]
+SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+
+
+class Unknown(Exception):
+    """What is said is nothing that is known here."""
+
+
+def numbers(raw: Raw, *names: str) -> list[int]:
+    """Of config.json by name. Raises `Unknown` where one is missing or is none."""
+    found = [raw.get(name) for name in names]
+    if any(not isinstance(number, int) or isinstance(number, bool) or number < 1 for number in found):
+        raise Unknown
+    return found  # type: ignore[return-value]
+
+
+def layers(raw: Raw) -> Layers:
+    """Of a model. Raises `Unknown` for other kinds and for what does not say its numbers."""
+    family = FAMILIES.get(str(raw.get("model_type")))
+    if family is None:
+        raise Unknown
+    (count,) = numbers(raw, "num_hidden_layers")
+    found = family(raw)
+    if len(found) != count:
+        raise Unknown
+    return found
+
+
+def _types(raw: Raw, every: int) -> Sequence[str]:
+    """How each layer looks at tokens; where it does not say, all but each `every`-th have a window or a state, none
+    where that is 0."""
+    if given := raw.get("layer_types"):
+        return list(given)
+    count, window = raw["num_hidden_layers"], bool(raw.get("sliding_window"))
+    other = LINEAR if "linear_num_key_heads" in raw else SLIDING if window else FULL
+    if not every:  # all alike, as in Mistral
+        return [SLIDING if window and raw.get("use_sliding_window", True) else FULL] * count
+    return [FULL if (number + 1) % every == 0 else other for number in range(count)]
+
+
+def _attention(raw: Raw, window: int = 0, **more: Any) -> Attention:
+    hidden, heads = numbers(raw, "hidden_size", "num_attention_heads")
+    biased = bool(raw.get("attention_bias", False))
+    return Attention(
+        hidden,
+        heads,
+        raw.get("num_key_value_heads") or heads,
+        raw.get("head_dim") or hidden // heads,
+        **{"qkv_bias": biased, "o_bias": biased, "window": window, **more},
+    )
+
+
+def _looking(raw: Raw, every: int = 0, **more: Any) -> list[Block]:
+    """Attention of every layer, to all tokens or to a window of them."""
+    mixers = list[Block]()
+    for kind in _types(raw, every):
+        if kind not in (FULL, SLIDING):
+            raise Unknown
+        window = numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
+        mixers.append(_attention(raw, window, **more))
+    return mixers
+
+
+def _mlp(raw: Raw) -> Mlp:
+    return Mlp(*numbers(raw, "hidden_size", "intermediate_size"))
+
+
+def _dense(mixers: Sequence[Block], raw: Raw, norms: int = 2) -> Layers:
+    return tuple(Layer(mixer, _mlp(raw), norms) for mixer in mixers)
+
+
+def _experts(mixers: Sequence[Block], raw: Raw, width: str, **more: Any) -> Layers:
+    """In every layer."""
+    if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
+        raise Unknown
+    count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
+    hidden, experts, chosen, wide = numbers(raw, "hidden_size", count, "num_experts_per_tok", width)
+    feed = Experts(hidden, experts, chosen, wide, **more)
+    return tuple(Layer(mixer, feed) for mixer in mixers)
+
+
+def _grouped(mixers: Sequence[Block], raw: Raw) -> Layers:
+    """GLM's and DeepSeek's: experts after some layers that have none."""
+    dense = ["dense"] * raw.get("first_k_dense_replace", 0)
+    kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
+    count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
+    names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
+    hidden, experts, chosen, width, shared = numbers(raw, *names)
+    sparse = Experts(hidden, experts, chosen, width, width * shared, "grouped")
+    return tuple(
+        Layer(mixer, sparse if kind == "sparse" else _mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
+    )
+
+
+def _latent(raw: Raw) -> list[Block]:
+    names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
+    hidden, heads, plain, turned, value, rank = numbers(raw, *names)
+    biased = bool(raw.get("attention_bias", False))
+    mixer = Latent(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, biased)
+    return [mixer] * raw["num_hidden_layers"]
+
+
+def _delta(raw: Raw, *, joined: bool = False) -> list[Block]:
+    """Gated DeltaNet, and every fourth layer attention with a gate."""
+    names = (
+        *(f"linear_num_{side}_heads" for side in ("key", "value")),
+        *(f"linear_{s}_head_dim" for s in ("key", "value")),
+    )
+    state = Delta(*numbers(raw, "hidden_size", *names), raw.get("linear_conv_kernel_dim", 4), joined)
+    kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
+    given = _types(raw, raw.get("full_attention_interval", 4))
+    if not {*given} <= kinds.keys():
+        raise Unknown
+    return [kinds[kind] for kind in given]
+
+
+def _qwen2(raw: Raw) -> Layers:
+    return _dense(_looking(raw, qkv_bias=True, o_bias=False), raw)
+
+
+SHARED = "shared_expert_intermediate_size"
+FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
+    "qwen2": _qwen2,
+    "qwen3": lambda raw: _dense(_looking(raw, norm="head"), raw),
+    "llama": lambda raw: _dense(_looking(raw), raw),
+    "mistral": lambda raw: _dense(_looking(raw), raw),
+    "qwen3_moe": lambda raw: _experts(_looking(raw, norm="head"), raw, "moe_intermediate_size"),
+    "mixtral": lambda raw: _experts(_looking(raw), raw, "intermediate_size"),
+    "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
+    "qwen3_5_moe_text": lambda raw: _experts(
+        _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
+    ),
+    "qwen3_next": lambda raw: _experts(
+        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
+    ),
+    "gemma3_text": lambda raw: _dense(_looking(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
+    "olmo3": lambda raw: _dense(_looking(raw, 4, norm="wide"), raw),
+    "gpt_oss": lambda raw: _experts(
+        _looking(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", kind="biased"
+    ),
+    "glm4_moe": lambda raw: _grouped(_looking(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw),
+    "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),
+    "deepseek_v3": lambda raw: _grouped(_latent(raw), raw),
+}
+"""By ``model_type``."""

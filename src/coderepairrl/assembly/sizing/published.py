@@ -1,0 +1,115 @@
+"""Models whose numbers are known without their files: what their published config.json says.
+
+Of Qwen3.5 and 3.6 the language model alone, which is what is trained (``crrl export``). Its numbers are transformers'
+defaults of ``Qwen3_5TextConfig`` (9B) and ``Qwen3_5MoeTextConfig`` (35B-A3B), and those that THUDM/slime trains it with
+(scripts/models/qwen3.5-4B.sh and others); heads of linear attention and the context are those of published copies of
+config.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.assembly.sizing.architecture import Architecture, stored
+from coderepairrl.assembly.sizing.families import Raw
+
+
+def _qwen3(hidden: int, width: int, layers: int, heads: int, *, tied: bool = False, **more: Any) -> Raw:
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 40_960,
+        "dtype": "bfloat16",
+        **more,
+    }
+
+
+def _qwen35(hidden: int, layers: int, kv_heads: int, *, tied: bool = False, **more: Any) -> Raw:
+    return {
+        "model_type": "qwen3_5_text",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": kv_heads,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 4,
+        "vocab_size": 248_320,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": 262_144,
+        "dtype": "bfloat16",
+        **more,
+    }
+
+
+_MOE = {"model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
+_MOE35 = {
+    **{"model_type": "qwen3_5_moe_text", "num_experts": 256, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
+}
+PUBLISHED: Mapping[str, Raw] = {
+    "Qwen3-0.6B": _qwen3(1024, 3072, 28, 16, tied=True),
+    "Qwen3-1.7B": _qwen3(2048, 6144, 28, 16, tied=True),
+    "Qwen3-4B": _qwen3(2560, 9728, 36, 32, tied=True),
+    "Qwen3-8B": _qwen3(4096, 12_288, 36, 32),
+    "Qwen3-14B": _qwen3(5120, 17_408, 40, 40),
+    "Qwen3-32B": _qwen3(5120, 25_600, 64, 64),
+    "Qwen3-30B-A3B": _qwen3(2048, 6144, 48, 32, **_MOE, moe_intermediate_size=768),
+    "Qwen3.5-0.8B": _qwen35(
+        1024, 24, 2, tied=True, intermediate_size=3584, num_attention_heads=8, linear_num_value_heads=16
+    ),
+    "Qwen3.5-4B": _qwen35(2560, 32, 4, tied=True, intermediate_size=9216),
+    "Qwen3.5-9B": _qwen35(4096, 32, 4, intermediate_size=12_288),
+    **dict.fromkeys(
+        ("Qwen3.5-27B", "Qwen3.6-27B"),
+        _qwen35(5120, 64, 4, intermediate_size=17_408, num_attention_heads=24, linear_num_value_heads=48),
+    ),
+    **dict.fromkeys(("Qwen3.5-35B-A3B", "Qwen3.6-35B-A3B"), _qwen35(2048, 40, 2, **_MOE35)),
+}
+"""What config.json says, by the last part of a model's name."""
+
+
+def _known(raw: Raw) -> Architecture:
+    found = Architecture.of(raw)
+    assert found is not None, "a published model is of a kind that is known"
+    return found
+
+
+KNOWN = {name: _known(raw) for name, raw in PUBLISHED.items()}
+_ALSO: dict[str, Mapping[str, Any]] = {
+    "-AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "-FP8": {"quant_method": "fp8"},
+}
+"""Endings of names under which they are published quantised, too."""
+
+
+def known(path: str) -> Architecture | None:
+    """The published numbers of the model that `path` ends with, or of its checkpoint in AWQ or FP8.
+
+    >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
+    (True, None)
+    >>> known("Qwen/Qwen3-14B-AWQ").codes
+    0.51953125
+    >>> f"{known('Qwen/Qwen3.5-9B').parameters / 1e9:.2f}"
+    '8.95'
+    """
+    name = Path(path).name
+    for ending, about in _ALSO.items():
+        plain = KNOWN.get(name.removesuffix(ending))
+        if plain is not None and name.endswith(ending) and not plain.experts:
+            return replace(plain, codes=stored(about) or 0.0)
+    return KNOWN.get(name)

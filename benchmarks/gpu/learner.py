@@ -56,7 +56,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as hf_logging
 
-from coderepairrl.assembly.sizing import KNOWN, Architecture, learner_memory
+from coderepairrl.assembly.sizing import PUBLISHED, Architecture, learner_memory
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.pack import micro_batches, pack
@@ -66,8 +66,12 @@ from coderepairrl.types import Sample
 
 Contestant = Callable[[], object]
 Result = dict[str, Any]
-SIZES = {name.removeprefix("Qwen3-"): shape for name, shape in KNOWN.items()}
-TOY = Architecture(32, 64, 2, 4, 97, kv_heads=2, head_dim=8, tied=True)
+SIZES = {name.removeprefix("Qwen3-"): raw for name, raw in PUBLISHED.items() if raw["model_type"] == "qwen3"}
+TOY = {
+    **{"model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 8},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97, "max_position_embeddings": 40_960},
+    "tie_word_embeddings": True,
+}
 PARTS = ("step", "group", "loss", "sync")
 GROUP = 8
 PEAKS = {
@@ -92,9 +96,11 @@ class Setting(NamedTuple):
 
 
 def setting(size: str, micro_tokens: int, rounds: int) -> Setting:
-    shape = SIZES.get(size, TOY)
-    config = Qwen3Config(**shape.config)
-    if shape is TOY:
+    raw = SIZES.get(size, TOY)
+    shape = Architecture.of(raw)
+    assert shape is not None
+    config = Qwen3Config(**raw)
+    if raw is TOY:
         learn = LearnSettings(lora=Lora(rank=4, alpha=8), gradient_checkpointing=True, micro_tokens=256)
         return Setting(shape, config, learn, torch.float32, 1)
     learn = LearnSettings(lora=Lora(), precision="bf16", gradient_checkpointing=True, micro_tokens=micro_tokens)

@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl import stages
 from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.sizing import KNOWN, DoesNotFit, Evaluation, estimate, learner_memory, require
+from coderepairrl.assembly.sizing import KNOWN, PUBLISHED, DoesNotFit, Evaluation, estimate, learner_memory, require
 from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
@@ -228,7 +228,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     with pytest.raises(ConfigError, match="cannot read"):
         stages.needs(config(tmp_path, f"model.path={tmp_path}"))
     method = {"quant_method": "compressed-tensors"}  # and not how many bits
-    quantised = KNOWN["Qwen3-4B"].config | {"model_type": "qwen3", "quantization_config": method}
+    quantised = {**PUBLISHED["Qwen3-4B"], "quantization_config": method}
     (tmp_path / "config.json").write_text(json.dumps(quantised))
     with pytest.raises(UsageError, match="which the learner does not read"):
         stages.needs(config(tmp_path, f"model.path={tmp_path}"))
@@ -418,7 +418,7 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
     linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
     square = 2 * 2 * (n / 2) * 4096 * 36  # a token's scores and values
     scored = 0.5 * 2 * 2560 * 151_936 * 2  # at half the speed, in TF32
-    assert model.products * model.layers == linear
+    assert model.products == linear
     rows = [[Row(0, n, n // 2)] * 2]  # which share nothing
     assert given.training_flops(rows) == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))
     terms = ("train.old_logprobs=recomputed", "train.minibatches=2")  # the second is scored before the first update

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from small_models import SMALL, SPARSE, Raw, deeper, model_of, rows, shape_of
 
-from coderepairrl.assembly.sizing import KNOWN, Architecture, learner, learner_memory
+from coderepairrl.assembly.sizing import KNOWN, PUBLISHED, Architecture, learner, learner_memory
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings, adapters
-from coderepairrl.learn import policy as policies
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.types import Sample
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "learn"))
 from peak import Peak
 
-PUBLISHED = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
+BILLIONS = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
 """Billions of parameters."""
 LORA = Lora(rank=4, alpha=8)
 ON_EXPERTS = [Lora(rank=rank, alpha=8, experts=True) for rank in (4, 8)]
-SMALL = Architecture(64, 192, 3, 6, 96, kv_heads=2, head_dim=16)
-SPARSE = replace(SMALL, experts=8, chosen=2, expert=24)
 KINDS = [
     LearnSettings(algorithm="grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
     for precision in ("fp32", "bf16")
@@ -44,34 +40,21 @@ def name_of(settings: LearnSettings) -> str:
     return f"{settings.precision}-{'lora' if settings.lora else 'full'}-{again}{muon}"
 
 
-def model_of(shape: Architecture, settings: LearnSettings, kind: str = "qwen3"):
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    kind = "qwen3_moe" if shape.experts and kind == "qwen3" else kind
-
-    half = settings.precision == "bf16" and settings.lora is not None
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(kind, **shape.config),
-        attn_implementation=policies.TREE,
-        dtype=torch.bfloat16 if half else torch.float32,
-    )
-
-
-@pytest.mark.parametrize("size", PUBLISHED)
+@pytest.mark.parametrize("size", BILLIONS)
 def test_parameters_are_those_of_the_model(size):
-    shape = KNOWN[f"Qwen3-{size}"]
-    assert shape.parameters / 1e9 == pytest.approx(PUBLISHED[size], rel=1e-3)
-    shallow = replace(shape, layers=2)
+    name = f"Qwen3-{size}"
+    assert KNOWN[name].parameters / 1e9 == pytest.approx(BILLIONS[size], rel=1e-3)
+    raw = {**PUBLISHED[name], "num_hidden_layers": 2}
+    shallow = shape_of(raw)
     with torch.device("meta"):
-        model = model_of(shallow, LearnSettings())
+        model = model_of(raw, LearnSettings())
     assert sum(p.numel() for p in model.parameters()) == shallow.parameters
     adapters.attach(model, adapters.resolved(model, Lora()))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == shallow.adapters(32, Lora().targets)
-    if shape.experts:
+    if shallow.experts:
         with torch.device("meta"):
-            model = model_of(shallow, LearnSettings())
+            model = model_of(raw, LearnSettings())
         adapters.attach(model, adapters.resolved(model, Lora(experts=True)))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         assert trained == shallow.adapters(32, Lora().targets, experts=True)
@@ -81,7 +64,6 @@ def test_a_token_goes_through_some_experts():
     shape = KNOWN["Qwen3-30B-A3B"]
     assert shape.active / 1e9 == pytest.approx(3.35, rel=1e-2), "published as 3.3B"
     assert KNOWN["Qwen3-14B"].active == KNOWN["Qwen3-14B"].parameters
-    assert shape.kv_width == 2 * 48 * 4 * 128
 
 
 @pytest.mark.parametrize(
@@ -105,86 +87,49 @@ def test_a_mixture_of_layers_is_not_planned(config, tmp_path):
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2", "llama", "mistral", "qwen3_moe", "mixtral"])
 def test_a_folder_says_the_same(kind, tmp_path):
-    shape = replace(SMALL, heads=4, tied=kind == "qwen2")
-    if kind == "qwen3_moe":
-        shape = replace(shape, experts=8, chosen=2, expert=24)
+    raw = {**SPARSE, "model_type": kind, "num_attention_heads": 4, "tie_word_embeddings": kind == "qwen2"}
     with torch.device("meta"):
-        model = model_of(shape, LearnSettings(), kind)
+        model = model_of(raw, LearnSettings())
     model.config.save_pretrained(tmp_path)
     read = Architecture.read(tmp_path)
     assert read is not None
     assert read.parameters == sum(p.numel() for p in model.parameters())
-    assert (read.context, read.tied, read.qk_norm) == (shape.context, shape.tied, kind.startswith("qwen3"))
-    assert bool(read.experts) == (kind in ("qwen3_moe", "mixtral"))
+    assert (read.context, read.tied) == (40_960, kind == "qwen2")
+    assert read.experts == (kind in ("qwen3_moe", "mixtral"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "jamba"}))
     assert Architecture.read(tmp_path) is None
-
-
-def saved(shape: Architecture, settings: LearnSettings, tokens: int, kind: str = "qwen3") -> int:
-    """Bytes that autograd keeps of a forward pass, each storage once."""
-    policy = Policy(model_of(shape, settings, kind), Path(), settings)
-    weights = {p.untyped_storage()._cdata for p in policy.model.parameters()}
-    seen: dict[int, torch.UntypedStorage] = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            seen[storage._cdata] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        policy.logprobs(pack(scored([range(tokens // 2), range(1, tokens // 2 + 1)])), 1.0)
-    return sum(storage.nbytes() for storage in seen.values())
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=name_of)
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3_moe"])
 def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
-    small = SPARSE if kind == "qwen3_moe" else SMALL
-    shape, tokens = replace(small, layers=2, heads=4 if kind == "llama" else 6, qk_norm=kind != "llama"), 48
-    settings = settings.but(micro_tokens=tokens)
-    deeper = replace(shape, layers=3)  # of a first layer of frozen weights less is kept
-    planned = (
-        learner_memory(deeper, settings, longest=1).activations - learner_memory(shape, settings, longest=1).activations
-    )
-    assert saved(deeper, settings, tokens, kind) - saved(shape, settings, tokens, kind) == planned
+    raw = {**SPARSE, "model_type": kind, "num_attention_heads": 4 if kind == "llama" else 6}
+    measured, planned = deeper({**raw, "num_hidden_layers": 2}, raw, settings, 48)
+    assert measured == planned
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("lora", ON_EXPERTS, ids=["filled up", "as it is"])
 def test_what_adapters_on_experts_keep_is_counted_exactly(lora, precision):
-    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora, micro_tokens=48)
-    shape = replace(SPARSE, layers=2)
-    deeper = replace(shape, layers=3)
-    planned = (
-        learner_memory(deeper, settings, longest=1).activations - learner_memory(shape, settings, longest=1).activations
-    )
-    assert saved(deeper, settings, 48) - saved(shape, settings, 48) == planned
-
-
-def rows(tokens: int, count: int) -> list[Sample]:
-    """Rows of `tokens` that are all trained but for the first token."""
-    made = []
-    for number in range(count):
-        (row,) = scored([[(7 * i + number) % 96 for i in range(tokens)]])
-        made.append(replace(row, episode_id=f"e{number}", logprobs=(0.0, *[-4.5] * (tokens - 1)), advantage=1.0))
-    return made
+    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora)
+    measured, planned = deeper({**SPARSE, "num_hidden_layers": 2}, SPARSE, settings, 48)
+    assert measured == planned
 
 
 @pytest.fixture
 def folder(tmp_path):
-    def write(shape: Architecture) -> Path:
-        model_of(shape, LearnSettings()).save_pretrained(tmp_path / "model")
+    def write(raw: Raw) -> Path:
+        model_of(raw, LearnSettings()).save_pretrained(tmp_path / "model")
         return tmp_path / "model"
 
     return write
 
 
 @pytest.mark.parametrize("settings", [*KINDS, MUON], ids=name_of)
-@pytest.mark.parametrize("shape", [SMALL, SPARSE], ids=["dense", "experts"])
-def test_a_step_takes_what_was_planned(shape, settings, folder):
+@pytest.mark.parametrize("raw", [SMALL, SPARSE], ids=["dense", "experts"])
+def test_a_step_takes_what_was_planned(raw, settings, folder):
     """Of the real trainer: weights and moments exactly, what comes and goes at most 15 % less."""
-    as_planned(shape, settings, folder)
+    as_planned(raw, settings, folder)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "again"])
@@ -195,9 +140,9 @@ def test_a_step_with_adapters_on_experts_takes_what_was_planned(lora, precision,
     as_planned(SPARSE, settings.but(gradient_checkpointing=again), folder)
 
 
-def as_planned(shape, settings, folder):
-    trainer = Trainer(folder(shape), settings)
-    planned = learner_memory(shape, settings, longest=1)
+def as_planned(raw, settings, folder):
+    trainer = Trainer(folder(raw), settings)
+    planned = learner_memory(shape_of(raw), settings, longest=1)
     trainer.step(rows(16, 2))
     weights = sum(p.numel() * p.element_size() for p in trainer.policy.model.parameters())
     moments = sum(m.numel() * 4 for s in trainer.optimizer.state.values() for m in s.values() if m.ndim)
@@ -213,17 +158,17 @@ def as_planned(shape, settings, folder):
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
     """Of a network that is nearly all head."""
-    shape = replace(SMALL, vocabulary=4096, layers=1)
+    raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
     settings = LearnSettings(
         algorithm="grpo", precision="bf16", lora=lora, gradient_checkpointing=True, micro_tokens=64
     )
-    policy = Policy(model_of(shape, settings), Path(), settings)
+    policy = Policy(model_of(raw, settings), Path(), settings)
     batch = pack(scored([range(64)]))
     for _ in range(2):  # the second time there are gradients
         with Peak() as peak:
             policy.logprobs(batch, 1.0, logits=chunk * 4096).square().sum().backward()
-    memory = learner_memory(shape, settings, longest=1)
+    memory = learner_memory(shape_of(raw), settings, longest=1)
     passing = memory.activations + max(memory.work, memory.logits)
     print("measured", peak.bytes, "planned", passing)
     assert 0.85 * passing < peak.bytes <= passing
@@ -231,10 +176,10 @@ def test_a_head_in_float32_takes_what_was_planned(lora, chunk, monkeypatch):
 
 def test_attention_on_a_gpu_holds_more():
     """Its output again, in float32 keys and values of every head, in bfloat16 copies of the queries' gradients."""
-    alone = replace(SMALL, kv_heads=SMALL.heads)
+    small, alone = shape_of(SMALL), shape_of({**SMALL, "num_key_value_heads": 6})
     exact = LearnSettings(micro_tokens=1000)
-    out = 3 * SMALL.queries * 1000
-    cases = (SMALL, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (SMALL, "bf16", 2 * out), (alone, "fp32", 4 * out)
+    out = 3 * 6 * 16 * 1000
+    cases = (small, "fp32", 4 * out + 3 * 2 * 4 * 4 * 16 * 1000), (small, "bf16", 2 * out), (alone, "fp32", 4 * out)
     for shape, precision, kept in cases:
         settings = exact.but(precision=precision)
         there, here = (learner_memory(shape, settings, longest=1000, gpu=gpu) for gpu in (True, False))
@@ -249,9 +194,8 @@ def test_quantised_weights_take_what_was_planned(form, precision, folder):
     settings = LearnSettings(
         algorithm="grpo", precision=precision, lora=LORA, gradient_checkpointing=True, micro_tokens=256, quantise=form
     )
-    shape = replace(SMALL, half=False)
-    trainer = Trainer(folder(shape), settings)
-    planned = learner_memory(shape, settings, longest=1)
+    trainer = Trainer(folder(SMALL), settings)
+    planned = learner_memory(shape_of(SMALL), settings, longest=1)
     trainer.step(rows(16, 2))
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
     tables = 64 * len(layers) if form == "nf4" else 0  # of what 4 bits mean
@@ -266,12 +210,12 @@ def test_quantised_weights_take_what_was_planned(form, precision, folder):
 
 @pytest.mark.slow  # and it needs bitsandbytes: make test-extras
 def test_moments_in_8_bits(folder):
-    shape = replace(SMALL, hidden=256, intermediate=512, layers=1)
-    trainer = Trainer(folder(shape), LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))
+    raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    trainer = Trainer(folder(raw), LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))
     trainer.step(rows(16, 2))
     moments = sum(m.nbytes for s in trainer.optimizer.state.values() for m in s.values() if torch.is_tensor(m))
     codes = 2 * 256 * 4 * len(trainer.optimizer.state)  # tables of what 8 bits mean, which all tensors share
-    planned = learner_memory(shape, trainer.settings, longest=1).optimizer
+    planned = learner_memory(shape_of(raw), trainer.settings, longest=1).optimizer
     assert 0.98 * planned < moments - codes < 1.05 * planned
 
 
@@ -280,13 +224,13 @@ def test_moments_in_8_bits(folder):
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_logits_take_what_was_planned(lora, more, chunk, folder, monkeypatch):
     """Many words in a small network, in several chunks and in one."""
-    shape = replace(SMALL, layers=1, vocabulary=4096)
+    raw = {**SMALL, "vocab_size": 4096, "num_hidden_layers": 1}
     monkeypatch.setattr(learner, "LOGITS", chunk * 4096)
     for function in (Policy.logprobs, Policy.compare, Policy.valued):
         monkeypatch.setattr(function, "__defaults__", (chunk * 4096,))
     settings = LearnSettings(algorithm="ppo", lora=lora, gradient_checkpointing=True, micro_tokens=256, **more)
-    trainer = Trainer(folder(shape), settings)
-    planned = learner_memory(shape, settings, longest=1)
+    trainer = Trainer(folder(raw), settings)
+    planned = learner_memory(shape_of(raw), settings, longest=1)
     assert planned.logits > planned.work
     trainer.step(rows(16, 2))
     with Peak() as peak:

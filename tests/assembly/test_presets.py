@@ -15,7 +15,7 @@ import pytest
 from coderepairrl import cli, models, stages
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.numerics import clip
-from coderepairrl.assembly.sizing import KNOWN
+from coderepairrl.assembly.sizing import KNOWN, PUBLISHED
 from coderepairrl.config import load, shipped
 
 PRESETS = sorted(
@@ -46,13 +46,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     to speak of."""
     tiny = models.folder("builtin:tiny")
     spec = json.loads((tiny / "config.json").read_text())
-    for name, shape in KNOWN.items():
+    del spec["layer_types"]  # which has another number of layers
+    for name, published in PUBLISHED.items():
         folder = tmp_path / "Qwen" / name
         folder.mkdir(parents=True)
         for file in tiny.glob("tokenizer*"):
             shutil.copy(file, folder)
-        kind = {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]} if shape.experts else {}
-        (folder / "config.json").write_text(json.dumps(spec | shape.config | {"dtype": "bfloat16"} | kind))
+        kind = published["model_type"].removesuffix("_text").replace("_5", ".5").title().replace("_", "")
+        said = {**spec, **published, "architectures": [f"{kind.replace('.', '_')}ForCausalLM"]}
+        (folder / "config.json").write_text(json.dumps(said))
         (folder / "model.safetensors").touch()
     for name, count in (("gym", 800), ("multilingual", 293)):
         rows = ({**ROW, "instance_id": f"{name}-{number}"} for number in range(count))

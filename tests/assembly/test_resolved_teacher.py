@@ -11,7 +11,7 @@ import pytest
 from coderepairrl import models
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.plan import resolve
-from coderepairrl.assembly.sizing.architecture import KNOWN
+from coderepairrl.assembly.sizing import KNOWN
 from coderepairrl.assembly.sizing.learner import learner_memory
 from coderepairrl.config import load
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError

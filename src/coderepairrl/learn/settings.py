@@ -34,7 +34,8 @@ OF_VALUES = {"gamma": 1.0, "gae_lambda": 1.0, "value_weight": 0.1, "value_clip":
 MUON_LR = 0.02
 """Default `LearnSettings.muon_lr`."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets of adapters: what decides on decay and strength of an update is a number per head, and stays."""
+"""Gated DeltaNet's targets of adapters: those that decide on decay and strength of a token's update are a number per
+head, and stay."""
 CAP = 2.0
 """Default `LearnSettings.mismatch_cap`, the one of Yao et al. 2025 (`corrections.truncated`)."""
 

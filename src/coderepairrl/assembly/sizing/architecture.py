@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from coderepairrl.assembly.sizing.blocks import Attention, Experts, Layer, Shapes
+from coderepairrl.assembly.sizing.blocks import Attention, Shapes
 from coderepairrl.assembly.sizing.families import FAMILIES, Raw, Unknown, layers, numbers
-from coderepairrl.config.schema import Lora
+from coderepairrl.assembly.sizing.feeds import Experts, Layer
+from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
 
@@ -135,6 +136,11 @@ class Architecture:
         """Bytes of all parameters with `number` bytes each, but `codes` of those of the linear layers, if given."""
         coded = sum(count * (layer.mixer.quantised + layer.feed.quantised) for layer, count in self.kinds)
         return number * self.parameters - int((number - (codes or number)) * coded)
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some of its layers hold a state instead of keys."""
+        return any(layer.mixer.held.state for layer in self.blocks)
 
     @property
     def experts(self) -> bool:

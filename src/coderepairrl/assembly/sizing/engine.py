@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.assembly.sizing.blocks import Experts
+from coderepairrl.assembly.sizing.feeds import Experts
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
@@ -26,6 +26,8 @@ RESERVE = 2_000_000_000
 """What it takes beside its tensors (context, libraries, captured graphs): an assumption, not a measurement."""
 PAGE = 16
 """Tokens of a page of the cache, or a part of them."""
+STATES = 2
+"""Pages for a sequence's state with prefix caching, which is vLLM's default: at the end, and at the last page's."""
 GROUPED = 1.5
 """Kinds of layers whose numbers differ by less are put in groups of the larger one."""
 KV_BYTES = {"float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
@@ -210,7 +212,8 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
 def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
     """Bytes of a token and of a sequence beside, as vLLM divides its cache (v1/core/kv_cache_utils.py): layers of a
     kind are put in groups of equal length, the last of which has empty places, and all pages have the size of the
-    largest: a state takes a whole page, and a page of keys and values is made to be no smaller."""
+    largest: a state takes whole pages, and a page of keys and values is made to be no smaller. Of a window only what a
+    reply needs counts: while a prompt is read in parts, vLLM holds a part more."""
     layers = Counter(layer.mixer.held for layer in model.blocks)
     if not any(held.token and not held.window for held in layers):  # windows alone are planned as if there were none
         layers = Counter(layer.mixer.held._replace(window=0) for layer in model.blocks)
@@ -226,9 +229,9 @@ def _cache(model: Architecture, server: EngineSettings) -> tuple[int, int]:
     for held, number in layers.items():
         places = -(-number // group) * group
         if not held.token:
-            per_sequence += places * tokens * wide
+            per_sequence += places * STATES * tokens * wide
         elif held.window:
-            per_sequence += places * wide * min(held.window + tokens, server.context)
+            per_sequence += places * wide * tokens * (1 + -(-min(held.window, server.context) // tokens))
         else:
             per_token += places * wide
             per_sequence += places * wide * (tokens if states else 0)  # the last page is not full

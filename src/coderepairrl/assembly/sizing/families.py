@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.assembly.sizing.blocks import Attention, Block, Experts, Latent, Layer, Mlp
+from coderepairrl.assembly.sizing.blocks import Attention, Block, Latent
+from coderepairrl.assembly.sizing.feeds import Experts, Layer, Mlp
 from coderepairrl.assembly.sizing.recurrent import Delta
 
 Raw = Mapping[str, Any]
 Layers = tuple[Layer, ...]
+KEYS_VALUES = "key", "value"
 SLIDING, FULL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -113,11 +115,10 @@ def _latent(raw: Raw) -> list[Block]:
 
 def _delta(raw: Raw, *, joined: bool = False) -> list[Block]:
     """Gated DeltaNet, and every fourth layer attention with a gate."""
-    names = (
-        *(f"linear_num_{side}_heads" for side in ("key", "value")),
-        *(f"linear_{s}_head_dim" for s in ("key", "value")),
-    )
-    state = Delta(*numbers(raw, "hidden_size", *names), raw.get("linear_conv_kernel_dim", 4), joined)
+    names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
+    hidden, key_heads, value_heads, key_dim, value_dim = numbers(raw, "hidden_size", *names)
+    width = raw.get("linear_conv_kernel_dim", 4)
+    state = Delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
     given = _types(raw, raw.get("full_attention_interval", 4))
     if not {*given} <= kinds.keys():
@@ -135,8 +136,10 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen3": lambda raw: _dense(_looking(raw, norm="head"), raw),
     "llama": lambda raw: _dense(_looking(raw), raw),
     "mistral": lambda raw: _dense(_looking(raw), raw),
-    "qwen3_moe": lambda raw: _experts(_looking(raw, norm="head"), raw, "moe_intermediate_size"),
-    "mixtral": lambda raw: _experts(_looking(raw), raw, "intermediate_size"),
+    "qwen3_moe": lambda raw: _experts(
+        _looking(raw, norm="head"), raw, "moe_intermediate_size", kind="normed" if raw.get("norm_topk_prob") else ""
+    ),
+    "mixtral": lambda raw: _experts(_looking(raw), raw, "intermediate_size", kind="mixtral"),
     "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
     "qwen3_5_moe_text": lambda raw: _experts(
         _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from coderepairrl.assembly.sizing.architecture import Architecture, targeted
-from coderepairrl.assembly.sizing.blocks import Experts, Layer, Mode
+from coderepairrl.assembly.sizing.blocks import Mode
+from coderepairrl.assembly.sizing.feeds import Layer
 from coderepairrl.learn.settings import BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
@@ -165,12 +166,12 @@ def _activations(model: Architecture, settings: LearnSettings, mode: Mode, token
 
 
 def _layer(model: Architecture, layer: Layer, mode: Mode, tokens: int) -> tuple[int, int]:
-    """What a layer keeps of `tokens`, and what its backward pass adds to that: of its last block all is still there, of
-    its first one what it kept itself."""
+    """What a layer keeps of `tokens`, and what its backward pass adds to that, at most: that of its mixer as if what
+    came after it were still there."""
     kept = layer.kept(mode, model.hidden) + mode.size * mode.rank * len(layer.linear.keys() & (mode.targets or ()))
     fixed = layer.feed.copied(mode)
     if mode.half:  # weights in bfloat16, but of experts
         fixed += 2 * (layer.adapters(mode.rank, mode.targets) if mode.targets is not None else layer.matrices)
     weights = 0 if mode.lora else 4 * layer.feed.gradient
-    mixing = layer.mixer.passing(mode) - layer.feed.kept(mode)
+    mixing = layer.mixer.passing(mode)
     return int(kept * tokens) + fixed, int(max(layer.feed.passing(mode) * tokens + weights, mixing * tokens))

@@ -56,8 +56,11 @@ def _qwen35(hidden: int, layers: int, kv_heads: int, *, tied: bool = False, **mo
     }
 
 
-_MOE = {"model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8}
-_MOE35 = {
+_MOE: dict[str, Any] = {
+    **{"model_type": "qwen3_moe", "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8},
+    **{"moe_intermediate_size": 768, "norm_topk_prob": True},
+}
+_MOE35: dict[str, Any] = {
     **{"model_type": "qwen3_5_moe_text", "num_experts": 256, "num_experts_per_tok": 8},
     **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
 }
@@ -68,7 +71,7 @@ PUBLISHED: Mapping[str, Raw] = {
     "Qwen3-8B": _qwen3(4096, 12_288, 36, 32),
     "Qwen3-14B": _qwen3(5120, 17_408, 40, 40),
     "Qwen3-32B": _qwen3(5120, 25_600, 64, 64),
-    "Qwen3-30B-A3B": _qwen3(2048, 6144, 48, 32, **_MOE, moe_intermediate_size=768),
+    "Qwen3-30B-A3B": _qwen3(2048, 6144, 48, 32, **_MOE),
     "Qwen3.5-0.8B": _qwen35(
         1024, 24, 2, tied=True, intermediate_size=3584, num_attention_heads=8, linear_num_value_heads=16
     ),

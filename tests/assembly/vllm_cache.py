@@ -1,0 +1,62 @@
+"""What vLLM's own functions say of its cache, as JSON: run by vLLM's Python with a JSON list of cases.
+
+A case has ``layers`` (a list of specs), ``context`` and ``states`` (pages of a state for each sequence, as with prefix
+caching). Printed is, for each, bytes of a sequence of that length while it is decoded: one token is in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.v1.core import kv_cache_utils
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, MLAAttentionSpec, SlidingWindowSpec
+
+PAGE = 16
+
+
+def spec(layer: dict[str, Any], block: int, page: int) -> Any:
+    """Of a layer, whose pages have `block` tokens, or `page` bytes where it holds a state."""
+    if layer["kind"] == "state":
+        return MambaSpec(
+            block_size=block,
+            shapes=tuple(map(tuple, layer["shapes"])),
+            dtypes=(torch.bfloat16, torch.float32),
+            page_size_padded=page,
+            mamba_cache_mode="align",
+        )
+    same = {"block_size": block, "num_kv_heads": layer["heads"], "head_size": layer["width"], "dtype": torch.bfloat16}
+    if layer["kind"] == "window":
+        return SlidingWindowSpec(**same, sliding_window=layer["window"])
+    return (MLAAttentionSpec if layer["kind"] == "latent" else FullAttentionSpec)(**same)
+
+
+def needed(case: dict[str, Any]) -> int:
+    """Bytes of a sequence."""
+    layers = case["layers"]
+    one = next(spec(layer, 1, 0).page_size_bytes for layer in layers if layer["kind"] != "state")
+    states = [spec(layer, 1, 0) for layer in layers if layer["kind"] == "state"]
+    largest = max((state.real_page_size_bytes for state in states), default=1)
+    block = PAGE * -(-largest // (PAGE * one))  # as platforms.interface.update_block_size_for_backend
+    specs = {str(number): spec(layer, block, block * one) for number, layer in enumerate(layers)}
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
+        cache_config=SimpleNamespace(
+            mamba_cache_mode="align",
+            get_resolved_kv_cache_layout=lambda: SimpleNamespace(is_block_outermost=False),
+        ),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, prefill_context_parallel_size=1),
+        model_config=SimpleNamespace(max_model_len=case["context"]),
+        attention_config=SimpleNamespace(hisparse_config=None),
+        speculative_config=None,
+        max_in_flight_tokens=1,
+    )
+    groups = kv_cache_utils.get_kv_cache_groups(config, specs)
+    return kv_cache_utils._max_memory_usage_bytes_from_groups(config, groups)
+
+
+if __name__ == "__main__":
+    print(json.dumps([needed(case) for case in json.load(sys.stdin)]))

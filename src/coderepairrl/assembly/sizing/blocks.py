@@ -2,7 +2,8 @@
 
 What a block keeps for its backward pass is given in bytes per token, each as a product of a width with what autograd
 holds of a number of that width: for all weights and for adapters, in float32 and in bfloat16 (`Mode.of`). They were
-fitted to the tensors of small models and are compared with them (tests/assembly/test_memory.py, test_planned_families.py).
+fitted to the tensors of small models and are compared with them (tests/assembly/test_memory.py,
+test_planned_families.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from test_distributed import LORA, SETTINGS, close_to, learner, same_as_one
+from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, learner, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import NodePool, node, rendezvous
@@ -142,7 +142,7 @@ async def test_two_nodes_do_what_one_process_does(far, hidden, log, miniature, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero3"])
+@pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero2" not in each.values])
 @pytest.mark.parametrize("options", [{}, {"lora": LORA, "beta": 0.1}], ids=["all weights", "lora, KL"])
 async def test_each_strategy_is_the_same_on_two_nodes(
     strategy, options, far, hidden, log, miniature, make_rows, tmp_path

@@ -56,7 +56,16 @@ def test_completion(words: str, expected: str) -> None:
         ("serve runs", "runs is no model", "name one of the runs in it: runs/short"),
         ("serve gpt-4o", "gpt-4o is no model", "take the URL of an API"),
         ("data list handmade selct.n=2", "'handmade' has no option 'selct'", "did you mean 'select'?"),
-        ("export nowhere out", "nowhere is no model: it has no config.json", "a folder in Hugging Face layout"),
+        ("export nowhere out", "nowhere is no model: there is no such folder", "a folder in Hugging Face layout"),
+        ("export runs out", "runs is no model: it has no config.json", "name one of the runs in it: runs/short"),
+        ("pipeline nowhere", "there is no pipeline nowhere", "examples/pipeline/"),
+        ("study nowhere", "there is no study nowhere", "known: ablations"),
+        ("hello runs/short", "'runs/short' is not KEY=VALUE", "crrl hello --resume runs/short"),
+        ("hello --resume runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
+        ("hello run.steps=two", "run.steps: must be a whole number, not 'two'", "write for example run.steps="),
+        ("hello train.lr=big", "train.lr: must be a number, not 'big'", "write for example train.lr="),
+        ("hello train.lora.experts=1.5", "train.lora.experts: must be true or false, not 1.5", "train.lora.experts="),
+        ("data list git_history path=one", "no commit has exactly one parent", "git fetch --unshallow"),
         ("data verify tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
         ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
@@ -67,6 +76,12 @@ def test_completion(words: str, expected: str) -> None:
 def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: str, fix: str, tmp_path: Path) -> None:
     (tmp_path / "runs" / "short").mkdir(parents=True)
     (tmp_path / "runs" / "short" / "run.json").write_text('{"schema": 2}')
+    (tmp_path / "one").mkdir()
+    for argv in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", "-C", tmp_path / "one", *argv], check=True)
     (tmp_path / "kinds.toml").write_text('extends = "hello"\n[run]\nname = "x"\n[kinds.hard]\nagent = "nanoo"\n')
     done = subprocess.run([*CRRL, *words.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr

@@ -98,7 +98,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         "'eval.taks'": "did you mean 'eval.tasks'?",
         "'lr'": "did you mean 'train.lr'?",
     }
-    assert [line.split(": Input")[0] for line in str(values).split("; ")] == [
+    assert [line.split(": must be")[0] for line in str(values).split("; ")] == [
         "override 'rollout.tokens=abc': rollout.tokens",
         f"{file}: train.lr",
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, PrerequisiteError
 from coderepairrl.learn import rendezvous
 from coderepairrl.protocols import EngineSpec
 
@@ -31,9 +31,9 @@ def split(config: Config, serving_takes: bool) -> Split:
     """The children's environment, empty where they see what this process sees; `serving_takes`: the engine starts a
     process of ours that takes GPUs (`EngineSpec.takes_gpus`).
 
-    Raises `ConfigError` for a GPU that is not there or named twice, for as many learner processes as have no GPU of
-    their own, and for GPUs of both engine and learner unless ``engine.share_devices`` is set; `UsageError` for a
-    rendezvous that is no address.
+    Raises `PrerequisiteError` where GPUs are named and none is visible, `ConfigError` for a GPU that is not there or
+    named twice, for as many learner processes as have no GPU of their own, and for GPUs of both engine and learner
+    unless ``engine.share_devices`` is set; `UsageError` for a rendezvous that is no address.
     """
     check_named(config, serving_takes)
     if config.train.rendezvous:
@@ -159,6 +159,11 @@ def visible() -> list[str]:
 
 
 def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Environment:
+    if wanted and not there:
+        raise PrerequisiteError(
+            f"{key}={list(wanted)}: no GPU is visible here",
+            fix="run it on a machine with an NVIDIA GPU; crrl check says what this one has, and crrl hello needs none",
+        )
     if missing := [number for number in wanted if number >= len(there)]:
         raise ConfigError(
             f"{key}={list(wanted)}: there is no GPU {missing[0]}; {len(there)} are visible here",

@@ -13,7 +13,7 @@ from coderepairrl.errors import UsageError
 
 
 def pipeline(
-    file: Annotated[str, typer.Argument(help="a TOML file with stages, or a shipped pipeline")],
+    file: Annotated[str, typer.Argument(help="a TOML file with stages: docs/guides/pipeline.md")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[STAGE.KEY=VALUE]...", help="keys of a stage, and its settings")
     ] = None,

@@ -5,21 +5,48 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coderepairrl.cli.output import DryRun, Json, Overrides, show, table
 
+if TYPE_CHECKING:
+    from coderepairrl.config import Config
+    from coderepairrl.runs import RunFolder
+
 RunFile = Annotated[str, typer.Argument(help="a TOML file, a shipped config, or a run folder to resume")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where the run of this name stopped")]
 
 
-def hello(overrides: Overrides = None, resume: Resume = False, as_json: Json = False) -> None:
-    """The main job on this machine: reinforcement learning of a tiny policy, nothing else needed."""
-    from coderepairrl.apps.hello import hello as run
+def hello(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run, else runs/hello"),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue a run where it stopped")] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """The whole loop on this machine: reinforcement learning of a tiny policy, nothing else needed."""
+    from coderepairrl.apps import hello as app
 
-    show(run(overrides or [], resume=resume, as_json=as_json))
+    if dry_run:
+        _show_plan(*app.resolved(overrides or [], resume=resume), as_json=as_json)
+        return
+    show(app.hello(overrides or [], resume=resume, as_json=as_json))
+
+
+def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
+    """Print what is planned, as far as it is known. Raises what is wrong with it."""
+    from coderepairrl import config, stages
+
+    plan, problem = stages.dry_run(resolved, folder)
+    if plan:  # what is known, though the rest is refused
+        settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
+        show(json.dumps(plan) if as_json else f"{settings}{table(plan)}")
+    if problem is not None:
+        raise problem
 
 
 def train(
@@ -35,12 +62,7 @@ def train(
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
     if dry_run:
-        plan, problem = stages.dry_run(resolved, folder)
-        if plan:  # what is known, though the rest is refused
-            settings = "" if problem else f"{config.to_toml(resolved)}\n"  # they would hide the mistake
-            show(json.dumps(plan) if as_json else f"{settings}{table(plan)}")
-        if problem is not None:
-            raise problem
+        _show_plan(resolved, folder, as_json=as_json)
         return
     result = asyncio.run(stages.run(resolved, resume=resume, folder=folder))
     show(json.dumps(result) if as_json else table(result))

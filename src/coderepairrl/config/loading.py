@@ -94,23 +94,50 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
         config = Config.model_validate(data)  # no section takes a key that it does not know
     except ValidationError as error:
         found: dict[str, list[str]] = {}
+        examples: list[str] = []
         for each in error.errors():
-            key, what = ".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")
+            key, what = ".".join(map(str, each["loc"])), _what(each["type"], each["msg"], each["input"])
             if unknown and each["type"] == "extra_forbidden":
                 continue  # reported above
             if key in unknown.values() and each["type"] == "missing":
                 continue  # misspelt, not missing
+            if kind := _KINDS.get(each["type"]):
+                examples.append(f"{key}={_example(each['loc'], kind[1])}")
             origin = _origin(key or what, where, overrides)
             found.setdefault(origin, []).append(f"{key}: {what}" if key else what)
         if lines := [f"{origin}: {'; '.join(messages)}" for origin, messages in found.items()]:
             missing = {each["loc"] for each in error.errors() if each["type"] == "missing"}
             unnamed = missing & {("run",), ("run", "name")}
             fix = "name the run: run.name=... on the command line, or [run] and name = in the file; " if unnamed else ""
+            fix += f"write for example {', '.join(examples)}; " if examples else ""
             wrong.append(ConfigError("; ".join(lines), fix=f"{fix}see docs/reference/config.md"))
         raise several(wrong) from None
     if wrong:
         raise several(wrong)
     return config
+
+
+_KINDS = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), ("a whole number", "8")),
+    **dict.fromkeys(("float_type", "float_parsing"), ("a number", "0.5")),
+    **dict.fromkeys(("bool_type", "bool_parsing"), ("true or false", "true")),
+}
+"""What a value must be, and an example, by pydantic's type of the error."""
+
+
+def _what(kind: str, message: str, value: Any) -> str:
+    """What is wrong with a `value`, as pydantic says it or plainer."""
+    return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
+
+
+def _example(place: tuple[int | str, ...], otherwise: str) -> str:
+    """The default of the setting at `place`, as TOML; `otherwise` where it has none of its own."""
+    model: type[BaseModel] | None = Config
+    for part in place[:-1]:
+        model = _section(model, str(part)) if model is not None and part in model.model_fields else None
+    field = model.model_fields.get(str(place[-1])) if model is not None else None
+    default = field.default if field is not None else None
+    return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
 
 
 def of_run(data: dict[str, Any], where: str) -> Config:

@@ -166,7 +166,8 @@ def folder(path: str, *, weights: bool = False) -> Path:
             found = named(path).folder
         fix = _advice(path)
     if not (found / "config.json").is_file():
-        raise UsageError(f"{_shown(path, found)} is no model: it has no config.json", fix=fix)
+        why = "it has no config.json" if found.is_dir() else "there is no such folder"
+        raise UsageError(f"{_shown(path, found)} is no model: {why}", fix=fix)
     if weights and not any(found.glob("*.safetensors")):
         raise UsageError(
             f"{_shown(path, found)} has no weights (*.safetensors)", fix="download them, or set model.init=random"

@@ -66,9 +66,11 @@ async def run(
     quiet: bool = False,
     folder: RunFolder | None = None,
     show: Callable[[Episode], str] = lambda episode: "",
+    again: str = "crrl train {run} --resume",
 ) -> dict[str, Any]:
     """Train as `config` says and return the summary that ``--json`` prints. It lives in `folder`, else in the one that
-    `config` names. `show` says what is printed of an episode beside the progress, if anything.
+    `config` names. `show` says what is printed of an episode beside the progress, if anything; `again` is the command
+    that resumes it, with its folder for ``{run}``.
 
     Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
     either way, and ``resume`` continues it.
@@ -86,12 +88,13 @@ async def run(
                     changes = _changes(plan, folder, history) if resume else []  # the run is locked
                     folder.write_config(to_toml(plan.config))  # what --resume will go on with
                     async with following(folder, config.log, progress.say):
-                        await _until_stopped(plan, parts, history, changes, received, meter)
+                        resumed_by = again.format(run=folder.path)
+                        await _until_stopped(plan, parts, history, changes, received, meter, resumed_by)
             return summary(folder)
         except asyncio.CancelledError:
             if not received:
                 raise
-            fix = f"crrl train {folder.path} --resume" if resume else "start it again"
+            fix = again.format(run=folder.path) if resume else "start it again"
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
@@ -176,7 +179,13 @@ def _create(folder: RunFolder, plan: Plan, model: Mapping[str, str], found: Mapp
 
 
 async def _until_stopped(
-    plan: Plan, parts: Parts, history: History, changes: Sequence[Change], received: Sequence[str], meter: Meter
+    plan: Plan,
+    parts: Parts,
+    history: History,
+    changes: Sequence[Change],
+    received: Sequence[str],
+    meter: Meter,
+    again: str,
 ) -> None:
     try:
         names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
@@ -194,9 +203,7 @@ async def _until_stopped(
         if not received:
             raise
         parts.log.append("stop", step=history.step, reason=received[0])
-        raise Interrupted(
-            f"{received[0]}: stopped after step {history.step}", fix=f"crrl train {parts.folder.path} --resume"
-        ) from None
+        raise Interrupted(f"{received[0]}: stopped after step {history.step}", fix=again) from None
     except CodeRepairError as error:
         with contextlib.suppress(RunError):  # the log may be what failed: then it ends without
             parts.log.append("stop", step=history.step, reason=str(error).partition("\n")[0])

@@ -10,7 +10,6 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -200,7 +199,7 @@ class Pipeline:
     """A pipeline file, read and checked."""
 
     named: str
-    """As it was asked for: a path, or a shipped pipeline's name."""
+    """As it was asked for: a path."""
     path: Path
     file: File
     base: Config
@@ -226,25 +225,20 @@ def kind_of(name: str, stage: StageFile) -> Kind:
     raise ConfigError(f"stages.{name} says nothing of its kind", fix=f'kind = "{" | ".join(KINDS)}"')
 
 
-def shipped() -> dict[str, Path]:
-    """The pipelines that come with the package, by name."""
-    folder = Path(str(resources.files("coderepairrl"))) / "stages" / "pipelines"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-
-
 def read(source: str, overrides: Sequence[str] = ()) -> Pipeline:
-    """The pipeline in the file `source`, or the shipped one of that name, with ``STAGE.KEY=VALUE`` overrides: keys of
-    the stage, or settings of its command.
+    """The pipeline in the file `source`, with ``STAGE.KEY=VALUE`` overrides: keys of the stage, or settings of its
+    command.
 
     Raises `ConfigError`, or `Several` with everything that is wrong with the file and between its stages; what is wrong
     with each stage by itself `pipeline_run.check` says.
     """
-    known = shipped()
     path = Path(source)
     if not path.is_file():
-        if source not in known:
-            raise ConfigError(f"there is no pipeline {source}", fix=f"name a TOML file, or: {nearest(source, known)}")
-        path = known[source]
+        raise ConfigError(
+            f"there is no pipeline {source}",
+            fix="name a TOML file with stages; examples/pipeline/ in the repository has some, and "
+            "docs/guides/pipeline.md every key",
+        )
     try:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

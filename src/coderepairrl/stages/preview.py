@@ -15,7 +15,8 @@ from coderepairrl.assembly.prompts import LongestPrompt
 from coderepairrl.assembly.sizing import Evaluation, require
 from coderepairrl.assembly.verify import as_planned
 from coderepairrl.config import Config
-from coderepairrl.errors import CodeRepairError, several
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
+from coderepairrl.printable import counted
 from coderepairrl.rollout import Terms
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import folder_of
@@ -48,8 +49,10 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
     """Whether it can be run here, in a sentence, and what ends an episode first as far as that is known."""
     if problems:
-        mistakes = "1 mistake" if len(problems) == 1 else f"{len(problems)} mistakes"
-        return f"it cannot be run here: {mistakes}"
+        lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
+        parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
+        parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
+        return f"it cannot be run here: {' and '.join(parts)}"
     memory = any("has_gb" in part for part in shown["needs"].values() if isinstance(part, dict))
     reasons = ["each GPU holds its parts"] if memory else []
     reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []

@@ -297,7 +297,9 @@ def read(source: str) -> Study:
     path = Path(source)
     if not path.is_file():
         if source not in known:
-            raise ConfigError(f"there is no study {source}", fix=f"name a TOML file, or: {nearest(source, known)}")
+            raise ConfigError(
+                f"there is no study {source}", fix=f"name a TOML file, or a shipped study; {nearest(source, known)}"
+            )
         path = known[source]
     try:
         file = File.model_validate(tomllib.loads(path.read_text("utf-8")))

@@ -51,7 +51,7 @@ def test_what_was_shown_is_not_shown_again_by_resume(tmp_path: Path) -> None:
     small = ("run.steps=1", "eval.tasks=6", "eval.after=false", "rollout.tasks_per_step=2", "rollout.group_size=4")
     first = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
     assert "an episode, before any training" in first.stderr, first.stderr
-    more = [*warm.CRRL, "hello", *small, "run.steps=2", "--resume"]
+    more = [*warm.CRRL, "hello", "runs/hello", "run.steps=2", "--resume"]  # the rest is as it was
     again = warm.run(more, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0 and "step 2" in again.stdout, again.stderr
     assert "an episode, before any training" not in again.stderr

@@ -1,5 +1,5 @@
 """``crrl hello``: the main job on any machine, on a tiny policy that ships with the package."""
 
-from coderepairrl.apps.hello.command import hello
+from coderepairrl.apps.hello.command import hello, resolved
 
-__all__ = ["hello"]
+__all__ = ["hello", "resolved"]

@@ -16,9 +16,11 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.apps.hello.episode import Shown
-from coderepairrl.errors import as_called
+from coderepairrl.config import Config
+from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import cpu_seconds
+from coderepairrl.registry import nearest_run
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stats import Interval, compare, pair
 from coderepairrl.stats.clusters import slice_of
@@ -36,25 +38,48 @@ SHOWN = {
 """What is reported, by its name there, and the measure behind it."""
 
 
-def hello(overrides: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
-    """Run the shipped ``hello`` config and return what to print. Raises what `stages.run` raises.
+def resolved(words: Sequence[str] = (), *, resume: bool = False) -> tuple[Config, RunFolder]:
+    """The settings and the folder of ``crrl hello WORDS``: the shipped ones and overrides, under a name of their own
+    (``hello``, ``hello-2``, ...) unless one is given.
 
-    Each call is a run of its own (``hello``, ``hello-2``, ...) unless it is named or resumed.
+    With `resume` those of a run: of the folder that the first word names, else of ``run.name``, else of ``hello``.
+    Raises `UsageError` for a folder without `resume`, or that is no run, and what `config.load` raises.
     """
-    config = configs.load("hello", overrides)
-    if not resume and not any(override.startswith("run.name=") for override in overrides):
-        name = _free(Path(config.run.dir), config.run.name)
-        if name != config.run.name:
-            print(as_called(f"a new run, {name}: crrl hello --resume goes on with {config.run.name}"), file=sys.stderr)
-        config = configs.load("hello", [*overrides, f"run.name={name}"])
+    if words and "=" not in words[0]:
+        if not resume:
+            raise UsageError(
+                f"{words[0]!r} is not KEY=VALUE",
+                fix=f"crrl hello --resume {words[0]}, to go on with a run; else settings: crrl hello run.steps=2",
+            )
+        if not RunFolder(Path(words[0])).config.is_file():
+            there = nearest_run(Path(words[0])) or f"crrl hello run.name={Path(words[0]).name} begins one"
+            raise UsageError(f"there is no run {words[0]}", fix=there)
+        config = configs.load(words[0], words[1:])
+        return config, stages.named(words[0], config)
+    config = configs.load("hello", words)
+    folder = stages.folder_of(config)
+    if resume:  # with the settings that it had, as `crrl train FOLDER --resume`
+        return (configs.load(folder.path, words) if folder.config.is_file() else config), folder
+    if any(override.startswith("run.name=") for override in words):
+        return config, folder
+    name = _free(Path(config.run.dir), config.run.name)
+    if name != config.run.name:
+        print(as_called(f"a new run, {name}: crrl hello --resume {folder.path} continues that one"), file=sys.stderr)
+    config = configs.load("hello", [*words, f"run.name={name}"])
+    return config, stages.folder_of(config)
+
+
+def hello(words: Sequence[str] = (), *, resume: bool = False, as_json: bool = False) -> str:
+    """Run `resolved` settings and return what to print. Raises what that and `stages.run` raise."""
+    config, folder = resolved(words, resume=resume)
     began = time.monotonic()
     shown = Shown()
-    if resume and (there := RunFolder(Path(config.run.dir) / config.run.name)).log.is_file():
-        for episode in logged_episodes(there.records()):
+    if resume and folder.log.is_file():
+        for episode in logged_episodes(folder.records()):
             shown(episode)  # by the process that was stopped
-    asyncio.run(stages.run(config, resume=resume, show=shown))
+    asyncio.run(stages.run(config, resume=resume, folder=folder, show=shown, again="crrl hello --resume {run}"))
     wall = time.monotonic() - began
-    report = before_and_after(Path(config.run.dir) / config.run.name, config.run.steps)
+    report = before_and_after(folder.path, config.run.steps)
     report |= {"seed": config.run.seed, "wall_s": round(wall, 1), "cpu_s": round(cpu_seconds(), 1)}
     if as_json:
         return json.dumps(report)

@@ -143,8 +143,13 @@ class GitHistory(TaskSource):
         return iter(self._tasks or ())
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
-        """Tasks, the newest first."""
-        commits = known.commits()
+        """Tasks, the newest first. Raises `TaskError` for a repository without changes."""
+        if not (commits := known.commits()):
+            raise TaskError(
+                f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
+                fix="name a repository with a history (of a shallow clone: git fetch --unshallow); without one, "
+                "the source mutants injects bugs",
+            )
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [commit for commit in commits if self._of_that_time(commit)]
         patches = set[bytes]()

@@ -109,7 +109,11 @@ def test_shares_count_what_is_missing_and_leave_out_faults() -> None:
     assert (found.resolved, found.missing, found.empty, list(found.faults)) == (1, ("d",), 1, ["c"])
     assert found.wilson is not None and found.wilson.value == pytest.approx(1 / 3)
     assert found.per_patch is not None and found.per_patch.value == 1
-    assert "c: SandboxFault: it died" in table([found])
+    shown = table([found])
+    assert "c: SandboxFault: it died" in shown and "of all 4 tasks" in shown and "--of listed" in shown
+    [listed] = totals(graded, there, listed=True)
+    assert listed.wilson is not None and listed.wilson.value == 1 / 2 and not listed.missing
+    assert "of the 3 tasks listed" in table([listed])
     [nothing] = totals([graded[2]], {"c": there["c"]})
     assert (nothing.wilson, nothing.clustered, nothing.per_patch) == (None, None, None) and "none" in table([nothing])
 

@@ -97,6 +97,10 @@ def grade(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="keep the verdicts that are there")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="patches at a time")] = 2,
+    of: Annotated[
+        Literal["all", "listed"],
+        typer.Option(help="tasks that shares are of: all (one without a patch is not resolved), or those listed"),
+    ] = "all",
     skip_unknown: Annotated[
         bool, typer.Option("--skip-unknown", help="leave out patches for what is no task of SOURCE")
     ] = False,
@@ -106,7 +110,7 @@ def grade(
     shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = "1/1",
     as_json: Json = False,
 ) -> None:
-    """Judge anybody's patches by the checks of a benchmark, natively or in its images, by its own rules."""
+    """Grade patches by the tests and rules of a benchmark, natively or in its images, whoever made them."""
     from coderepairrl import config
     from coderepairrl.certify import data
     from coderepairrl.runs import foreign
@@ -135,9 +139,10 @@ def grade(
         place = backend(sandbox, sandbox_option)
         job = grading.grade(known, tasks, place, target, resume=resume, jobs=jobs, say=note)
     verdicts = run(job)
-    found = grading.totals(verdicts, tasks)
+    found = grading.totals(verdicts, tasks, listed=of == "listed")
     if as_json:
-        show(json.dumps({"verdicts": str(target), "unknown": unknown, "models": [each.as_json() for each in found]}))
+        models = [each.as_json() for each in found]
+        show(json.dumps({"verdicts": str(target), "unknown": unknown, "of": of, "models": models}))
     else:
         left_out = [f"left out, no tasks of {source}: {', '.join(unknown)}"] if unknown else []
         show("\n".join([grading.table(found), *left_out, f"verdicts: {target}"]))

@@ -58,10 +58,14 @@ class Graded(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What the patches of one model come to, of all tasks of the source. Shares leave out tasks with a fault."""
+    """What the patches of one model come to, of all tasks of the source or of those listed. Shares leave out tasks
+    with a fault."""
 
     model: str
     tasks: int
+    """Those that the shares are of."""
+    source: int
+    """Those that there are."""
     graded: int
     empty: int
     missing: tuple[str, ...]
@@ -70,7 +74,7 @@ class Totals(NamedTuple):
     """Why there is no verdict, by task."""
     resolved: int
     wilson: Interval | None
-    """Of all tasks, Wilson's interval of independent ones; None where every task has a fault."""
+    """Of `tasks`, Wilson's interval of independent ones; None where every task has a fault."""
     clustered: Interval | None
     """The same share, with tasks of one repository as one cluster (`stats.clusters`)."""
     per_patch: Interval | None
@@ -228,15 +232,20 @@ def _line(found: Graded) -> str:
     return f"{found.instance} ({found.seconds:g} s): {how}"
 
 
-def totals(graded: Sequence[Graded], tasks: Mapping[str, Task]) -> list[Totals]:
-    """What the patches of each model come to, in the order in which models first stand in `graded`."""
+def totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
+    """What the patches of each model come to, in the order in which models first stand in `graded`.
+
+    Of all `tasks`, those without a prediction being unresolved, as the SWE-bench leaderboard counts; or (`listed`) of
+    those alone that have one.
+    """
     return [
-        _totals(model, [each for each in graded if each.model == model], tasks)
+        _totals(model, [each for each in graded if each.model == model], tasks, listed)
         for model in dict.fromkeys(each.model for each in graded)
     ]
 
 
-def _totals(model: str, graded: Sequence[Graded], tasks: Mapping[str, Task]) -> Totals:
+def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], listed: bool) -> Totals:
+    tasks = {each.instance: source[each.instance] for each in graded} if listed else source
     faults = {each.instance: each.fault for each in graded if each.fault}
     verdicts = {each.instance: each.resolved for each in graded if not each.fault}
     filled = [each.instance for each in graded if not each.fault and not each.empty]
@@ -250,6 +259,7 @@ def _totals(model: str, graded: Sequence[Graded], tasks: Mapping[str, Task]) -> 
     return Totals(
         model=model,
         tasks=len(tasks),
+        source=len(source),
         graded=len(verdicts),
         empty=sum(each.empty for each in graded),
         missing=tuple(name for name in tasks if name not in verdicts and name not in faults),
@@ -265,17 +275,24 @@ def table(found: Sequence[Totals]) -> str:
     """For people: a block for each model."""
     lines = []
     for each in found:
+        of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"
+        of += "" if each.tasks == each.source else " listed"
+        patches = "of patches, not empty"
+        wide = max(len(of), len(patches))
         lines += [
-            f"{each.model}: {counted(each.tasks, 'task')}, {each.graded} graded ({each.empty} empty), "
-            f"{len(each.missing)} missing, {len(each.faults)} without a verdict",
-            f"  resolved {each.resolved}",
-            f"  of all tasks            {_or_none(each.wilson)}  (Wilson, tasks taken as independent)",
-            f"  of all tasks            {_or_none(each.clustered)}  (clustered by repository, if of several)",
-            f"  of patches, not empty   {_or_none(each.per_patch)}  (clustered)",
+            f"{each.model}: {counted(each.source, 'task')}, {each.graded:,} graded ({each.empty:,} empty), "
+            f"{len(each.missing):,} missing, {len(each.faults):,} without a verdict",
+            f"  resolved {each.resolved:,}",
+            f"  {of:<{wide}}   {_or_none(each.wilson)}  (Wilson, tasks taken as independent)",
+            f"  {of:<{wide}}   {_or_none(each.clustered)}  (clustered by repository, if of several)",
+            f"  {patches:<{wide}}   {_or_none(each.per_patch)}  (clustered)",
         ]
         if each.missing:
-            more = f", ... ({len(each.missing)})" if len(each.missing) > _NAMED else ""
-            lines.append(f"  missing, counted as not resolved: {', '.join(each.missing[:_NAMED])}{more}")
+            more = f", ... ({len(each.missing):,})" if len(each.missing) > _NAMED else ""
+            lines += [
+                f"  missing, counted as not resolved: {', '.join(each.missing[:_NAMED])}{more}",
+                "  (as the SWE-bench leaderboard counts; --of listed: of the tasks that the predictions list)",
+            ]
         if each.faults:
             name, why = next(iter(each.faults.items()))
             lines.append(f"  without a verdict, in no share: {', '.join(list(each.faults)[:_NAMED])}; {name}: {why}")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coderepairrl.cli.output import Json, Options, run, show
+from coderepairrl.cli.output import Json, Options, note, run, show
 from coderepairrl.errors import ExitCode, UsageError
 
 
@@ -39,6 +39,7 @@ def view(
     port: Annotated[int, typer.Option(help="of --serve; 0: any that is free")] = 0,
 ) -> None:
     """Look at every episode: linked pages to filter, sort and compare, each episode token by token."""
+    note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
     from coderepairrl.report import view as pages
 
     missing = [run for run in runs[1:] if not run.exists()]
@@ -66,7 +67,7 @@ def view(
         folder = output or next(iter(site.runs.values())).folder.path / "report" / "view"
         terminal = Console(stderr=True)
         with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-            bar = progress.add_task("pages")
+            bar = progress.add_task("writing pages")
             show(site.write(folder, lambda done, of: progress.update(bar, completed=done, total=of)))
 
 

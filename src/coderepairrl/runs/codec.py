@@ -55,9 +55,9 @@ def load(kind: type[T], data: Any) -> T:
 
 
 def _load(kind: Any, data: Any) -> Any:
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any or data is None:
         return data
+    origin, arguments = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         return _load(next(a for a in arguments if a is not type(None)), data)
     if origin is tuple:
@@ -76,6 +76,11 @@ def _load(kind: Any, data: Any) -> Any:
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
         return kind(**{name: _load(fields[name], part) for name, part in data.items()})
     return kind(data)
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 @cache

@@ -15,6 +15,8 @@ from coderepairrl.runs.log import Record, whole_lines
 from coderepairrl.types import Episode, Turn
 
 T = TypeVar("T")
+_RECENT = 64
+"""Episodes that are kept as they were last read: their group's page follows theirs."""
 _TURN = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
 _TURN_BEGINS, _MESSAGES = b'{"type":"turn",', b',"messages":['
 _DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
@@ -39,6 +41,7 @@ class Follower:
         """Which damage keeps the rest of the log from being read; empty if there is none."""
         self._places: dict[str, _Place] = {}
         self._offset = self._last = 0
+        self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
     def records(self) -> Iterator[Record]:
         """The records that were appended since this was last called, oldest first.
@@ -74,8 +77,15 @@ class Follower:
 
     def episode(self, episode: str) -> Episode | None:
         """An episode that has its verdict, with its turns; None before that. Raises KeyError and `RunError`."""
-        verdict = self.verdict(episode)
-        return None if verdict is None else replace(verdict, turns=self.turns(episode))
+        place = self._places[episode]
+        key = (episode, place.verdict, tuple(place.turns))
+        if key not in self._recent:
+            if (verdict := self.verdict(episode)) is None:
+                return None
+            self._recent[key] = replace(verdict, turns=self.turns(episode))
+            if len(self._recent) > _RECENT:
+                del self._recent[next(iter(self._recent))]
+        return self._recent[key]
 
     def verdict(self, episode: str) -> Episode | None:
         """The same without its turns."""

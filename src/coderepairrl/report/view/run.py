@@ -49,6 +49,7 @@ class Run:
         self.name = path.resolve().name
         self._follower = Follower(self.folder.log)
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
+        self._texts: dict[str, str] = {}
         terms = self._settings.train if self._settings else Train()
         self.rows = Rows(self._follower, _advantages(terms), alike=not terms.value_head)
 
@@ -113,6 +114,8 @@ class Run:
     def episode(self, name: str, around: Around) -> str:
         """The page of an episode. Raises KeyError."""
         shown = self.shown(name)
+        if not around.live:
+            self._texts[name] = _text(shown.episode)
         around = replace(around, notice=shown.notice)
         return render_episode(shown, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
@@ -195,14 +198,7 @@ class Run:
     def searched(self) -> Iterator[tuple[str, str]]:
         """Ids and the text by which a folder of pages finds them: replies, calls, notes, patch."""
         for name in self.rows.by_id:
-            episode = self.shown(name).episode
-            said = conversation(episode)
-            words = [score.note for score in episode.scores]
-            for messages in said.values():
-                words += [messages[-1].text, messages[-1].thought] if messages else []
-                words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
-            words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
-            yield name, "\n".join(filter(None, words))[:_SEARCHED].lower()
+            yield name, self._texts.get(name) or _text(self.shown(name).episode)
 
     @cached_property
     def _decoder(self) -> tuple[Callable[[Sequence[int]], str], str]:
@@ -217,6 +213,16 @@ def read_episode(run: Path, episode: str) -> Shown:
     found = Run(run)
     found.update()
     return found.shown(find(found, episode))
+
+
+def _text(episode: Episode) -> str:
+    """By what the search of a folder of pages finds it: replies, calls, notes, patch."""
+    words = [score.note for score in episode.scores]
+    for messages in conversation(episode).values():
+        words += [messages[-1].text, messages[-1].thought] if messages else []
+        words += [field.text for call in messages[-1].calls for field in call.fields] if messages else []
+    words += [episode.patch.decode(errors="replace"), episode.fault, episode.crash, episode.printed]
+    return "\n".join(filter(None, words))[:_SEARCHED].lower()
 
 
 def find(run: Run, wanted: str) -> str:

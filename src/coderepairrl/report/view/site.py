@@ -72,8 +72,10 @@ class Site:
         """All pages, those first that others link to."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
-            for kind, names in _kinds(run).items():
-                yield from (f"{folder}/{kind}/{file_name(name)}.html" for name in names)
+            for group, names in run.rows.groups.items():  # which reads the same episodes
+                yield from (f"{folder}/episode/{file_name(name)}.html" for name in names)
+                yield f"{folder}/group/{file_name(group)}.html"
+            yield from (f"{folder}/task/{file_name(name)}.html" for name in run.rows.tasks)
             yield from (f"{folder}/text.js", f"{folder}/index.html")
         yield "index.html"
 
@@ -89,16 +91,16 @@ class Site:
             return f"{folder}/index.html"
         return f"{folder}/episode/{file_name(find(run, episode))}.html"
 
-    def write(self, output: Path, told: Callable[[int, int], None] = lambda done, of: None) -> Path:
+    def write(self, output: Path, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
         """Write every page below `output`, each in place of an older one at once; the page to begin with.
 
-        `told` is called with the pages written and those there are. Raises `UsageError` where that cannot be, as on a
-        full disk; the pages of before stay.
+        `advance` is called with the pages written and those there are. Raises `UsageError` where that cannot be, as on
+        a full disk; the pages of before stay.
         """
         paths = list(self.paths())
         for done, path in enumerate(paths):
             _write(output / path, self.page(path))
-            told(done + 1, len(paths))
+            advance(done + 1, len(paths))
         return output / self.first()
 
     def _name(self, folder: str, kind: str, page: str) -> str:

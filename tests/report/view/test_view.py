@@ -444,7 +444,11 @@ def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -
         return subprocess.run([crrl, "view", *map(str, words)], capture_output=True, text=True, env={**os.environ})
 
     done = said(run.path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{run.path}/report/view/run/index.html\n", f"reading     {run.path}\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"{run.path}/report/view/run/index.html\n",
+        f"reading     {run.path}\n",
+    )
     done = said(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a.html\n")
     done = said(run.path, "a-00")

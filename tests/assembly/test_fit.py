@@ -158,7 +158,8 @@ def test_an_evaluation_does_not_switch(tmp_path: Path) -> None:
     ]
     shared, turns = (Planned.of(each) for each in given)
     assert shared is not None and turns is not None and turns.loop.switch > 0
-    assert turns.evaluating(4, 1) == shared.evaluating(4, 1)
+    evaluation = Evaluation(("",) * 4, 1, 1)
+    assert turns.evaluating(evaluation) == shared.evaluating(evaluation)
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
@@ -323,11 +324,27 @@ def test_evaluations_are_hours_of_the_same_gpus(tmp_path: Path) -> None:
         found: dict[str, float] = require(given, settings, evaluations)["run"]
         return found
 
-    without, twice, larger = run(), run(Evaluation(500, 1, 2)), run(Evaluation(500, 4, 2))
+    without, twice, larger = run(), run(Evaluation(("",) * 500, 1, 2)), run(Evaluation(("",) * 500, 4, 2))
     assert "evaluation_hours" not in without and without["hours"] == twice["hours"]
     assert larger["evaluation_hours"] == pytest.approx(4 * twice["evaluation_hours"], rel=0.15)
     hours = twice["hours"] + twice["evaluation_hours"]
     assert twice["gpu_hours"] == pytest.approx(2 * hours, abs=0.3) and twice["evaluation_hours"] > 0.2
+
+
+def test_an_evaluation_has_the_kinds_of_its_own_tasks(tmp_path: Path) -> None:
+    """However often training draws a kind: an evaluation of one alone takes what it takes where all are like that."""
+    sources = "tasks.sources=[{source='hello', kind='short', weight=9}, {source='mutants', kind='long'}]"
+    same = "rollout.seconds=3600", "plan.call_tokens=200"
+
+    def seconds(kinds: tuple[str, ...], *overrides: str) -> float:
+        plan = Planned.of(planned(config(tmp_path, *same, *overrides)))
+        assert plan
+        return plan.evaluating(Evaluation(kinds * 40, 3, 1))
+
+    both = sources, "kinds.short.calls=2", "kinds.long.calls=8"
+    short, long, mixed = (seconds(kinds, *both) for kinds in (("short",), ("long",), ("short", "long")))
+    assert [short, long] == pytest.approx([seconds(("",), f"rollout.calls={calls}") for calls in (2, 8)])
+    assert mixed == pytest.approx(short + long, rel=0.1) and 2 * short < long
 
 
 def test_kinds_of_tasks_have_limits_of_their_own(tmp_path: Path) -> None:
@@ -352,10 +369,10 @@ def test_overlap_never_costs_time_and_alternation_is_the_sum(tmp_path: Path) -> 
     alone, ahead = seconds(), seconds("rollout.max_staleness=2", "train.old_logprobs=recomputed")
     recomputed = seconds("train.old_logprobs=recomputed")
     assert alone / 2 < ahead < recomputed
-    shared = ("engine.share_devices=true", "train.devices=[0]", "gpu.memory_gb=80")
-    shared += ("engine.options.args=['--gpu-memory-utilization','0.4']",)
-    in_turn = seconds(*shared, "rollout.max_staleness=2", "train.old_logprobs=recomputed")
-    assert in_turn > ahead, "on one GPU the engine stops while the learner learns"
+    room = ("gpu.memory_gb=80", "engine.options.args=['--gpu-memory-utilization','0.4']")  # alike: no more is evicted
+    room += ("rollout.max_staleness=2", "train.old_logprobs=recomputed")
+    in_turn = seconds("engine.share_devices=true", "train.devices=[0]", *room)
+    assert in_turn > seconds(*room), "on one GPU the engine stops while the learner learns"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -21,6 +22,7 @@ from coderepairrl.assembly.sizing.simulation import (
     WEIGHTS,
     Attempt,
     Call,
+    Computing,
     Groups,
     Loop,
     Spent,
@@ -30,6 +32,7 @@ from coderepairrl.rollout import Ticket
 from coderepairrl.types import Limits
 
 SIZE = 4
+HERE = Computing(engine=True, learner=True)
 
 
 def drawn(seed: int, calls: int = 4) -> Iterator[list[Attempt]]:
@@ -93,6 +96,8 @@ LOOPS = st.builds(
     learning=st.builds(learning, st.floats(0, 0.01)),
     sync=st.floats(0, 2),
     shared=st.booleans(),
+    cores=st.sampled_from([1.0, 2.5, float("inf")]),
+    computing=st.builds(Computing, st.booleans(), st.booleans()),
     steps=st.integers(1, 5),
     later=st.integers(0, 5),
 )
@@ -111,6 +116,7 @@ def test_all_time_is_accounted_for(given: Loop, seed: int) -> None:
 
     spent = simulate(given, seen())
     assert sum(spent.engine.values()) == pytest.approx(spent.wall) == sum(spent.learner.values())
+    assert spent.computing <= given.cores * spent.wall * (1 + 1e-9) and spent.computing <= spent.wanted * (1 + 1e-9)
     assert spent.learner[WEIGHTS] == pytest.approx(given.sync * given.steps)
     groups = given.steps * (given.per_step + given.refill)
     assert spent.rows == groups * SIZE == sum(spent.by.values())
@@ -129,6 +135,68 @@ def test_the_same_draws_give_the_same_run(given: Loop, seed: int) -> None:
     assert simulate(given, drawn(seed)) == simulate(given, drawn(seed))
 
 
+@settings(max_examples=50, deadline=None)
+@given(LOOPS, st.integers(0, 1000))
+def test_cores_and_cache_that_suffice_change_nothing(given: Loop, seed: int) -> None:
+    """Another core than each has got makes nothing faster, nor does a cache that nothing is driven out of."""
+    free = replace(given, cores=float("inf"), server=given.server._replace(cache=float("inf")))
+    spent = simulate(free, drawn(seed))
+    assert spent.again == 0 and spent.computing == pytest.approx(spent.wanted)
+    enough = free.concurrency + free.server.replicas + 1
+    begun = free.steps * (free.per_step + free.refill) * (free.staleness + 2) * SIZE
+    room = free.server._replace(cache=float(begun * free.limits.tokens))
+    assert simulate(replace(free, cores=float(enough), server=room), drawn(seed)) == spent
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from([1.0, 1.5, 3.0]), st.booleans(), st.integers(0, 1000))
+def test_no_more_is_done_than_there_are_cores(cores: float, engine: bool, seed: int) -> None:
+    """What attempts need of cores is what they get, whoever shares it, and the clock is no faster than that."""
+    endless = Limits(calls=99, tokens=10**6, seconds=1e9, turn_tokens=10**6)
+    given = loop(cores=cores, limits=endless, steps=2, computing=Computing(engine), server=Server(0.01))
+    groups = [group for group, _ in zip(drawn(seed), range(given.steps * given.per_step), strict=False)]
+    spent = simulate(given, iter(groups))
+    each = [attempt for group in groups for attempt in group]
+    work = sum(a.opening + sum(call.pause for call in a.calls) + a.closing for a in each)
+    sampling = spent.computing - work
+    assert sampling == pytest.approx(0.0 if not engine else sampling, abs=1e-6) and sampling > -1e-6
+    assert spent.wall >= spent.computing / cores - 1e-6
+    assert spent.wall >= simulate(replace(given, cores=float("inf")), iter(groups)).wall - 1e-6 or engine
+
+
+def test_an_engine_on_the_cores_shares_them() -> None:
+    """By hand: on one core 10 s of tools beside 10 s of sampling take 20 s, on two 10."""
+    attempts = [Attempt(10.0, ()), Attempt(0.0, (Call(1, 10),))]
+    walls = [
+        simulate(
+            loop(per_step=1, server=Server(1.0), sync=0.0, steps=1, cores=cores, computing=Computing(True))
+            if cores
+            else loop(per_step=1, server=Server(1.0), sync=0.0, steps=1),
+            iter([attempts]),
+        ).wall
+        - 0.002 * 11
+        for cores in (1.0, 2.0, 0.0)
+    ]
+    assert walls == pytest.approx([20, 10, 10])
+
+
+def test_what_a_full_cache_drives_out_is_computed_again() -> None:
+    """By hand: two attempts by turns, 100 tokens each at 1 s, replies that take nothing; a cache for both, or one."""
+    attempts = [[Attempt(0.0, (Call(100, 0), Call(0, 0)))], [Attempt(0.0, (Call(100, 0), Call(0, 0)))]]
+    for cache, again in ((200.0, 0), (150.0, 100), (100.0, 200)):
+        given = loop(
+            per_step=2,
+            server=Server(step=1e-9, given=1.0, slots=1, cache=cache),
+            learning=lambda groups: 0.0,
+            sync=0.0,
+            steps=1,
+            limits=Limits(seconds=1e6),
+        )
+        spent = simulate(given, iter(attempts))
+        assert (spent.again, spent.asked) == (again, 400)
+        assert spent.wall == pytest.approx(200 + again)
+
+
 def mean(seeds: int = 12, **changed: Any) -> float:
     """Seconds of the run, over draws."""
     return sum(simulate(loop(**changed), drawn(seed)).wall for seed in range(seeds)) / seeds
@@ -145,6 +213,13 @@ def test_more_gpus_are_never_slower(staleness: int) -> None:
     assert mean(staleness=staleness, learning=learning(0.001)) < base
     assert mean(staleness=staleness, sync=0.0) < base
     assert mean(staleness=staleness + 1) <= base
+
+
+def test_more_cores_and_a_larger_cache_are_never_slower() -> None:
+    """In expectation, as above."""
+    few, small = mean(6, cores=2.0), loop().server._replace(cache=2000.0, given=1e-3)
+    assert mean(6) < mean(6, cores=3.0) < few < mean(6, cores=2.0, computing=HERE)
+    assert mean(6, server=small._replace(cache=8000.0)) < mean(6, server=small)
 
 
 def test_more_places_are_faster_where_the_engine_is_the_bound() -> None:

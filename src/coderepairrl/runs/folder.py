@@ -281,7 +281,7 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpus": os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0)),  # that it may use
         "versions": versions,
         "argv": [without_login(word) for word in sys.argv],
     }

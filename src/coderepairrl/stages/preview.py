@@ -87,7 +87,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
         "epochs": round(plan.curriculum.passes(steps), 2),
         "evaluations": sum(each.times for each in evaluations),
-        "evaluation_episodes": sum(each.tasks * each.attempts * each.times for each in evaluations),
+        "evaluation_episodes": sum(len(each.kinds) * each.attempts * each.times for each in evaluations),
         "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
         "limits": asdict(plan.limits),
         **(
@@ -112,7 +112,11 @@ def _evaluations(plan: Plan) -> list[Evaluation]:
     config = plan.config
     times = sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
     each = config.eval.each
-    return [Evaluation(len(tasks), each[name].attempts, times) for name, tasks in plan.eval_tasks.items() if tasks]
+    return [
+        Evaluation(tuple(task.kind for task in tasks), each[name].attempts, times)
+        for name, tasks in plan.eval_tasks.items()
+        if tasks
+    ]
 
 
 def needs(config: Config, plan: Plan | None = None) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice, pairwise
+from itertools import count, pairwise
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from coderepairrl.assembly.sizing.engine import DATA_NAMES
 from coderepairrl.assembly.sizing.engine import count as count_of
@@ -22,39 +23,49 @@ from coderepairrl.types import Ending, Episode, Limits
 Group = tuple[Attempt, ...]
 KindLimits = Mapping[str, Limits]
 """Of the kinds of tasks that have limits of their own."""
+Worked = Callable[[float, float], float]
+"""Seconds of a core that one got from when to when."""
 _MOST = 2000
 
 
-def assumed(config: Config, seed: int, kinds: KindLimits) -> Iterator[Group]:
+def assumed(config: Config, seed: int, tasks: Tasks) -> Iterator[Group]:
     """Groups of attempts by the section `plan`: all alike where they go on until a limit ends them, else of a random
-    number of calls, as if after each a policy ended with the same chance. Their `kinds` come as often as the weights of
-    `tasks.sources` have it."""
+    number of calls, as if after each a policy ended with the same chance. `tasks` are those of whom they are."""
     plan, half = config.plan, config.plan.attempt_seconds / 2
-    for number in count():
+    for number, kind in enumerate(tasks.kinds(seed)):
         chance = random.Random(f"{seed}/{number}")
-        own = kinds.get(_kind(config, chance))
+        own = tasks.limits.get(kind)
         limits = own or config.rollout
         prompt = min(plan.prompt, limits.tokens // 2)
         tokens = plan.call_tokens or -(-2 * (limits.tokens - prompt) // (2 * limits.calls - 1))
         sampled = (tokens + 1) // 2
         first, other = (Call(given, sampled, plan.call_seconds) for given in (prompt, tokens - sampled))
         group = list[Attempt]()
-        for _ in range(config.rollout.group_size):
+        for _ in range(tasks.attempts):
             calls = limits.calls + 1 if not plan.calls else geometric(plan.calls, chance)
             group.append(Attempt(half, (first, *(other,) * (calls - 1)), half, own))
         yield tuple(group)
 
 
-def _kind(config: Config, chance: random.Random) -> str:
-    sources = config.tasks.sources
-    return chance.choices([each.kind for each in sources], [each.weight for each in sources])[0] if sources else ""
+class Tasks(NamedTuple):
+    """Tasks that are attempted one after the other: their kinds in order, by a seed, and how often each is."""
 
+    kinds: Callable[[int], Iterable[str]]
+    attempts: int
+    limits: KindLimits
 
-def of(groups: Iterator[Group], size: int) -> Iterator[Group]:
-    """The same attempts one after the other, in groups of `size`."""
-    attempts = chain.from_iterable(groups)
-    while True:
-        yield tuple(islice(attempts, size))
+    @classmethod
+    def trained(cls, config: Config, limits: KindLimits) -> Self:
+        """Those of training: kinds come as often as the weights of `tasks.sources` have it."""
+        sources = config.tasks.sources
+        names, weights = [each.kind for each in sources] or [""], [each.weight for each in sources] or [1.0]
+
+        def kinds(seed: int) -> Iterator[str]:
+            chance = random.Random(f"{seed}/kinds")
+            while True:
+                yield chance.choices(names, weights)[0]
+
+        return cls(kinds, config.rollout.group_size, limits)
 
 
 def geometric(mean: float, chance: random.Random) -> int:
@@ -88,11 +99,24 @@ class Pilot:
     """Of its learner."""
 
     def draws(self, seed: int, kinds: KindLimits) -> Iterator[Group]:
-        """Groups of it, drawn at random again and again."""
+        """Groups of it, drawn at random again and again: as they were, for that is how long groups are."""
         for number in count():
             at = random.Random(f"{seed}/{number}").randrange(len(self.groups))
             limits = kinds.get(self.kinds[at])
             yield tuple(each._replace(limits=limits) for each in self.groups[at])
+
+    def evaluated(self, seed: int, tasks: Tasks) -> Iterator[Group]:
+        """Attempts at `tasks`, each a random one of a random group that was of the same kind, or of any if none was."""
+        for number, kind in enumerate(tasks.kinds(seed)):
+            chance, limits = random.Random(f"{seed}/{number}"), tasks.limits.get(kind)
+            groups = [group for group, of in zip(self.groups, self.kinds, strict=True) if of == kind] or self.groups
+            drawn = chance.choices(chance.choice(groups), k=tasks.attempts)
+            yield tuple(each._replace(limits=limits) for each in drawn)
+
+
+def on_cores(config: Config) -> bool:
+    """Whether the engine computes on the cores that agents and graders have, and on one of them."""
+    return config.engine.name == "tiny"
 
 
 def computed(groups: Groups, budget: int, parts: int = 1) -> Iterator[tuple[Row, int, float]]:
@@ -128,14 +152,16 @@ def read(path: str) -> Pilot:
         byname.setdefault(each.group, []).append(each)
     rows = [[_row(each) for each in group] for group in byname.values()]
     tokens = sum(count for _, count, _ in computed(rows, config.train.micro_tokens, config.train.minibatches))
+    cores = math.inf if config.rollout.executor == "ray" else run.about().get("cpus") or math.inf
+    worked = _worked(episodes, cores, engine=on_cores(config))
     sent = sum(step["metrics"].get("learn/sync_seconds", 0.0) for step in steps)
     learned = sum(step["metrics"]["learn_seconds"] for step in steps) - sent
     return Pilot(
         model=config.model.path,
         engine=config.engine.name,
-        groups=tuple(tuple(_attempt(each) for each in group) for group in byname.values()),
+        groups=tuple(tuple(_attempt(each, worked) for each in group) for group in byname.values()),
         kinds=tuple(group[0].kind for group in byname.values()),
-        server=_server(episodes, replicas),
+        server=_server(episodes, replicas, worked if on_cores(config) else None),
         token=learned / max(1, tokens),
         sync=sent / len(steps),
         processes=config.train.processes,
@@ -147,29 +173,68 @@ def _row(episode: Episode) -> Row:
     return Row(given, sum(len(turn.given) + turn.sampled for turn in episode.turns), episode.sampled)
 
 
-def _attempt(episode: Episode) -> Attempt:
+def _attempt(episode: Episode, worked: Worked) -> Attempt:
     """As it was; what it spent before its first call and after its last one, grading aside, comes before it."""
-    turns, timings = episode.turns, episode.timings
-    closing = timings.get("diff", 0.0) + timings.get("reward", 0.0)
-    between = turns[-1].ended - turns[0].started if turns else 0.0
-    pauses = [max(0.0, after.started - before.ended) for before, after in pairwise(turns)]
+    turns, closing = episode.turns, _closing(episode.timings)
+    if not turns:
+        return Attempt(max(0.0, episode.timings.get("total", 0.0) - closing), (), closing)
+    began, ended = _times(episode)
+    pauses = [worked(before.ended, after.started) for before, after in pairwise(turns)]
     calls = (Call(len(turn.given), turn.sampled, pause) for turn, pause in zip(turns, [*pauses, 0.0], strict=True))
-    return Attempt(max(0.0, timings.get("total", 0.0) - between - closing), tuple(calls), closing)
+    opening, last = worked(began, turns[0].started), worked(ended - closing, ended)
+    return Attempt(opening, tuple(calls), last)
 
 
-def _server(episodes: Iterable[Episode], replicas: int) -> Server:
-    """The seconds of replies, fitted by what each had to sample, beside how many others at its replica, and what was
-    given meanwhile. Of the first `_MOST` replies, since every pair of them is looked at."""
+def _closing(timings: Mapping[str, float]) -> float:
+    return timings.get("diff", 0.0) + timings.get("reward", 0.0)
+
+
+def _times(episode: Episode) -> tuple[float, float]:
+    """When an episode with turns began and ended."""
+    first, ended = episode.turns[0].started, episode.turns[-1].ended + _closing(episode.timings)
+    return min(first, ended - episode.timings.get("total", 0.0)), ended
+
+
+def _worked(episodes: Sequence[Episode], cores: float, *, engine: bool) -> Worked:
+    """How many seconds of a core one of those who shared `cores` got from when to when: attempts that did not wait for
+    a reply and, if it has no GPU, the `engine` while any did. It is the inverse of what `cores` simulates."""
+    import numpy as np
+
+    times = list[tuple[float, float, int, int]]()
+    for each in (each for each in episodes if each.turns):
+        begin, end = _times(each)
+        replies = ((turn.started, turn.ended) for turn in each.turns)
+        times += [(begin, end, 1, 0), *((a, b, -1, 1) for a, b in replies)]
+    if not times:
+        return lambda begin, end: max(0.0, end - begin)
+    changes = sorted([(a, work, ask) for a, _, work, ask in times] + [(b, -work, -ask) for _, b, work, ask in times])
+    at, works, asks = np.array(changes).T
+    users = np.cumsum(works) + engine * (np.cumsum(asks) > 0)
+    rate = np.minimum(1.0, cores / np.maximum(1.0, users))[:-1]
+    got = np.concatenate([[0.0], np.cumsum(np.diff(at) * rate)])
+
+    def worked(begin: float, end: float) -> float:
+        within = np.interp([begin, max(begin, end)], at, got)
+        return float(within[1] - within[0])
+
+    return worked
+
+
+def _server(episodes: Iterable[Episode], replicas: int, worked: Worked | None) -> Server:
+    """The seconds of replies, or of a core that an engine without a GPU got meanwhile (`worked`), fitted by what each
+    had to sample, beside how many others at its replica, and what was given meanwhile. Of the first `_MOST` replies,
+    since every pair of them is looked at."""
     import numpy as np
     from scipy.optimize import nnls
 
     turns = [turn for each in episodes for turn in each.turns if turn.sampled and turn.ended > turn.started]
     turns = sorted(turns, key=lambda turn: turn.started)[:_MOST]
     begin, end = (np.array([getattr(turn, name) for turn in turns]) for name in ("started", "ended"))
+    took = np.array([worked(*each) for each in zip(begin, end, strict=True)]) if worked else end - begin
     sampled = np.array([float(turn.sampled) for turn in turns])
     given = np.array([float(len(turn.given)) for turn in turns])
     overlap = np.clip(np.minimum(end[:, None], end) - np.maximum(begin[:, None], begin), 0.0, None)
     beside = 1 + (overlap.sum(1) / (end - begin) - 1) / replicas
     meanwhile = given + ((overlap / (end - begin)) @ given - given) / replicas
-    (step, sequence, token), _ = nnls(np.stack([sampled, sampled * beside, meanwhile], 1), end - begin)
+    (step, sequence, token), _ = nnls(np.stack([sampled, sampled * beside, meanwhile], 1), took)
     return Server(step=float(step), sequence=float(sequence), given=float(token))

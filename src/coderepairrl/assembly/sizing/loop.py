@@ -3,6 +3,8 @@ GPU is taken to have (`estimate`) or that a run had (``plan.run``)."""
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple, Self
 from coderepairrl import engines
 from coderepairrl.assembly.kinds import of_kind
 from coderepairrl.assembly.sizing import attempts
-from coderepairrl.assembly.sizing.attempts import Group, Pilot, computed
+from coderepairrl.assembly.sizing.attempts import Group, KindLimits, Pilot, Tasks, computed, on_cores
 from coderepairrl.assembly.sizing.engine import DATA_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import GB, Estimate, estimate
 from coderepairrl.assembly.sizing.replica import Server
@@ -21,6 +23,7 @@ from coderepairrl.assembly.sizing.simulation import (
     TOOLS,
     WAITING,
     WEIGHTS,
+    Computing,
     Groups,
     Loop,
     Spent,
@@ -43,9 +46,9 @@ SettingsOf = Callable[[Config], LearnSettings]
 
 
 class Evaluation(NamedTuple):
-    """Held-out tasks, attempts at each, and how often."""
+    """The kinds of its held-out tasks, attempts at each of these, and how often."""
 
-    tasks: int
+    kinds: tuple[str, ...]
     attempts: int
     times: int
 
@@ -59,6 +62,7 @@ class Planned:
 
     loop: Loop
     draws: Callable[[int], Iterator[Group]]
+    kinds: KindLimits
     given: Estimate
     pilot: Pilot | None
     timed: bool
@@ -90,25 +94,27 @@ class Planned:
             sync=pilot.sync if pilot is not None and timed else _sent(given) / PUBLISHED,
             shared=bool({*given.serving} & {*given.learning}),
             switch=moved.step / MOVED if (moved := given.moves()) else 0.0,
+            cores=float(config.plan.cores) or (_cores() if on_cores(config) else math.inf),
+            computing=Computing(on_cores(config), not given.on_gpus),
             steps=(steps := min(config.run.steps, rollout.max_staleness + 1 + STEPS)),
             later=config.run.steps - steps,
         )
         kinds = {name: _limits(of_kind(config, kind), pilot) for name, kind in config.kinds.items()}
 
         def draws(seed: int) -> Iterator[Group]:
-            return pilot.draws(seed, kinds) if pilot else attempts.assumed(config, seed, kinds)
+            return pilot.draws(seed, kinds) if pilot else attempts.assumed(config, seed, Tasks.trained(config, kinds))
 
-        return cls(loop, draws, given, pilot, timed)
+        return cls(loop, draws, kinds, given, pilot, timed)
 
     def run(self, **changed: Any) -> Spent:
         """Simulate it, on the same attempts whatever is `changed` of the loop."""
         return simulate(replace(self.loop, **changed), self.draws(self.given.config.run.seed))
 
-    def evaluating(self, tasks: int, size: int) -> float:
-        """Seconds of `size` attempts at each of so many tasks, while nothing is learned and nobody else has the GPU."""
+    def evaluating(self, evaluation: Evaluation) -> float:
+        """Seconds of the attempts at its tasks, while nothing is learned and nobody else has the GPU."""
         alone = replace(
             self.loop,
-            per_step=tasks,
+            per_step=len(evaluation.kinds),
             refill=0,
             staleness=0,
             learning=lambda _: 0.0,
@@ -117,7 +123,10 @@ class Planned:
             steps=1,
             later=0,
         )
-        return simulate(alone, attempts.of(self.draws(self.given.config.run.seed), size)).wall
+        config, tasks = self.given.config, Tasks(lambda _: evaluation.kinds, evaluation.attempts, self.kinds)
+        seed = config.run.seed
+        groups = self.pilot.evaluated(seed, tasks) if self.pilot else attempts.assumed(config, seed, tasks)
+        return simulate(alone, groups).wall
 
     def per_hour(self, spent: Spent) -> float:
         """Trained episodes in a GPU-hour (an hour, where no GPU is planned)."""
@@ -132,7 +141,7 @@ class Planned:
         """As ``--dry-run`` prints it."""
         config, spent = self.given.config, self.run()
         hours = config.run.steps * spent.step / 3600
-        measuring = sum(times * self.evaluating(tasks, size) for tasks, size, times in evaluations) / 3600
+        measuring = sum(each.times * self.evaluating(each) for each in evaluations) / 3600
         return {
             "step": {
                 "episodes": episodes(config),
@@ -141,6 +150,8 @@ class Planned:
                 "engine": _shares(spent, spent.engine, (SAMPLING, TOOLS, WAITING, SWITCHING, WEIGHTS)),
                 "learner": _shares(spent, spent.learner, (LEARNING, WAITING, SWITCHING, WEIGHTS)),
                 "running": f"{spent.at_once:.1f} of {_places(self.loop)} replies at once",
+                "cores": _cores_shown(spent, self.loop.cores),
+                **({"evicted": f"{lost:.0%} of what is given is computed again"} if (lost := _lost(spent)) else {}),
                 "ends_by": _ends(spent),
                 "limit": self._limit(spent),
                 "if_twice": {name: f"{_rounded(again):g} s" for name, again in self._twice()},
@@ -175,6 +186,8 @@ class Planned:
         yield "episodes_at_once", self.run(concurrency=2 * loop.concurrency, server=_wider(server)).step
         yield "engine", self.run(server=server.at(server, 0.5)).step
         yield "learner", self.run(learning=lambda groups: learning(groups) / 2).step
+        if not math.isinf(loop.cores):
+            yield "cores", self.run(cores=2 * loop.cores).step
         if not loop.staleness and not loop.shared:
             yield "max_staleness=1", self.run(staleness=1).step
 
@@ -296,6 +309,23 @@ def _rounded(seconds: float) -> float:
 
 def _shares(spent: Spent, side: Mapping[str, float], names: tuple[str, ...]) -> str:
     return ", ".join(f"{name} {spent.share(side, name):.0%}" for name in names if side.get(name))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _cores_shown(spent: Spent, cores: float) -> str:
+    """How many are busy, and how much longer work takes that shares them."""
+    busy = f"{spent.computing / spent.wall:.1f}"
+    if math.isinf(cores):
+        return f"{busy} busy, as many as are wanted"
+    return f"{busy} of {cores:g} busy, work on them takes {spent.wanted / spent.computing:.1f} times as long as alone"
+
+
+def _lost(spent: Spent) -> float:
+    """The share of what is given to the engine that it computes again since its cache was full, to a percent."""
+    return round(spent.again / spent.asked, 2) if spent.asked else 0.0
 
 
 def _ends(spent: Spent) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
+
+from coderepairrl.assembly.sizing.prefixes import Chain, Prefixes
 
 _SHORTEST = 1e-12
 """Seconds of a decoding step at least."""
@@ -42,14 +44,21 @@ class Server(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A reply: `wanted` tokens after `context`, of which `fresh` are not in the cache. `done` is called at its end."""
+    """A reply: `wanted` tokens after `context`, whose first `shared` are `group`'s, the rest `owner`'s. `done` is what
+    follows its end."""
 
     context: int
-    fresh: int
+    shared: int
     wanted: int
+    group: Hashable
+    owner: Hashable
     done: Callable[[], None]
     began: float = 0.0
     """The count of steps at which it began."""
+
+    def chain(self, sampled: int) -> Chain:
+        """What is in the cache of it with `sampled` tokens of the reply."""
+        return (self.group, self.shared), (self.owner, self.context - self.shared + sampled)
 
 
 class Replica:
@@ -62,7 +71,8 @@ class Replica:
         self.attempts = 0
         """That ask it."""
         self.paused = False
-        self._beats, self._debt, self._held, self._cached = 0.0, 0.0, 0.0, 0.0
+        self.prefixes = Prefixes(server.cache)
+        self._beats, self._debt, self._cached = 0.0, 0.0, 0.0
         self._ends: list[tuple[float, int, Job]] = []
         self._count = count()
 
@@ -97,7 +107,7 @@ class Replica:
         """The sequence that ends now."""
         ended, _, job = heapq.heappop(self._ends)
         self._beats = max(self._beats, ended)
-        self._leave(job)
+        self._leave(job, job.wanted)
         return job
 
     def cut(self, job: Job) -> int:
@@ -105,30 +115,33 @@ class Replica:
         if job not in self.running:
             self.waiting.remove(job)
             return 0
-        self._leave(job)
-        return min(job.wanted, int(self._beats - job.began))
+        sampled = min(job.wanted, int(self._beats - job.began))
+        self._leave(job, sampled)
+        return sampled
 
     def forget(self) -> None:
         """New weights: what runs is computed again."""
+        self.prefixes.forget()
         self._debt += sum(job.context for job in self.running) * self.server.given
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.server.slots:
             job = self.waiting[0]
-            need = job.context + job.wanted + self.server.own
-            if self.running and self._held + need > self.server.cache:
+            chain, need = job.chain(job.wanted), self.server.own
+            if self.running and self.prefixes.held + self.prefixes.more(chain) + need > self.prefixes.room:
                 break
             self.waiting.popleft()
             self.running.add(job)
             job.began = self._beats
             heapq.heappush(self._ends, (self._beats + job.wanted, next(self._count), job))
-            self._held += need
             self._cached += job.context + job.wanted / 2
-            self._debt += job.fresh * self.server.given
+            self.prefixes.room -= need
+            self._debt += max(0, job.context - self.prefixes.take(chain)) * self.server.given
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: Job, sampled: int) -> None:
         self.running.remove(job)
-        self._held -= job.context + job.wanted + self.server.own
+        self.prefixes.room += self.server.own
+        self.prefixes.give(job.chain(sampled))
         self._cached -= job.context + job.wanted / 2
         if not self.running:
             self._debt, self._cached = 0.0, 0.0

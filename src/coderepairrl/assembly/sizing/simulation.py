@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from coderepairrl.assembly.sizing.cores import Cores, Work
 from coderepairrl.assembly.sizing.replica import Job, Replica, Server
 from coderepairrl.rollout import StalenessWindow
 from coderepairrl.rollout.group_queue import PendingGroup
@@ -30,7 +31,8 @@ meanwhile; where they have it by turns, they also switch."""
 
 
 class Call(NamedTuple):
-    """One reply of the model: `given` tokens come in, `sampled` go out, and `pause` seconds pass until the next."""
+    """One reply of the model: `given` tokens come in, `sampled` go out, and a core works for `pause` seconds until the
+    next."""
 
     given: int
     sampled: int
@@ -38,7 +40,8 @@ class Call(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An attempt that nothing cuts short: seconds until its first call, its calls, seconds from then to its reward."""
+    """An attempt that nothing cuts short: seconds of a core until its first call, its calls, and from then to its
+    reward."""
 
     opening: float
     calls: tuple[Call, ...]
@@ -56,6 +59,13 @@ class Row(NamedTuple):
 
 
 Groups = Sequence[Sequence[Row]]
+
+
+class Computing(NamedTuple):
+    """Who computes on the cores of the agents, one each, instead of on a GPU."""
+
+    engine: bool = False
+    learner: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,10 @@ class Loop:
     """Whether engine and learner have their GPUs together."""
     switch: float = 0.0
     """Seconds of a step in which one leaves a GPU and the other comes, both ways."""
+    cores: float = float("inf")
+    """That what attempts do beside asking the engine shares."""
+    computing: Computing = field(default_factory=Computing)
+    """Who shares them."""
     steps: int
     later: int = 0
 
@@ -95,6 +109,14 @@ class Spent:
     """Sequence-seconds of all replicas."""
     sampling: float = 0.0
     """Seconds in which any of them samples."""
+    computing: float = 0.0
+    """Seconds of all cores together in which somebody computed."""
+    wanted: float = 0.0
+    """The same, had each a core of its own."""
+    asked: int = 0
+    """Tokens of prompts and of what came after them, by each call anew."""
+    again: int = 0
+    """Of these, computed again since a full cache had let them go."""
     by: Counter[str] = field(default_factory=Counter)
     """How consumed attempts ended: ``done``, ``calls``, ``tokens``, ``time``."""
     rows: int = 0
@@ -136,8 +158,6 @@ class _Group:
     version: int | None = None
     rows: list[Row] = field(default_factory=list)
     by: Counter[str] = field(default_factory=Counter)
-    known: set[tuple[int, int]] = field(default_factory=set)
-    """Replica and version whose cache has the prompt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -149,12 +169,10 @@ class _Going:
     """The next call."""
     tokens: int = 0
     sampled: int = 0
-    cached: int = -1
-    """The version that computed them."""
     job: Job | None = None
     """The reply that it waits for, or the last one."""
-    due: _Event | None = None
-    """The next thing that it does, None where it waits for a reply."""
+    work: Work | None = None
+    """What it does, None where it waits for a reply."""
     deadline: _Event | None = None
 
 
@@ -170,7 +188,7 @@ class _Run:
         self.now, self.version, self.learner = 0.0, 0, WAITING
         self.window = StalenessWindow(loop.per_step + loop.refill, loop.staleness)
         self.replicas = [Replica(number, loop.server) for number in range(loop.server.replicas)]
-        self.due: dict[int, _Event] = {}
+        self.cores = Cores(loop.cores)
         self.held: dict[str, _Group] = {}
         self.queue: deque[_Going] = deque()
         self.going = 0
@@ -180,39 +198,55 @@ class _Run:
     def run(self) -> Spent:
         self._step()
         while len(self.spent.ends) < self.loop.steps:
-            at, _, event = heapq.heappop(self._events)
-            if event.call is not None:
-                self._pass(at - self.now)
-                self.now = at
-                event.call()
+            self._next()()
+        self.spent.again = sum(each.prefixes.again for each in self.replicas)
         return self.spent
 
-    def _pass(self, seconds: float) -> None:
-        """Let time go by."""
-        self.spent.learner[self.learner] += seconds
-        self.spent.sampling += seconds * any(each.running and not each.paused for each in self.replicas)
+    def _next(self) -> Callable[[], None]:
+        """Let time go by until something happens; what then follows."""
+        if self.loop.computing.engine:
+            self.cores.others = sum(bool(each.running) and not each.paused for each in self.replicas)
+        while self._events and self._events[0][2].call is None:
+            heapq.heappop(self._events)
+        rate = self.cores.rate if self.loop.computing.engine else 1.0
+        soonest = self._events[0][0] - self.now if self._events else float("inf")
+        ended: Cores | Replica | None = None
+        if (seconds := self.cores.next()) is not None and seconds < soonest:
+            soonest, ended = seconds, self.cores
+        for replica in self.replicas:
+            if (seconds := replica.next()) is not None and seconds / rate < soonest:
+                soonest, ended = seconds / rate, replica
+        self._pass(soonest, rate)
+        if ended is not None:
+            return ended.pop().done
+        self.now, _, event = heapq.heappop(self._events)
+        assert event.call is not None
+        return event.call
+
+    def _pass(self, seconds: float, rate: float) -> None:
+        """Let time go by, in which an engine has `rate` of its speed."""
+        self.now += seconds
+        spent, cores = self.spent, self.cores
+        spent.learner[self.learner] += seconds
+        spent.sampling += seconds * any(each.running and not each.paused for each in self.replicas)
+        spent.wanted += seconds * cores.users
+        spent.computing += seconds * cores.users * cores.rate
         for replica in self.replicas:
             if replica.paused:
                 state = self.learner if self.learner in (WEIGHTS, SWITCHING) else WAITING
             elif replica.running:
                 state = SAMPLING
-                self.spent.running += len(replica.running) * seconds
+                spent.running += len(replica.running) * seconds
             else:
                 state = TOOLS if self.going else WAITING
-            self.spent.engine[state] += seconds / len(self.replicas)
-            replica.advance(seconds)
+            spent.engine[state] += seconds / len(self.replicas)
+            replica.advance(seconds * rate)
+        cores.advance(seconds)
 
     def _after(self, seconds: float, call: Callable[[], None]) -> _Event:
         event = _Event(call)
         heapq.heappush(self._events, (self.now + seconds, next(self._count), event))
         return event
-
-    def _watch(self, replica: Replica) -> None:
-        """Look again when the next sequence of it ends."""
-        if replica.number in self.due:
-            self.due.pop(replica.number).call = None
-        if (seconds := replica.next()) is not None:
-            self.due[replica.number] = self._after(seconds, partial(self._ended, replica))
 
     # -- the steps
 
@@ -252,7 +286,8 @@ class _Run:
 
     def _learn(self, groups: Groups) -> None:
         self.learner = LEARNING
-        self._after(self.loop.learning(groups), self._publish)
+        begin = self.cores.begin if self.loop.computing.learner else self._after
+        begin(self.loop.learning(groups), self._publish)
 
     def _publish(self) -> None:
         self.learner = WEIGHTS
@@ -272,7 +307,6 @@ class _Run:
     def _pause(self, paused: bool) -> None:
         for replica in self.replicas:
             replica.paused = paused
-            self._watch(replica)
 
     # -- the attempts
 
@@ -288,7 +322,7 @@ class _Run:
             going.replica = min(self.replicas, key=lambda replica: replica.attempts)
             going.replica.attempts += 1
             going.deadline = self._after(self._limits(going).seconds, partial(self._late, going))
-            going.due = self._after(going.attempt.opening, partial(self._ask, going))
+            going.work = self.cores.begin(going.attempt.opening, partial(self._ask, going))
 
     def _ask(self, going: _Going) -> None:
         limits, calls, replica = self._limits(going), going.attempt.calls, going.replica
@@ -302,19 +336,10 @@ class _Run:
         if context >= limits.tokens:
             return self._close(going, "tokens")
         wanted = min(call.sampled, limits.turn_tokens, limits.tokens - context)
-        fresh = call.given if going.cached == self.version else context
-        place = (replica.number, self.version)
-        if place in going.group.known:  # another attempt of its group has had it computed
-            fresh = max(0, fresh - calls[0].given) if fresh == context else fresh
-        going.group.known.add(place)
-        going.due, going.job = None, Job(context, fresh, wanted, partial(self._reply, going))
+        self.spent.asked += context
+        reply = partial(self._reply, going)
+        going.work, going.job = None, Job(context, calls[0].given, wanted, going.group, going, reply)
         replica.ask(going.job)
-        self._watch(replica)
-
-    def _ended(self, replica: Replica) -> None:
-        job = replica.pop()
-        self._watch(replica)
-        job.done()
 
     def _reply(self, going: _Going) -> None:
         assert going.job is not None
@@ -323,19 +348,17 @@ class _Run:
         going.at += 1
         if going.tokens >= self._limits(going).tokens:
             return self._close(going, "tokens")
-        going.due = self._after(pause, partial(self._ask, going))
+        going.work = self.cores.begin(pause, partial(self._ask, going))
 
     def _read(self, going: _Going, job: Job, sampled: int) -> None:
         going.tokens = job.context + sampled
         going.sampled += sampled
-        going.cached = self.version
 
     def _late(self, going: _Going) -> None:
-        if going.due is not None:
-            going.due.call = None
+        if going.work is not None:
+            self.cores.cut(going.work)
         elif going.replica is not None and going.job is not None:
             self._read(going, going.job, going.replica.cut(going.job))
-            self._watch(going.replica)
         self._close(going, "time")
 
     def _close(self, going: _Going, by: str) -> None:
@@ -346,7 +369,7 @@ class _Run:
         calls = going.attempt.calls
         prompt = min(calls[0].given if calls else 0, going.tokens)
         row = Row(prompt, going.tokens, going.sampled)
-        self._after(going.attempt.closing, partial(self._finish, going.group, row))
+        self.cores.begin(going.attempt.closing, partial(self._finish, going.group, row))
 
     def _finish(self, group: _Group, row: Row) -> None:
         group.rows.append(row)

@@ -97,6 +97,9 @@ class Plan(Section):
     call_tokens: int = Field(default=0, ge=0)
     """That a further call adds, half of them sampled; 0: so many that the calls allowed reach the tokens allowed."""
     call_seconds: float = Field(default=0.2, ge=0)
-    """Between a reply and the next call, for the tools."""
+    """Of a core between a reply and the next call, for the tools."""
     attempt_seconds: float = Field(default=1.0, ge=0)
-    """To open a sandbox, take the diff and grade it."""
+    """Of a core to open a sandbox, take the diff and grade it."""
+    cores: int = Field(default=0, ge=0)
+    """Cores of all machines on which sandboxes, agents and graders work, one each or shared evenly; 0: those of this
+    machine where the engine is `tiny`, which is on one of them, else as many as are wanted."""

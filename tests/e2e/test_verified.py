@@ -72,10 +72,10 @@ async def test_what_is_verified_is_said_and_remembered(
     monkeypatch.chdir(project.path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     config = configs.load(project.config, tasked)
-    assert stages.plan(config)["verify"] == "references of 1 task by tests (tasks.verify)"
+    assert stages.plan(config)["verify"] == "tests on the reference patches of 1 task (tasks.verify)"
     for known in (0, 1):
         said = await verified(config)
-        assert said[0] == "to verify: references of 1 task by tests (tasks.verify)"
+        assert said[0] == "rewards checked before training: tests on the reference patches of 1 task (tasks.verify)"
         assert f"{known} of 1 from an earlier run" in said[1]
     off = stages.plan(configs.load(project.config, [*tasked, "tasks.verify=false"]))
     assert off["verify"] == "off: tasks.verify=false"

@@ -23,7 +23,7 @@ async def verify(
     Raises what `rewards.verify.verify` raises.
     """
     asked = planned(plan)
-    say(f"to verify: {as_planned(plan)}")
+    say(f"rewards checked before training: {as_planned(plan)}")
     if not asked:
         return
     count = sum(map(len, asked.values()))
@@ -39,7 +39,7 @@ async def verify(
             cache=user_cache() / "verified",
             on_trial=lambda trial: advance(),
         )
-    say(f"verified in {time.monotonic() - began:.1f} s, {known} of {count} from an earlier run")
+    say(f"checked in {time.monotonic() - began:.1f} s, {known} of {count} from an earlier run")
 
 
 def planned(plan: Plan) -> dict[str, list[Trial]]:
@@ -74,4 +74,4 @@ def as_planned(plan: Plan) -> str:
         return NOTHING
     names = ", ".join(dict.fromkeys(trial.reward.name for trial in asked))
     tasks = len({(trial.task.id, trial.task.split) for trial in asked})
-    return f"references of {tasks} {'task' if tasks == 1 else 'tasks'} by {names} (tasks.verify)"
+    return f"{names} on the reference patches of {tasks} {'task' if tasks == 1 else 'tasks'} (tasks.verify)"

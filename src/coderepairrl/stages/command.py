@@ -94,7 +94,7 @@ async def run(
         except asyncio.CancelledError:
             if not received:
                 raise
-            fix = again.format(run=folder.path) if resume else "start it again"
+            fix = again.format(run=folder.path) if resume or folder.log.exists() else "start it again"
             raise Interrupted(f"{received[0]}: stopped before its first step", fix=fix) from None
 
 
@@ -191,7 +191,7 @@ async def _until_stopped(
         names = {"sandbox": plan.place.sandbox.name, "engine": plan.model.engine.name}
         parts.log.append("start", step=history.step, **names, clip=plan.clip)
         if plan.clip.startswith("never"):
-            parts.progress.say(f"the ratio's clip never acts{plan.clip.removeprefix('never')}")
+            parts.progress.say(f"clipping has no effect{plan.clip.removeprefix('never')}")
         for change in changes:
             parts.log.append("change", **change._asdict())
             parts.progress.say(f"changed: {change}")

@@ -143,6 +143,7 @@ def test_what_ends_a_process_of_its_own_ends_one_runs_part(miniature, make_rows,
 
     monkeypatch.setattr(Trainer, "step", hungry)
     assert "OutOfMemoryError: CUDA out of memory" in ask("b", "step", samples=rows, episodes=None, tokens=None)["died"]
+    assert "no operation '_step'" in ask("b", "_step")["error"]
     assert "no model yet" in ask("b", "publish", folder="", form="adapter")["error"]
     assert ask("a", "step", samples=rows, episodes=None, tokens=None)["version"] == 1
     monkeypatch.setattr(

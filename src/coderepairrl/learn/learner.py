@@ -32,7 +32,11 @@ from coderepairrl.types import Sample
 ON_FOLDERS: dict[str, Callable[..., Any]] = {
     operation.__name__: operation for operation in (engine_form, init_random, language_model, merge, rounded, survived)
 }
-"""Operations that need no trainer. All others are methods of `Trainer`, but for ``start``, which makes it."""
+"""Operations that need no trainer."""
+OF_TRAINER = frozenset(
+    ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "put_away", "take_back")
+)
+"""Methods of `Trainer` that a request may name; ``start`` makes the trainer."""
 _PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "offer")
 
 
@@ -62,6 +66,8 @@ class Service:
             return self._start
         if name in ON_FOLDERS:
             return ON_FOLDERS[name]
+        if name not in OF_TRAINER:
+            raise ValueError(f"the learner has no operation {name!r}")
         if self._trainer is None:
             raise ValueError("the learner was given no model yet")
         method: Callable[..., Any] = getattr(self._trainer, name)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from coderepairrl.assembly.sizing import Architecture
 from engines.conftest import require_vllm
 from engines.test_vllm import site
 
@@ -36,7 +37,8 @@ def test_every_contestant_runs() -> None:
         assert all(found["seconds"] > 0 for found in entry[kind].values())
     sizes = {name: found["bytes"] for name, found in entry["sync"].items()}
     assert sizes["adapter"] == sizes["peft"] < sizes["model"] < sizes["peft, merged"]  # which has adapters in it, too
-    assert sizes["model"] == pytest.approx(4 * runpy.run_path(str(SCRIPT))["TOY"].parameters, rel=0.05)
+    shape = Architecture.of(runpy.run_path(str(SCRIPT))["TOY"])
+    assert shape is not None and sizes["model"] == pytest.approx(4 * shape.parameters, rel=0.05)
 
 
 def test_two_learners_give_the_same_bits() -> None:

@@ -291,6 +291,12 @@ class EngineSpec(Protocol):
         return False
 
     @property
+    def alone(self) -> bool:
+        """Whether two of them started at once would be in each other's way: they take the same GPUs, or would replace
+        each other's weights."""
+        return False
+
+    @property
     def context(self) -> int | None:
         """Longest sequence in tokens, where its options set one; None: the model's own."""
         return None

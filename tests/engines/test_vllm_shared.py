@@ -91,6 +91,20 @@ def numbered(given: tuple[Path, str], version: int) -> tuple[Path, int, str]:
     return given[0], version, given[1]
 
 
+async def test_a_name_that_a_killed_process_had_asked_for_is_of_who_asks_now(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    """The server went on loading it after the run that was resumed had looked what is left."""
+    engine = await run_of(wire, miniature, tmp_path / "one")
+    path, checksum = adapter(tmp_path / "new")
+    state(wire).late = str(tmp_path / "old")
+    assert await engine.load(path, 1, checksum) == 1
+    assert list(state(wire).adapters.values()) == [str(path.resolve())]
+    assert (await ask(engine, [1], TEN))[2] == [1] * 10
+    await engine.close()
+    assert not state(wire).adapters
+
+
 async def test_a_full_server_is_waited_for_and_then_named(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
     state(wire).loras = 2
     one, two = [await run_of(wire, miniature, tmp_path / name) for name in ("one", "two")]

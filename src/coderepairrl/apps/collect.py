@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.apps.evaluate import Evaluation, attempt
+from coderepairrl.apps.evaluate import Evaluation, attempt, silent
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
@@ -19,8 +19,10 @@ from coderepairrl.stages.select import table
 from coderepairrl.stats.spending import Prices, Spent, spent
 
 
-async def collect(planned: Sequence[Evaluation], *, resume: bool = False) -> dict[str, Any]:
-    """The attempts of all `planned`, one policy after the other, and what is kept of them, with what they cost.
+async def collect(
+    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = silent
+) -> dict[str, Any]:
+    """The attempts of all `planned`, so many `jobs` at a time, and what is kept of them, with what they cost.
 
     Of several, the examples are in the folder that theirs are in. Raises what `attempt` and `keep` raise,
     and `Interrupted`.
@@ -28,7 +30,7 @@ async def collect(planned: Sequence[Evaluation], *, resume: bool = False) -> dic
     several = len(planned) > 1
     home = planned[0].folder.path.parent if several else planned[0].folder.path
     again = f"the same command with -o {home} --resume" if several else f"crrl collect {home} --resume"
-    await until_interrupted(attempt(planned, resume=resume, collects=True), fix=again)
+    await until_interrupted(attempt(planned, resume=resume, collects=True, jobs=jobs, say=say), fix=again)
     cost, money = Spent(), 0.0
     for each in planned:
         own = spent(logged_episodes(each.folder.records()))

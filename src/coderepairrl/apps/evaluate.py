@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from coderepairrl import tasks
 from coderepairrl.assembly.model import named
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.replying import InTurn
+from coderepairrl.assembly.replying import opening, parts
 from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
-from coderepairrl.errors import UsageError, as_called
+from coderepairrl.errors import CodeRepairError, Several, UsageError, as_called, several
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted
@@ -28,7 +29,7 @@ from coderepairrl.report import answers
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
-from coderepairrl.stages.evaluation import COLLECTING, PRESETS
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS, Opens
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval
 from coderepairrl.stats.spending import Prices, spent
@@ -107,6 +108,12 @@ def plan_each(policies: Sequence[str], what: str, given: Sequence[str], **more: 
     planned = [plan(what, given, policy=policy, **more) for policy in policies]
     home = planned[0].folder.path
     return [replace(each, folder=RunFolder(home / label)) for each, label in zip(planned, labels, strict=True)]
+
+
+def require_several(jobs: int) -> None:
+    """Raise `UsageError` where one policy is to be measured so many at a time."""
+    if jobs > 1:
+        raise UsageError("--jobs is how many of several --policy are measured at a time", fix="leave it out")
 
 
 def _label(policy: str) -> str:
@@ -257,31 +264,78 @@ async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, An
     return found(planned.folder)
 
 
-async def evaluate_each(planned: Sequence[Evaluation], *, resume: bool = False) -> list[dict[str, Any]]:
-    """As `evaluate`, of each of `planned`."""
+def silent(text: str) -> None:
+    """Says nothing."""
+
+
+async def evaluate_each(
+    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = silent
+) -> list[dict[str, Any]]:
+    """As `evaluate`, of each of `planned`, of which so many `jobs` are measured at a time. What befalls a server that
+    they share it can `say`."""
     again = f"the same command with -o {planned[0].folder.path.parent} --resume"
-    await until_interrupted(attempt(planned, resume=resume), fix=again)
+    await until_interrupted(attempt(planned, resume=resume, jobs=jobs, say=say), fix=again)
     return [found(each.folder) for each in planned]
 
 
-async def attempt(planned: Sequence[Evaluation], *, resume: bool = False, collects: bool = False) -> None:
-    """Make the attempts of each of `planned`, one after the other; their models share engines (`InTurn`). With `resume`
-    one alone must have been begun, and of several those go on that were. What it `collects` says so in its run.json.
+async def attempt(
+    planned: Sequence[Evaluation],
+    *,
+    resume: bool = False,
+    collects: bool = False,
+    jobs: int = 1,
+    say: Callable[[str], None] = silent,
+) -> None:
+    """Make the attempts of each of `planned`, so many `jobs` at a time; their models share engines (`replying.parts`).
+    With `resume` one alone must have been begun, and of several those go on that were. What it `collects` says so in
+    its run.json.
 
-    Raises what `evaluation.measure` raises; what was attempted by then stays.
+    Raises what `evaluation.measure` raises, of several at a time when the others have come to their end; what was
+    attempted by then stays.
     """
-    several = len(planned) > 1
-    async with InTurn([each.plan for each in planned]) as models:
-        for each in (planned[number] for number in models.order):
-            await evaluation.measure(
-                each.plan,
-                each.folder,
-                resume=resume and (not several or (each.folder.path / "run.json").is_file()),
-                shard=each.shard,
-                prices=each.prices,
-                opens=models.replying,
-                about={"holdout": collected_share(each.plan.config)} if collects else {},
-            )
+    plans = [each.plan for each in planned]
+    address = planned[0].folder.path.parent / ".server" / "socket"
+    failures = list[CodeRepairError]()
+
+    async def make(each: Evaluation, opens: Opens, beside: str = "") -> None:
+        await evaluation.measure(
+            each.plan,
+            each.folder,
+            resume=resume and (len(planned) == 1 or (each.folder.path / "run.json").is_file()),
+            shard=each.shard,
+            prices=each.prices,
+            opens=opens,
+            beside=beside,
+            about={"holdout": collected_share(each.plan.config)} if collects else {},
+        )
+
+    async def beside_others(each: Evaluation, opens: Opens, free: asyncio.Semaphore) -> None:
+        name = each.folder.path.name
+        async with free:
+            try:
+                await make(each, opens, name)
+            except CodeRepairError as error:
+                failures.extend(_of(name, error))
+
+    for part in parts(plans, jobs):
+        own = [planned[number] for number in part.numbers]
+        async with opening(plans, part, address, say) as opens:
+            if jobs == 1:
+                for each in own:
+                    await make(each, opens)
+                continue
+            free = asyncio.Semaphore(part.at_once)
+            async with asyncio.TaskGroup() as group:
+                for each in own:
+                    group.create_task(beside_others(each, opens, free))
+    if failures:
+        raise several(failures)
+
+
+def _of(name: str, error: CodeRepairError) -> list[CodeRepairError]:
+    """`error`, or each of several, with the `name` of the evaluation that it ended."""
+    problems = error.problems if isinstance(error, Several) else (error,)
+    return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
 
 
 def found(folder: RunFolder) -> dict[str, Any]:

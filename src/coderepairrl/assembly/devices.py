@@ -52,6 +52,16 @@ def split(config: Config, serving_takes: bool) -> Split:
     return chosen
 
 
+def serving(config: Config, engine: EngineSpec) -> EngineSpec:
+    """`engine` on the GPUs that ``engine.devices`` names, where no learner is started; on all if it names none.
+
+    Raises as `split`.
+    """
+    _check_serving(config, engine.takes_gpus)
+    found = _environment("engine.devices", config.engine.devices, visible())
+    return engine.on_gpus(found[VISIBLE]) if found else engine
+
+
 def require_key(config: Config) -> None:
     """Raise `PrerequisiteError` where the learner's nodes would not recognise each other."""
     if config.train.nodes > 1:
@@ -61,22 +71,32 @@ def require_key(config: Config) -> None:
 def check_named(config: Config, serving_takes: bool) -> None:
     """Raise `ConfigError` for GPUs that contradict each other or other settings, whichever machine it is."""
     serving, learning = config.engine.devices, config.train.devices
-    if serving and not serving_takes:
-        raise ConfigError(
-            f"engine.devices={list(serving)}, and engine {config.engine.name!r} starts no process that takes GPUs",
-            fix="leave it out: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
-        )
-    if VISIBLE in config.engine.options.get("env", {}):
-        raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
+    _check_serving(config, serving_takes)
     if learning and len(learning) != config.train.processes_here:
         raise ConfigError(
             f"train.devices={list(learning)} for {_processes(config)}",
             fix=f"each learner process takes one GPU: train.devices={_so_many(config)}",
         )
-    for key, wanted in (("engine.devices", serving), ("train.devices", learning)):
-        if len(set(wanted)) < len(wanted):
-            raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
+    _check_once("train.devices", learning)
     _check_apart(config, set(serving) & set(learning))
+
+
+def _check_serving(config: Config, serving_takes: bool) -> None:
+    """Raise `ConfigError` for GPUs of the engine that contradict its other settings."""
+    wanted = config.engine.devices
+    if wanted and not serving_takes:
+        raise ConfigError(
+            f"engine.devices={list(wanted)}, and engine {config.engine.name!r} starts no process that takes GPUs",
+            fix="engine.devices=[]: tiny computes on the CPU, and a server that is joined by URL has GPUs of its own",
+        )
+    if VISIBLE in config.engine.options.get("env", {}):
+        raise ConfigError(f"{VISIBLE} in engine.options.env", fix="name the engine's GPUs in engine.devices")
+    _check_once("engine.devices", wanted)
+
+
+def _check_once(key: str, wanted: Sequence[int]) -> None:
+    if len(set(wanted)) < len(wanted):
+        raise ConfigError(f"{key}={list(wanted)} names a GPU twice")
 
 
 def _check_apart(config: Config, taken: set[int]) -> None:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from coderepairrl import config as configs
 from coderepairrl import engines, models, tokens
+from coderepairrl.assembly import devices
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
@@ -168,7 +169,8 @@ def _local(config: Config, found: Made[models.Named], problems: Problems) -> Mad
     engine = problems.attempt(lambda: engine_of(config, None if adapter is None else weights.adapter_rank(adapter)))
     problems.attempt(lambda: engine.value.check_model(folder.value))
     problems.attempt(lambda: engine.value.require())
-    return problems.attempt(lambda: LocalModel(folder.value, codec.value, forks.value, engine.value, adapter))
+    placed = problems.attempt(lambda: devices.serving(config, engine.value))
+    return problems.attempt(lambda: LocalModel(folder.value, codec.value, forks.value, placed.value, adapter))
 
 
 def _is_url(model: str) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from coderepairrl import models
+from coderepairrl import engines, models
+from coderepairrl.assembly import devices
 from coderepairrl.assembly.model import LocalModel, RemoteModel, engine_of
 from coderepairrl.assembly.plan import ServingPlan
+from coderepairrl.errors import ConfigError
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import engine_form, merge, rounded
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.protocols import Engine, EngineSpec
+from coderepairrl.protocols import Engine, EngineSpec, SharedServer
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.sync import weights
 
@@ -66,6 +70,114 @@ async def _started(spec: EngineSpec, folder: Path, plan: ServingPlan, log_dir: P
         return await spec.start(folder, log_dir=log_dir)
 
     return SupervisedEngine(await start(), start, restarts=plan.config.run.retries)
+
+
+class Part(NamedTuple):
+    """Plans whose models are open at the same time, at most `at_once` of them: all share a server, or none does."""
+
+    numbers: tuple[int, ...]
+    """Of the plans."""
+    at_once: int
+    shared: bool = False
+
+
+def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
+    """All of `plans`, in parts of which one is after the other.
+
+    Adapters on the same weights, and those weights, share a server if one can be shared. Engines that are in nobody's
+    way, and models elsewhere, are a part, too; what remains is by turns, as `InTurn` has it.
+    """
+    if at_once == 1:
+        return [Part(tuple(InTurn(plans).order), 1)]
+    left, found = list(range(len(plans))), list[Part]()
+    for number in left[:]:
+        alike = [other for other in left if other == number or _alike(plans[number], plans[other])]
+        if number in left and len(alike) > 1 and Shared.serves([plans[each] for each in alike]):
+            found.append(Part(tuple(alike), at_once, shared=True))
+            left = [other for other in left if other not in alike]
+    free = [each for each in left if not _alone(plans[each])]
+    in_turn = [each for each in InTurn(plans).order if each in left and each not in free]
+    return [*found, *([Part(tuple(free), at_once)] if free else []), *([Part(tuple(in_turn), 1)] if in_turn else [])]
+
+
+@asynccontextmanager
+async def opening(
+    plans: Sequence[ServingPlan], part: Part, address: Path, say: Callable[[str], None]
+) -> AsyncIterator[Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]]:
+    """As `replying`, for `part` of `plans`. A server that is shared is joined at `address`, beside which is its log."""
+    if part.shared:
+        async with Shared([plans[each] for each in part.numbers], part.at_once, address, say) as server:
+            yield server.replying
+    elif part.at_once > 1:
+        yield replying
+    else:
+        async with InTurn(plans) as models:
+            yield models.replying
+
+
+class Shared:
+    """Opens the models of several plans at the same time: adapters on the same weights, and those weights, at a server
+    that is started for the first of them. Leaving it ends that server."""
+
+    def __init__(self, plans: Sequence[ServingPlan], at_once: int, address: Path, say: Callable[[str], None]) -> None:
+        self._runs, self._address, self._say = min(at_once, len(plans)), address, say
+        self._spec, self._restarts = _with_room(plans), plans[0].config.run.retries
+        self._server: SharedServer | None = None
+        self._starting = asyncio.Lock()
+
+    async def __aenter__(self) -> Shared:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            await self._server.close()
+
+    @staticmethod
+    def serves(plans: Sequence[ServingPlan]) -> bool:
+        """Whether `plans`, which are alike, can share a server."""
+        if any(_to_round(plan) for plan in plans):
+            return False
+        spec = _with_room(plans)
+        try:
+            spec.joining(Path())
+        except ConfigError:
+            return False
+        return spec.adapters
+
+    @asynccontextmanager
+    async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
+        """As `replying`."""
+        assert isinstance(plan.model, LocalModel)
+        async with self._starting:
+            if self._server is None:
+                self._say(f"one {self._spec.name} server for {plan.model.folder}; its log is in {self._address.parent}")
+                self._server = await self._spec.share(
+                    plan.model.folder,
+                    runs=self._runs,
+                    train=False,
+                    address=self._address,
+                    log_dir=self._address.parent,
+                    restarts=self._restarts,
+                    say=self._say,
+                )
+        joined = engines.make(self._spec.name, **self._spec.joining(self._address))
+        try:
+            async with replying(replace(plan, model=replace(plan.model, engine=joined)), log_dir) as source:
+                yield source
+        finally:
+            await self._server.forget(log_dir)
+
+
+def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
+    """The engine of `plans`, which are alike, with room for the largest of their adapters, on their GPUs."""
+    local = [plan.model for plan in plans if isinstance(plan.model, LocalModel)]
+    ranks = [weights.adapter_rank(model.adapter) for model in local if model.adapter is not None]
+    config = plans[0].config
+    return devices.serving(config, engine_of(config, max(ranks, default=None)))
+
+
+def _alone(plan: ServingPlan) -> bool:
+    return isinstance(plan.model, LocalModel) and plan.model.engine.alone
 
 
 class InTurn:
@@ -124,9 +236,8 @@ class InTurn:
         if _to_round(plan):
             return None
         alike = [other for other in self._plans if other is plan or _alike(plan, other)]
-        places = [each.model.adapter for each in alike if isinstance(each.model, LocalModel)]
-        ranks = [weights.adapter_rank(place) for place in places if place is not None]
-        spec = engine_of(plan.config, max(ranks)) if ranks and len(alike) > 1 else None
+        adapted = any(isinstance(each.model, LocalModel) and each.model.adapter is not None for each in alike)
+        spec = _with_room(alike) if adapted and len(alike) > 1 else None
         return spec if spec is not None and spec.adapters else None
 
     async def _end(self) -> None:

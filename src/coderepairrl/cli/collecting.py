@@ -17,9 +17,11 @@ from coderepairrl.cli.output import (
     ModelName,
     NewRun,
     Policies,
+    PoliciesAtOnce,
     PriceList,
     Resume,
     Settings,
+    note,
     show,
 )
 
@@ -38,6 +40,7 @@ def collect(
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
+    jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
     """Attempt the held-out share of training tasks by any policy, and keep what is worth learning from."""
@@ -51,8 +54,9 @@ def collect(
     if policy and len(policy) > 1:
         planned = evaluating.plan_each(policy, what, settings, **more)
     else:
+        evaluating.require_several(jobs)
         planned = [evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)]
-    found = asyncio.run(collecting.collect(planned, resume=resume))
+    found = asyncio.run(collecting.collect(planned, resume=resume, jobs=jobs, say=note))
     show(json.dumps(found) if as_json else collecting.as_text(found))
 
 

@@ -18,6 +18,7 @@ from coderepairrl.cli.output import (
     NewRun,
     Options,
     Policies,
+    PoliciesAtOnce,
     PriceList,
     Resume,
     SandboxName,
@@ -48,6 +49,7 @@ def eval(
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
+    jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
     """Measure a policy on the tasks of a benchmark, without training: a table with intervals, and predictions."""
@@ -59,9 +61,10 @@ def eval(
     more |= {"output": output, "resume": resume, "shard": shard, "prices": prices}
     if policy and len(policy) > 1:
         several = evaluating.plan_each(policy, what, settings, **more)
-        results = asyncio.run(evaluating.evaluate_each(several, resume=resume))
+        results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
         show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
         return
+    evaluating.require_several(jobs)
     planned = evaluating.plan(what, settings, policy=policy[0] if policy else None, **more)
     found = asyncio.run(evaluating.evaluate(planned, resume=resume))
     show(json.dumps(found) if as_json else evaluating.as_text(found, planned.plan.config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -96,13 +96,16 @@ async def measure(
     prices: Prices | None = None,
     opens: Opens = replying,
     quiet: bool = False,
+    beside: str = "",
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
-    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json.
+    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json. Where others
+    are measured in this process at the same time, its lines begin with its name, `beside`, and what it uses of the
+    machine is not noted, since nobody could tell it from theirs.
 
     Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
     that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
@@ -122,7 +125,7 @@ async def measure(
         folder.add_tasks(chain(*plan.eval_tasks.values()))
         history = read_history(folder)
         before = list(logged_episodes(folder.records())) if resume else []
-        with Progress(0, quiet=quiet) as progress, scratch("evaluation") as home:
+        with Progress(0, quiet=quiet, beside=beside) as progress, scratch("evaluation") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
             progress.say(str(plan.place.choice))
             for each in differing:
@@ -151,7 +154,7 @@ async def measure(
                     model_name=config.model.path,
                 )
                 log.append("start", step=0, sandbox=plan.place.sandbox.name, engine=config.engine.name)
-                async with metered(log, meter):
+                async with nullcontext() if beside else metered(log, meter):
                     for name, tasks in plan.eval_tasks.items():
                         if tasks and (name, 0) not in history.evaluations:
                             await evaluate(bench, history, name, 0, 0)

@@ -43,12 +43,20 @@ _COLUMNS = 79
 
 
 class Progress:
-    """What a run is doing now. `quiet` prints nothing at all; `show` says what to print of an episode, if anything."""
+    """What a run is doing now. `quiet` prints nothing at all; `show` says what to print of an episode, if anything.
+
+    Beside others on the same terminal it has no panel, and its lines begin with its name, which is `beside` then.
+    """
 
     def __init__(
-        self, total_steps: int, *, quiet: bool = False, show: Callable[[Episode], str] = lambda episode: ""
+        self,
+        total_steps: int,
+        *,
+        quiet: bool = False,
+        show: Callable[[Episode], str] = lambda episode: "",
+        beside: str = "",
     ) -> None:
-        self._show = show
+        self._show, self._beside = show, beside
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         self.total_steps = total_steps
         self._started = self._phase_began = time.monotonic()
@@ -64,14 +72,14 @@ class Progress:
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self._beside:
             self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self._beside:
             self._live.stop()
         self._count_broken()
         for line in self._notes.zeros(_NOTES):
@@ -124,6 +132,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own."""
+        text = f"{self._beside}: {text}" if self._beside else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
     def _count_broken(self) -> None:

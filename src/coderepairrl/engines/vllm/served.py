@@ -290,13 +290,18 @@ class ServedWeights:
         after the last place was taken by another run that had seen the same takes it back. The server lists adapters in
         the order in which they came, the same to all: one of two always stays.
         """
-        deadline = asyncio.get_running_loop().time() + self._link.patience
+        deadline, stale = asyncio.get_running_loop().time() + self._link.patience, False
         while True:
             await self._free_adapter_slot(deadline)
             body = {"lora_name": name, "lora_path": str(path.resolve())}
             try:
                 await self._link.post("/v1/load_lora_adapter", body=body)
             except Refused as refusal:
+                # a process of this run that was killed while it loaded: the server went on, after `begin` had looked
+                if not stale and name in (await self._link.models())[1]:
+                    stale = True
+                    await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+                    continue
                 rank = weights.adapter_rank(path)
                 raise EngineFault(
                     f"the server refused the adapter {path} of rank {rank}: {refusal}",

@@ -110,6 +110,11 @@ class Vllm(EngineSpec):
         """True for a server that is started here."""
         return not self.url
 
+    @property
+    def alone(self) -> bool:
+        """True but for a server that is shared."""
+        return not self.shared
+
     def with_adapters(self, rank: int) -> Vllm:
         """See `EngineSpec.with_adapters`. With ``lora_rank = 0`` merged weights are sent instead."""
         if self.lora_rank is None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coderepairrl.assembly.sizing.architecture import KINDS
+
 VOCABULARY = 265
 WINDOW = 11
 """Tokens that a layer with a sliding window sees."""
@@ -54,7 +56,8 @@ class Architecture:
     def row(self, name: str) -> str:
         """Its line in docs/reference/models.md."""
         chunks = "yes" if self.chunked and self.way == "trees" else "no"
-        return f"| {name} | `{self.model_type}` | {self.way} | {chunks} | {self.special} |"
+        planned = "yes" if self.model_type in KINDS else "no"
+        return f"| {name} | `{self.model_type}` | {self.way} | {chunks} | {planned} | {self.special} |"
 
     def write(self, folder: Path) -> Path:
         """A folder with its ``config.json``."""

@@ -632,6 +632,16 @@ async def test_a_refused_adapter_leaves_the_old_one(joined: VllmEngine, tmp_path
     assert (await ask(joined, [1], TEN))[2] == [1] * 10
 
 
+async def test_a_server_for_smaller_adapters_is_refused_before_the_first_episode(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    state(wire).adapters = {"policy-v7": "/somewhere"}
+    with pytest.raises(ConfigError, match="adapters of rank 72, and .* takes them up to rank") as caught:
+        await Vllm(url=str(wire.make_url("/")), lora_rank=72).start(miniature, log_dir=tmp_path)
+    assert "--max-lora-rank 128" in caught.value.fix, "the next that vLLM accepts"
+    assert state(wire).adapters, "nothing there was touched"
+
+
 async def test_adapters_need_a_server_for_them(engine: VllmEngine, tmp_path: Path) -> None:
     path, digest = adapter(tmp_path / "a1")
     with pytest.raises(EngineFault, match="without adapters"):
@@ -693,6 +703,9 @@ def test_a_run_of_adapters_asks_for_room_for_them() -> None:
     assert make("tiny").with_adapters(32) == make("tiny")
     with pytest.raises(ConfigError, match=r"rank 32, and engine\.options\.lora_rank=16"):
         Vllm(lora_rank=16).with_adapters(32)
+    with pytest.raises(ConfigError, match="rank 1024, and vLLM takes them up to rank 512") as caught:
+        Vllm().with_adapters(1024)
+    assert "train.lora.rank" in caught.value.fix
 
 
 async def test_vllm_for_cpus_is_refused_with_adapters_on_a_mixture(

@@ -192,6 +192,19 @@ def test_a_renderer_that_is_unknown_or_another_familys(tmp_path: Path) -> None:
     assert "model.renderer=template" in refused.value.fix
 
 
+def test_a_model_without_a_template_that_no_renderer_knows(tmp_path: Path) -> None:
+    folder = FAMILIES["Qwen2.5-Coder"].write(tmp_path)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    for name in ("config.json", "tokenizer_config.json"):
+        if (folder / name).exists():
+            values = json.loads((folder / name).read_text())
+            values.pop("chat_template", None)
+            (folder / name).write_text(json.dumps(values | ({"model_type": "llama"} if name == "config.json" else {})))
+    with pytest.raises(ConfigError, match="no renderer for model_type 'llama' of .*, which has no chat template") as it:
+        tokens.load(folder)
+    assert "chat_template.jinja" in it.value.fix and "llama-3" in it.value.fix
+
+
 def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
     with pytest.raises(ConfigError, match="no reasoning to switch on"):
         tokens.load(models.folder("builtin:tiny"), thinking=True)

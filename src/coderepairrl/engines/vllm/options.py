@@ -24,6 +24,21 @@ product is summed and kept in float32 (its `LogitsProcessor`)."""
 DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
+def enough(rank: int) -> int:
+    """The smallest value of ``--max-lora-rank`` for adapters of this `rank`. Raises `ConfigError`.
+
+    >>> enough(24)
+    32
+    """
+    for each in RANKS:
+        if each >= rank:
+            return each
+    raise ConfigError(
+        f"adapters of rank {rank}, and vLLM takes them up to rank {RANKS[-1]}",
+        fix=f"lower train.lora.rank to {RANKS[-1]}, or set engine.options.lora_rank=0 to send merged weights",
+    )
+
+
 def half(dtype: str) -> bool:
     """Whether numbers of the type `dtype` have 16 bits."""
     return dtype.endswith(("16", "half"))
@@ -187,6 +202,6 @@ def arguments(
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),
         *(["--hf-overrides", HEAD] if head != "model" and half(dtype) else []),
-        *(["--enable-lora", "--max-lora-rank", str(min(r for r in RANKS if r >= rank))] if rank else []),
+        *(["--enable-lora", "--max-lora-rank", str(enough(rank))] if rank else []),
         *(["--max-loras", str(adapters)] if rank else []),
     ]

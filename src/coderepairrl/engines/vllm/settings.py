@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+from coderepairrl.engines.vllm.options import enough
 from coderepairrl.engines.vllm.server import Refused, VllmServer
 from coderepairrl.errors import ConfigError, PrerequisiteError
 
@@ -68,8 +69,8 @@ class ServerSettings:
         if self.rank < rank:
             raise ConfigError(
                 f"adapters of rank {rank}, and {self.where} takes them up to rank {self.rank}",
-                fix=f"start it with --enable-lora --max-lora-rank {rank}, or set engine.options.lora_rank=0 to send"
-                " merged weights",
+                fix=f"start it with --enable-lora --max-lora-rank {enough(rank)}, or set engine.options.lora_rank=0 to"
+                " send merged weights",
             )
 
     def check_lora_slots(self, rank: int) -> None:
@@ -78,5 +79,5 @@ class ServerSettings:
         if self.rank < rank or self.adapters < 2:
             raise ConfigError(
                 f"adapters of rank {rank}, and {self.where} takes {self.adapters} up to rank {self.rank}",
-                fix=f"start it with --enable-lora --max-lora-rank {rank} and --max-loras, two for each run",
+                fix=f"start it with --enable-lora --max-lora-rank {enough(rank)} and --max-loras, two for each run",
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from coderepairrl.engines.vllm.client import VllmEngine, vocabulary
 from coderepairrl.engines.vllm.fleet import Fleet
 from coderepairrl.engines.vllm.hosted import POLICY, Hosted, join, tenant_of
 from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check, parse
+from coderepairrl.engines.vllm.options import MAX_LORAS, SLOTS, addresses, arguments, check, enough, parse
 from coderepairrl.engines.vllm.places import UNIX, version_at
 from coderepairrl.engines.vllm.server import (
     SLEEP,
@@ -24,7 +25,7 @@ from coderepairrl.engines.vllm.server import (
     installed,
 )
 from coderepairrl.engines.vllm.settings import ServerSettings
-from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
 
@@ -118,6 +119,7 @@ class Vllm(EngineSpec):
     def with_adapters(self, rank: int) -> Vllm:
         """See `EngineSpec.with_adapters`. With ``lora_rank = 0`` merged weights are sent instead."""
         if self.lora_rank is None:
+            enough(rank)
             return replace(self, lora_rank=rank)
         if 0 < self.lora_rank < rank:
             raise ConfigError(
@@ -196,7 +198,7 @@ class Vllm(EngineSpec):
         """As `EngineSpec.start`; a server of our own writes ``engine.log``.
 
         Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or a server lacks a route, and
-        `ConfigError` for several servers with different settings.
+        `ConfigError` for several servers with different settings, and for one that does not take the run's adapters.
         """
         _check_folder(model)
         checksum = await asyncio.to_thread(weights.checksum, model)
@@ -215,6 +217,10 @@ class Vllm(EngineSpec):
             link, joined = Link(server, self.patience), bool(self.urls)
             served, adapters = await _model_of(link, joined=joined)
             most = self.max_loras if self.adapters else 0
+            if most and tenant is None and len(self.urls) == 1:
+                with suppress(PrerequisiteError):  # it does not say: it refuses adapters when they come
+                    found = await ServerSettings.of(server, self.patience)
+                    found.check(found, rank=self.lora_rank or 0)
             if tenant is not None:
                 await _check_same(server, served, model, checksum)
                 if most:

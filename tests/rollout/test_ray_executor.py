@@ -43,6 +43,7 @@ def fake(init: Any = None, options: Any = None, memory: float = 8e9) -> SimpleNa
         is_initialized=lambda: init is None,
         init=init,
         shutdown=lambda: None,
+        get_runtime_context=lambda: SimpleNamespace(gcs_address="127.0.0.1:1"),
         kill=lambda actor: None,
         exceptions=SimpleNamespace(RayError=RayError),
         cluster_resources=lambda: {"CPU": 4.0},
@@ -108,6 +109,23 @@ async def test_an_address_where_nothing_listens(miniature: Path, monkeypatch: py
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         error = await opened(miniature, monkeypatch, fake(raising(AssertionError("asked"))), address)
     assert isinstance(error, PrerequisiteError) and f"nothing listens at the Ray address {address}" in str(error)
+
+
+@pytest.mark.parametrize("asked", ["address", "RAY_ADDRESS"])
+async def test_an_address_where_something_else_listens(
+    asked: str, miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray itself would try for ever, and no signal would end it."""
+    pytest.importorskip("ray")
+    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 3.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        if asked == "RAY_ADDRESS":
+            monkeypatch.setenv("RAY_ADDRESS", address)
+        there = "auto" if asked == "RAY_ADDRESS" else address
+        error = await opened(miniature, monkeypatch, fake(raising(AssertionError("asked"))), there)
+    assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
+    assert str(error) == f"what listens at {address} is no head of a Ray cluster that works: no answer"
 
 
 async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(

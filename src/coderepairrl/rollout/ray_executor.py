@@ -16,12 +16,13 @@ import platform
 import re
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
+from coderepairrl.errors import ConfigError, PrerequisiteError, RunError, Several, WorkerFault
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
@@ -35,6 +36,15 @@ CLOSE_SECONDS = 15.0
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """What decides the tokens of a conversation, and what can be read of what travels. Ray compares its own."""
 
+LISTEN_SECONDS = 10.0
+"""Seconds that a connection to a cluster's head may take."""
+HEAD_SECONDS = 20.0
+"""Seconds without a head after which a run ends."""
+ANSWER_SECONDS = 60.0
+"""Seconds that a cluster's head has to answer."""
+_ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
+"""As `ray health-check` does. In a process of its own: where something else listens it tries for ever, and neither an
+exception nor a signal ends it."""
 
 _NOT_IMPORTED = "failed to import on the worker"
 """What Ray says of an actor whose class cannot be loaded where it is to be."""
@@ -263,9 +273,16 @@ async def ray_executor(
             taken = f"an actor takes {cpus:g} CPUs, and of the cluster's {there:g} there are {free:g} free"
             return f"{taken}; {small}" if small else taken
 
-        workers = math.ceil(concurrency / capacity)
         async with RemoteExecutor(
-            connect, engine, on_turn, workers=workers, capacity=capacity, patience=patience, say=say, describe=describe
+            connect,
+            engine,
+            on_turn,
+            workers=math.ceil(concurrency / capacity),
+            capacity=capacity,
+            patience=patience,
+            say=say,
+            describe=describe,
+            watch=lambda: _watch_head(ray.get_runtime_context().gcs_address),
         ) as executor:
             yield executor
 
@@ -283,8 +300,9 @@ async def _connected(address: str) -> AsyncIterator[Any]:
         yield ray
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
-    if address not in ("auto", "local"):
-        await _check_listens(address)
+    if (asked := os.environ.get("RAY_ADDRESS", "") if address == "auto" else address) not in ("", "auto", "local"):
+        await _check_listens(asked)
+        await _check_answers(asked)
     try:
         # in a thread, where it leaves the handling of SIGTERM alone
         await asyncio.to_thread(
@@ -299,15 +317,57 @@ async def _connected(address: str) -> AsyncIterator[Any]:
     try:
         yield ray
     finally:
-        await asyncio.to_thread(ray.shutdown)
+        with contextlib.suppress(TimeoutError):  # without a head it waits
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await asyncio.to_thread(ray.shutdown)
+
+
+async def _watch_head(address: str) -> None:
+    """Raise `RunError` once nobody has listened at its `address` for `HEAD_SECONDS`.
+
+    Ray ends the process, without an exception, a minute after it has lost the head.
+    """
+    seen = time.monotonic()
+    while True:
+        try:
+            await _check_listens(address)
+            seen = time.monotonic()
+        except PrerequisiteError as error:
+            if time.monotonic() - seen >= HEAD_SECONDS:
+                raise RunError(
+                    f"the head of the Ray cluster at {address} is gone: {error}",
+                    fix="start Ray anew on all of its machines (docs/guides/cluster.md), then continue with --resume"
+                    " and its address",
+                ) from None
+        await asyncio.sleep(HEAD_SECONDS / 10)
 
 
 async def _check_listens(address: str) -> None:
     """Raise `PrerequisiteError` where nothing listens, for which Ray would wait a minute."""
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(LISTEN_SECONDS):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
     except (OSError, TimeoutError, OverflowError) as error:
         raise PrerequisiteError(f"nothing listens at the Ray address {address}: {error}", fix=_START) from None
+
+
+async def _check_answers(address: str) -> None:
+    """Raise `PrerequisiteError` where something listens that is no head of a Ray cluster, or one that does not work."""
+    none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    command = (sys.executable, "-P", "-c", _ASK, address)
+    process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
+    said = b"no answer"
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, said = await process.communicate()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
+        raise PrerequisiteError(f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_START)

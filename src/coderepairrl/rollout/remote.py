@@ -130,18 +130,18 @@ class RemoteWorker:
                 tasks.create_task(self._send_outbox())
                 tasks.create_task(self._receive(tasks))
         except* WorkerFault as several:
-            self._lose(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
+            self.lose(next(error for error in several.exceptions if isinstance(error, WorkerFault)))
         except* Exception as several:  # a bug, which ends the run: its attempts say what it was
-            self._lose(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
+            self.lose(WorkerFault(f"{self.connection.name} is given up: {several.exceptions[0]!r}"))
             raise
         finally:
-            self._lose(WorkerFault(f"{self.connection.name} is ended, with the run"))
+            self.lose(WorkerFault(f"{self.connection.name} is ended, with the run"))
         if self._lost is None:
             raise AssertionError("it was lost")
         return self._lost
 
-    def _lose(self, fault: WorkerFault) -> None:
-        """Fail all attempts under way with the first fault."""
+    def lose(self, fault: WorkerFault) -> None:
+        """Fail all attempts under way, and those to come, with the first fault."""
         self._lost = self._lost or fault
         for result in self._results.values():
             if not result.done():
@@ -150,7 +150,7 @@ class RemoteWorker:
 
     def _send(self, message: ToWorker) -> None:
         if self._lost is not None:
-            self._lose(self._lost)
+            self.lose(self._lost)
             return
         self._outbox.append(message)
         self._outbox_filled.set()
@@ -213,7 +213,8 @@ class RemoteExecutor(Executor):
 
     `connect` starts the worker of a number: it raises `WorkerFault` where another try may do, and anything else ends
     the run. Without any worker for `patience` seconds the run ends, too, and `describe` says what the cluster has.
-    `say` tells what was lost, and why a worker does not start.
+    `say` tells what was lost, and why a worker does not start. `watch` raises once the cluster itself is gone, which is
+    said at once, makes all attempts under way VOID, and ends the run.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class RemoteExecutor(Executor):
         patience: float,
         say: Callable[[str], None],
         describe: Callable[[], str],
+        watch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.workers: list[RemoteWorker] = []
         """Those that are there now."""
@@ -238,6 +240,7 @@ class RemoteExecutor(Executor):
         self._patience = patience
         self._say = say
         self._describe = describe
+        self._watch = watch
         self._changed = asyncio.Event()
         self._last_fault = "none has started yet"
         self._not_started: dict[int, str] = {}
@@ -248,6 +251,7 @@ class RemoteExecutor(Executor):
     async def __aenter__(self) -> Self:
         """Waits for the first worker. Raises what `connect` raises, and `RunError`."""
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
+        self._supervisors += [asyncio.create_task(self._supervise_cluster(self._watch))] if self._watch else []
         try:
             await self._wait_for_worker()
         except BaseException:
@@ -310,6 +314,17 @@ class RemoteExecutor(Executor):
                 losses += 1
         except Exception as error:  # what is wrong with that machine, or a bug
             self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            self._notify()
+
+    async def _supervise_cluster(self, watch: Callable[[], Awaitable[None]]) -> None:
+        """End the run once the cluster is gone."""
+        try:
+            await watch()
+        except Exception as error:
+            self._failed = error
+            self._say(str(error))  # closing may take long where nobody answers
+            for worker in self.workers:
+                worker.lose(WorkerFault(str(error)))
             self._notify()
 
     def _report_not_started(self, number: int, fault: WorkerFault) -> None:

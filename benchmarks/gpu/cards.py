@@ -1,21 +1,25 @@
 """What of a model fits on one GPU of a size, by the plan: the base in 16 bits, in codes for the learner, or for both.
 
-    python benchmarks/gpu/cards.py [--sizes 14B 32B] [--memory 24 48 80] [--tokens 10240]
+    python benchmarks/gpu/cards.py [--sizes 14B 32B] [--memory 24 48 80] [--tokens 10240] [--each]
 
 Adapters of rank 32 in bf16 with checkpointing, episodes of `--tokens`, 16 attempts at once. Of each base, in GB: engine
 (without its cache of keys and values) and learner alone, and the smallest number of GPUs of each size: `turns` is one
-that both have by turns, `1` one that both share, `1+1` one each, `-` none of these. `--nearest` adds what
-`crrl train --dry-run` then proposes. No GPU is needed.
+that both have by turns, `1` one that both share, `2+4` two that serve (tensor parallel) and four that learn (`fsdp2`,
+which divides no codes), `-` none of these. `--each` has a row for each size of GPU instead: what engine and learner
+then need of one, how many episodes of full length the cache holds, and what does not fit on one GPU. `--nearest` adds
+what `crrl train --dry-run` proposes where nothing fits. No GPU is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.sizing import estimate
 from coderepairrl.assembly.sizing.estimate import GB, Estimate
 from coderepairrl.assembly.sizing.fit import nearest
+from coderepairrl.assembly.sizing.learner import RESERVE
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 
@@ -27,23 +31,29 @@ BASES = {
     "AWQ": ("-AWQ", "none"),
 }
 """Endings of the model's name, and `model.quantise`."""
-PLACES = {"turns": ("turns", 0), "1": (True, 0), "1+1": (False, 1)}
+TOGETHER = {"1": True, "turns": "turns"}
+"""`engine.share_devices` by the place; others say how many GPUs serve and learn."""
+MANY = (1, 2, 4, 8)
 SHARES = [tenth / 20 for tenth in range(19, 2, -1)]
 
 
 def planned(size: str, base: str, memory: float, place: str, share: float, tokens: int) -> Estimate | None:
     """A run on GPUs of `memory` GB; None where a setting speaks against it."""
     ending, form = BASES[base]
-    shared, learner = PLACES[place]
+    shared = TOGETHER.get(place, False)
+    serving, learning = (1, 1) if shared else map(int, place.split("+"))
     train = {"lora": True, "precision": "bf16", "gradient_checkpointing": True, "micro_tokens": tokens}
-    options = {"context": tokens, "slots": 16, "args": ["--gpu-memory-utilization", f"{share:g}"], "dtype": "bfloat16"}
+    train |= {"processes": learning, "strategy": "fsdp2" if learning > 1 else "ddp"}
+    args = ["--gpu-memory-utilization", f"{share:g}", "--tensor-parallel-size", f"{serving}"]
+    options = {"context": tokens, "slots": 16, "args": args, "dtype": "bfloat16"}
+    first = 0 if shared else serving
     given = Config.model_validate(
         {
             "run": {"name": "cards"},
             "model": {"path": f"Qwen/Qwen3-{size}{ending}", "quantise": form},
-            "engine": {"name": "vllm", "devices": [0], "share_devices": shared, "options": options},
+            "engine": {"name": "vllm", "devices": [*range(serving)], "share_devices": shared, "options": options},
             "rollout": {"tokens": tokens},
-            "train": train | {"devices": [learner], "old_logprobs": "recomputed"},
+            "train": train | {"devices": [*range(first, first + learning)], "old_logprobs": "recomputed"},
             "gpu": {"memory_gb": memory},
         }
     )
@@ -51,12 +61,47 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
     return found if isinstance(found, Estimate) else None
 
 
-def smallest(size: str, base: str, memory: float, tokens: int) -> str:
-    """The place with which it fits, the fewest GPUs first."""
-    for place in ("1", "turns", "1+1"):
-        if any((found := planned(size, base, memory, place, share, tokens)) and not found.problem for share in SHARES):
-            return place
-    return "-"
+def places(base: str) -> list[str]:
+    """Those that are tried, the fewest GPUs first."""
+    pairs = ((serving, learning) for serving in MANY for learning in (MANY if base == "bf16" else (1,)))
+    return [
+        *TOGETHER,
+        *(f"{serving}+{learning}" for serving, learning in sorted(pairs, key=lambda pair: (sum(pair), pair))),
+    ]
+
+
+def smallest(size: str, base: str, memory: float, tokens: int) -> tuple[str, Estimate | None]:
+    """The place with which it fits, and the run there with the largest share for the engine."""
+    for place in places(base):
+        for share in SHARES:
+            found = planned(size, base, memory, place, share, tokens)
+            if found and not found.problem:
+                return place, found
+    return "-", None
+
+
+def too_large(size: str, base: str, memory: float, tokens: int) -> str:
+    """What does not fit on one GPU: a side by itself, or one only beside the other."""
+    alone = planned(size, base, memory, "1+1", SHARES[0], tokens)
+    assert alone is not None and alone.server is not None
+    sides = {
+        "engine": (alone.server.kv_tokens or 0) < tokens,
+        "learner": alone.learner.peak + RESERVE > memory * GB,
+    }
+    return ", ".join(side for side, over in sides.items() if over)
+
+
+def each(size: str, base: str, memory: float, tokens: int) -> Iterator[str]:
+    """Cells of a row for one size of GPU."""
+    place, found = smallest(size, base, memory, tokens)
+    yield from (f"Qwen3-{size}", base, f"{memory:g} GB", place)
+    if found is None or found.server is None:
+        yield from ("", "", "")
+    else:
+        yield f"{found.server.memory.fixed / GB:.1f}"
+        yield f"{(found.learner.peak + RESERVE) / GB:.1f}"
+        yield f"{found.shown()['longest_sequences_at_once']}"
+    yield too_large(size, base, memory, tokens) or ("" if place == "1" else "both at once")
 
 
 def main() -> None:
@@ -64,8 +109,17 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["14B", "32B"])
     parser.add_argument("--memory", nargs="+", type=float, default=[24, 48, 80])
     parser.add_argument("--tokens", type=int, default=10_240)
+    parser.add_argument("--each", action="store_true")
     parser.add_argument("--nearest", action="store_true")
     options = parser.parse_args()
+    if options.each:
+        head = ["model", "base", "GPU", "GPUs", "engine", "learner", "episodes at once", "too large for one"]
+        print(f"| {' | '.join(head)} |", "|---" * len(head) + "|", sep="\n")
+        for size in options.sizes:
+            for base in BASES:
+                for memory in options.memory:
+                    print(f"| {' | '.join(each(size, base, memory, options.tokens))} |")
+        return
     cards = [f"{memory:g} GB" for memory in options.memory]
     head = ["model", "base", "engine", "learner", *cards]
     print(f"| {' | '.join(head)} |", "|---" * len(head) + "|", sep="\n")
@@ -74,7 +128,7 @@ def main() -> None:
             large = planned(size, base, 1000, "1+1", 0.9, options.tokens)
             assert large is not None and large.server is not None
             sizes = [f"{part / GB:.1f}" for part in (large.server.memory.fixed, large.needs(1))]
-            fits = [smallest(size, base, memory, options.tokens) for memory in options.memory]
+            fits = [smallest(size, base, memory, options.tokens)[0] for memory in options.memory]
             print(f"| {' | '.join([f'Qwen3-{size}', base, *sizes, *fits])} |")
             for memory, fit in zip(options.memory, fits, strict=True):
                 given = planned(size, base, memory, "turns", 0.9, options.tokens) if options.nearest else None

@@ -2,9 +2,10 @@
 
     python benchmarks/gpu/presets.py [KEY=VALUE ...]
 
-Attempts go on until a limit ends them, and a GPU reaches the share of `gpu.tflops` and `gpu.bandwidth_gb` that an H100
-was seen to reach at the model's size (docs/guides/training.md#where-the-time-goes); settings given hold for all, say
-`gpu.utilisation=0.16` or `plan.calls=8.5 plan.call_tokens=145`. No GPU is needed.
+A second table has what this assumes of attempts and GPUs, and which part, were it twice as fast or as many, would
+shorten a step most. Attempts go on until a limit ends them, and a GPU reaches the share of `gpu.tflops` and
+`gpu.bandwidth_gb` that an H100 was seen to reach at the model's size (docs/guides/training.md#where-the-time-goes);
+settings given hold for all, say `gpu.utilisation=0.16` or `plan.calls=8.5 plan.call_tokens=145`. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -19,18 +20,38 @@ from coderepairrl.config import Config, load, shipped
 HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends most attempts")
 
 
-def table(overrides: Sequence[str] = ()) -> list[str]:
-    """In Markdown, a row for each preset that takes GPUs."""
-    rows = [HEAD, ("---",) * len(HEAD)]
-    for name in sorted(shipped()):
-        config = load(name) if name.startswith("sft-") else load(name, overrides)
-        if not name.startswith("sft-") and config.engine.devices:
-            rows.append(_row(name, config))
-    return [f"| {' | '.join(row)} |" for row in rows]
+ASSUMED = ("preset", "shortens a step most", "tokens of an attempt", "reached of a GPU")
+NONE = {
+    "sft-tiny": "no episodes, no GPU",
+    "sft-thesis": "no episodes",
+    **dict.fromkeys(("hello", "full", "simplified"), "no GPU"),
+}
+"""Presets without a row, and why."""
 
 
-def _row(name: str, config: Config) -> tuple[str, ...]:
-    needs: dict[str, Any] = stages.needs(config)
+def tables(overrides: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """In Markdown, a row for each preset that makes episodes on GPUs."""
+    speeds, assumed = [HEAD, ("---",) * len(HEAD)], [ASSUMED, ("---",) * len(ASSUMED)]
+    for name in sorted(shipped() - NONE.keys()):
+        config = load(name, overrides)
+        needs = stages.needs(config)
+        speeds.append(_speed(name, config, needs))
+        assumed.append(_assumed(name, needs))
+    return tuple([f"| {' | '.join(row)} |" for row in rows] for rows in (speeds, assumed))  # type: ignore[return-value]
+
+
+def left_out() -> str:
+    """A line about those that have no row."""
+    return f"Without a row: {', '.join(f'`{name}` ({why})' for name, why in sorted(NONE.items()))}."
+
+
+def _assumed(name: str, needs: dict[str, Any]) -> tuple[str, ...]:
+    step, assumed = needs["step"], needs["assumed"]
+    part, seconds = min(step["if_twice"].items(), key=lambda each: float(each[1].split()[0]))
+    return f"`{name}`", f"{part.replace('_', ' ')}: {seconds}", assumed["tokens"], assumed["gpu"]
+
+
+def _speed(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
     gpus = len({*config.engine.devices, *config.train.devices})
     most = max(each["needs_gb"] for key, each in needs.items() if key.startswith("gpu "))
     step, limit = needs["step"], needs["step"]["limit"]
@@ -48,7 +69,8 @@ def _row(name: str, config: Config) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    print("\n".join(table(parser.parse_args().overrides)))
+    speeds, assumed = tables(parser.parse_args().overrides)
+    print(*speeds, "", *assumed, "", left_out(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -107,6 +107,42 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
     assert result(there) == result(here), "the same seeds gave the same episodes, wherever they were made"
 
 
+async def test_a_head_that_dies_ends_the_run_which_goes_on_without_ray(project: Project, cluster: Any) -> None:
+    there = replace(project, path=project.path / "headless")
+    there.path.mkdir()
+    settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "run.steps=99")
+
+    def steps() -> int:
+        return sum(each["type"] == "step" for each in there.records())
+
+    with there.started("train", str(project.config), *settings) as process:
+        await until(process, lambda: steps() > 0)
+        for each in cluster.head_node.all_processes["gcs_server"]:
+            each.process.kill()
+        printed = "".join(map(str, process.communicate(timeout=120)))
+    assert process.returncode == ExitCode.RUN_FAILED, printed
+    assert f"error: the head of the Ray cluster at {cluster.address} is gone" in printed and "--resume" in printed
+    wanted = f"run.steps={steps() + 1}"
+    there.train("rollout.executor=local", wanted, "--resume")
+    assert result(there) == result(trained(project, "local", wanted))
+
+
+def test_a_node_with_another_version_of_the_package_is_named(
+    project: Project, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other" / "coderepairrl-9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: coderepairrl\nVersion: 9.9\n")
+    for node in cluster.workers:
+        cluster.remove_node(node)
+    with monkeypatch.context() as there:
+        there.setenv("PYTHONPATH", str(other.parent))
+        cluster.add_node(num_cpus=1)
+    done = project.crrl("train", str(project.config), *ON_RAY, f"rollout.ray.address={cluster.address}", check=False)
+    assert done.returncode == ExitCode.PREREQUISITE, done.stderr
+    assert "has coderepairrl 9.9, not " in done.stderr and "the same versions on all machines" in done.stderr
+
+
 def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> None:
     """With two nodes that are this machine: of Slurm itself this proves nothing."""
     jobs, here = slurm.Cluster(tmp_path), socket.gethostname()

@@ -217,6 +217,30 @@ async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
     assert "the same versions on all machines" in error.fix
 
 
+async def test_a_machine_with_another_commit(tmp_path: Path) -> None:
+    error = await wrong(WorkerActor(versions() | {"code of coderepairrl": "0123"}, str(tmp_path), [], b"", 100))
+    assert " has code of coderepairrl " in str(error) and ", not 0123: its episodes would" in str(error)
+
+
+async def test_a_missing_token_is_asked_for(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError("InvalidAuthToken: it is missing"))))
+    assert isinstance(error, PrerequisiteError) and "RAY_AUTH_TOKEN" in error.fix
+
+
+async def test_a_full_disk_is_why_a_ray_of_ones_own_does_not_start(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ray").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    free = SimpleNamespace(free=3 << 20)
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda path: free if tmp_path in path.parents else SimpleNamespace(free=9e9)
+    )
+    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError("Timed out waiting for file"))), "local")
+    assert str(error) == f"cannot join the Ray cluster local: {tmp_path}/ray has 3 MiB free"
+    assert "make room" in error.fix and "RAY_TMPDIR" in error.fix
+
+
 async def test_a_machine_without_the_folder(tmp_path: Path) -> None:
     error = await wrong(WorkerActor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
     assert "nowhere: No such file or directory" in str(error) and "share" in error.fix

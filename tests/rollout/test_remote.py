@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from functools import partial
@@ -111,7 +111,8 @@ class Wire(Connection):
 class Made:
     """A run's parts, and what was said."""
 
-    def __init__(self, executor: Executor, log: Log, wires: list[Wire], said: list[str]) -> None:
+    def __init__(self, executor: RemoteExecutor, log: Log, wires: list[Wire], said: list[str]) -> None:
+        self.executor = executor
         self.rollout = Rollout(executor=executor, log=log, concurrency=6)
         self.wires = wires
         self.said = said
@@ -147,6 +148,7 @@ async def opened(
     on_turn: Callable[[str, Turn], None] | None = None,
     patience: float = 5.0,
     most: int = 9,
+    watch: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Made]:
     wires: list[Wire] = []
     said: list[str] = []
@@ -173,6 +175,7 @@ async def opened(
             patience=patience,
             say=said.append,
             describe=lambda: "two CPUs are free",
+            watch=watch,
         ) as executor:
             yield Made(executor, log, wires, said)
         for wire in wires:
@@ -305,6 +308,26 @@ async def test_without_any_worker_the_run_ends(miniature: Path, tmp_path: Path) 
             raise AssertionError("it opened")
     assert "ray status" in caught.value.fix
     assert clock.now() - began < 10
+
+
+async def test_a_cluster_that_is_gone_voids_what_is_under_way_and_ends_the_run(miniature: Path, tmp_path: Path) -> None:
+    gone = asyncio.Event()
+
+    async def watch() -> None:
+        await gone.wait()
+        raise RunError("the head is gone", fix="start it anew")
+
+    engine = Slow(lambda ids, sampling, seed: [])
+    async with opened(miniature, tmp_path, engine=engine, watch=watch) as made:
+        waiting = asyncio.create_task(made.rollout.run(ticket(0)))
+        while not any(worker.busy for worker in made.executor.workers) and not waiting.done():
+            await asyncio.sleep(0.01)
+        gone.set()
+        episode = await waiting
+        assert (episode.ending, episode.fault) == (Ending.VOID, "WorkerFault: the head is gone")
+        with pytest.raises(RunError, match="the head is gone") as caught:
+            await made.rollout.run(ticket(1))
+    assert caught.value.fix == "start it anew" and made.said == ["the head is gone"]
 
 
 async def test_a_reply_that_nobody_waits_for_is_called_off_in_the_engine(miniature: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import PrerequisiteError, UsageError
 from coderepairrl.processes.children import Frame, pack
+from coderepairrl.runs.folder import source_digest
 
 KEY = "CRRL_RENDEZVOUS_KEY"
 """Environment variable with the key."""
@@ -79,7 +80,7 @@ def key() -> bytes:
 
 def versions() -> dict[str, str]:
     """What must be the same on every node."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
         try:
             found[name] = version(name)

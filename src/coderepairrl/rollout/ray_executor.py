@@ -14,6 +14,7 @@ import math
 import os
 import platform
 import re
+import shutil
 import socket
 import sys
 import time
@@ -27,6 +28,7 @@ from coderepairrl.protocols import Engine
 from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import Worker, WorkerSetup
+from coderepairrl.runs.folder import source_digest
 
 PIECE = 1 << 16
 """Bytes of an argument or a result; those beyond 100 KB are put into the object store (Ray's
@@ -51,10 +53,13 @@ _NOT_IMPORTED = "failed to import on the worker"
 _INSTALL = "install the same versions on all machines (scripts/setup.sh dev,ray), and start Ray there anew"
 _START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
 
+_MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
+
 
 def versions() -> dict[str, str]:
     """Of what has to be the same on all machines."""
-    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    found = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **found, "code of coderepairrl": source_digest()}
 
 
 class WorkerActor:
@@ -309,10 +314,10 @@ async def _connected(address: str) -> AsyncIterator[Any]:
             ray.init, address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        mismatch = "mismatch" in str(error)
-        fix = "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
+        full = full_disks() if address == "local" else ""
         raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {one_line(error)}", fix=fix if mismatch else _START
+            f"cannot join the Ray cluster {address}: {full or one_line(error)}",
+            fix=_MAKE_ROOM if full else _fix(str(error)),
         ) from error
     try:
         yield ray
@@ -320,6 +325,23 @@ async def _connected(address: str) -> AsyncIterator[Any]:
         with contextlib.suppress(TimeoutError):  # without a head it waits
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.to_thread(ray.shutdown)
+
+
+def full_disks(least: int = 100 << 20) -> str:
+    """Which folders of a Ray on this machine have fewer than `least` bytes free: it says only that a process of its own
+    did not start."""
+    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
+    found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
+    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
+
+
+def _fix(error: str) -> str:
+    """What helps a machine that Ray does not let in."""
+    if "mismatch" in error:
+        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
+    if "AuthenticationError" in error or "InvalidAuthToken" in error:
+        return "export RAY_AUTH_MODE=token and the RAY_AUTH_TOKEN that the cluster was started with"
+    return _START
 
 
 async def _watch_head(address: str) -> None:
@@ -370,4 +392,6 @@ async def _check_answers(address: str) -> None:
             await process.wait()
     if process.returncode:
         why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_START)
+        raise PrerequisiteError(
+            f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_fix(why)
+        )

@@ -14,6 +14,8 @@ logs/              output of the child processes
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import os
 import platform
@@ -285,6 +287,15 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
         "versions": versions,
         "argv": [without_login(word) for word in sys.argv],
     }
+
+
+@functools.cache
+def source_digest(package: Path = Path(__file__).parents[1]) -> str:
+    """A short digest of the package's code: checkouts of one version at different commits have different ones."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:

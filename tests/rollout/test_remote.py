@@ -28,7 +28,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.processes import clock
 from coderepairrl.protocols import Agent, Engine, Sandbox
 from coderepairrl.rewards import ScriptedReward
-from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, collect, slots
+from coderepairrl.rollout import LocalExecutor, Rollout, Terms, Ticket, collect, slots
 from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
 from coderepairrl.rollout.remote import Connection, RemoteExecutor
 from coderepairrl.rollout.worker import Worker, WorkerSetup

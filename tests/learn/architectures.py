@@ -158,7 +158,7 @@ ARCHITECTURES = {
         "granitemoehybrid",
         {**MAMBA, **LOCAL, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 16},
         chunked=False,
-        rounding=3e-5,  # row by row, transformers' own in float32 differs by 8.5e-6 from itself in float64, a tree by 6e-6
+        rounding=3e-5,  # row by row, transformers' own in float32 differs by 8.5e-6 from itself in float64
         special="Mamba-2, experts",
     ),
     "Falcon-H1": Architecture(

@@ -3,7 +3,9 @@
 Each run is simulated twice on its own attempts: at its own speeds, which asks whether the model of the loop is right,
 and at the first run's, which asks what a plan by a pilot run is worth (`plan.run`). Speeds are fitted to the replies
 and steps of a run's log. Fails where a run simulated at its own speeds takes more than `FAR` times as long as it took,
-or less than one over that, or where its learner's share of waiting is off by more than `OFF`.
+or less than one over that, or where its learner's share of waiting is off by more than `OFF`. The first run's speeds
+are a forecast for other numbers of episodes at once, and for a run that may use one core; below the table is each run
+by the speeds of each.
 
 Run: ``python benchmarks/loop.py [--steps 3] [--keep FOLDER]``; with `--keep`, runs that are there are read, not made.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,11 +33,14 @@ from coderepairrl.runs import open_run
 FAR, OFF = 1.5, 0.2
 RUNS = {
     "as shipped": (),
+    "on one core": (),
     "8 at once": ("rollout.concurrency=8",),
+    "16 at once": ("rollout.concurrency=16",),
     "groups of 4": ("rollout.group_size=4",),
     "staleness 1": ("rollout.max_staleness=1", "train.old_logprobs=recomputed"),
 }
-"""Overrides by what is said of them; the first is the pilot."""
+"""Overrides by what is said of them; the first is the pilot. Two and two are made at a time."""
+ALONE = "on one core"
 OF_ALL = ("eval.before=false", "eval.after=false", "tasks.verify=false")
 
 
@@ -56,7 +62,8 @@ def simulated(path: Path, pilot: Path) -> tuple[float, float]:
 
 
 def _planned(path: Path, pilot: Path) -> Planned:
-    config = load(open_run(path).config, [f"plan.run={pilot}"])
+    run = open_run(path)
+    config = load(run.config, [f"plan.run={pilot}", f"plan.cores={run.about()['cpus']}"])
     found = estimate(config, settings(config))
     assert isinstance(found, Estimate)
     planned = Planned.of(found)
@@ -79,13 +86,28 @@ def rows(home: Path) -> Iterator[tuple[str, bool]]:
         yield " |".join(cells), near
 
 
+def forecasts(home: Path) -> Iterator[str]:
+    """Of each run, seconds of a step by the speeds of each over those it took."""
+    folders = {name: _folder(home, name) for name in RUNS}
+    yield " ".join([" " * 15, *(f"{name:>11}" for name in RUNS)])
+    for name, path in folders.items():
+        seconds, _ = measured(path)
+        ratios = (simulated(path, pilot)[0] / seconds for pilot in folders.values())
+        yield " ".join([f"{name:>15}", *(f"{ratio:11.2f}" for ratio in ratios)])
+
+
 def make(home: Path, steps: int) -> None:
     """The runs that are not there, two at a time: on a busy machine, whose speed changes, a forecast is for the next
     minute at best."""
     missing = [name for name in RUNS if not _folder(home, name).is_dir()]
-    for pair in (missing[:2], missing[2:]):
+    cores = sorted(os.sched_getaffinity(0))
+    for first in range(0, len(missing), 2):
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        begun = [subprocess.Popen(_command(home, name, steps), **quiet) for name in pair]
+        begun = []
+        for name in missing[first : first + 2]:
+            os.sched_setaffinity(0, cores[-1:] if name == ALONE else cores)  # of what is started, too
+            begun.append(subprocess.Popen(_command(home, name, steps), **quiet))
+        os.sched_setaffinity(0, cores)
         codes = [each.wait() for each in begun]
         if any(codes):
             sys.exit("a run failed")
@@ -112,7 +134,7 @@ def main() -> None:
         print("                  measured          | by its own speeds         | by the first run's")
         print("            run     s/step  waiting |    s/step  ratio  waiting |    s/step  ratio  waiting")
         found = list(rows(home))
-    print(*(row for row, _ in found), sep="\n")
+        print(*(row for row, _ in found), "", "forecast over measured, by the speeds of", *forecasts(home), sep="\n")
     if not all(near for _, near in found):
         sys.exit("the model of the loop is far off")
 

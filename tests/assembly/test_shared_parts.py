@@ -69,6 +69,8 @@ def test_what_attempts_got_of_cores_is_told_from_their_times() -> None:
     assert [worked(0, 2), worked(2, 6), worked(6, 10), worked(0, 10)] == pytest.approx([1, 2, 2, 5])
     assert _worked(both, 1, engine=False)(2, 6) == pytest.approx(4)
     assert _worked(both, 2, engine=True)(0, 10) == pytest.approx(10)
+    learned = _worked(both, 1, engine=True, learner=[(2.0, 5.0), (10.0, 13.0)])
+    assert [learned(2, 5), learned(5, 6), learned(10, 13)] == pytest.approx([1, 0.5, 3])
 
 
 class Blocks:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from coderepairrl.assembly.sizing.engine import DATA_NAMES
 from coderepairrl.assembly.sizing.engine import count as count_of
@@ -153,9 +153,11 @@ def read(path: str) -> Pilot:
     rows = [[_row(each) for each in group] for group in byname.values()]
     tokens = sum(count for _, count, _ in computed(rows, config.train.micro_tokens, config.train.minibatches))
     cores = math.inf if config.rollout.executor == "ray" else run.about().get("cpus") or math.inf
-    worked = _worked(episodes, cores, engine=on_cores(config))
     sent = sum(step["metrics"].get("learn/sync_seconds", 0.0) for step in steps)
-    learned = sum(step["metrics"]["learn_seconds"] for step in steps) - sent
+    learning = [_learning(step) for step in steps]
+    beside = on_cores(config) and not config.train.devices  # the learner has the cores of the others, too
+    worked = _worked(episodes, cores, engine=on_cores(config), learner=learning if beside else ())
+    learned = sum(worked(*each) if beside else each[1] - each[0] for each in learning)
     return Pilot(
         model=config.model.path,
         engine=config.engine.name,
@@ -166,6 +168,12 @@ def read(path: str) -> Pilot:
         sync=sent / len(steps),
         processes=config.train.processes,
     )
+
+
+def _learning(step: Mapping[str, Any]) -> tuple[float, float]:
+    """From when to when the learner learned in a step, which is recorded when its weights are live."""
+    seconds = step["metrics"]
+    return step["time"] - seconds["learn_seconds"], step["time"] - seconds.get("learn/sync_seconds", 0.0)
 
 
 def _row(episode: Episode) -> Row:
@@ -195,9 +203,12 @@ def _times(episode: Episode) -> tuple[float, float]:
     return min(first, ended - episode.timings.get("total", 0.0)), ended
 
 
-def _worked(episodes: Sequence[Episode], cores: float, *, engine: bool) -> Worked:
+def _worked(
+    episodes: Sequence[Episode], cores: float, *, engine: bool, learner: Iterable[tuple[float, float]] = ()
+) -> Worked:
     """How many seconds of a core one of those who shared `cores` got from when to when: attempts that did not wait for
-    a reply and, if it has no GPU, the `engine` while any did. It is the inverse of what `cores` simulates."""
+    a reply and, without a GPU, the `engine` while any did and the `learner` in its times. It is the inverse of what
+    `cores` simulates."""
     import numpy as np
 
     times = list[tuple[float, float, int, int]]()
@@ -205,6 +216,7 @@ def _worked(episodes: Sequence[Episode], cores: float, *, engine: bool) -> Worke
         begin, end = _times(each)
         replies = ((turn.started, turn.ended) for turn in each.turns)
         times += [(begin, end, 1, 0), *((a, b, -1, 1) for a, b in replies)]
+    times += [(begin, end, 1, 0) for begin, end in learner]
     if not times:
         return lambda begin, end: max(0.0, end - begin)
     changes = sorted([(a, work, ask) for a, _, work, ask in times] + [(b, -work, -ask) for _, b, work, ask in times])

@@ -298,7 +298,7 @@ class ServedWeights:
                 await self._link.post("/v1/load_lora_adapter", body=body)
             except Refused as refusal:
                 # a process of this run that was killed while it loaded: the server went on, after `begin` had looked
-                if not stale and name in (await self._link.models())[1]:
+                if self._shared and not stale and name in (await self._link.models())[1]:  # else another's
                     stale = True
                     await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
                     continue

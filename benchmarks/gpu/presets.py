@@ -18,8 +18,6 @@ from coderepairrl import stages
 from coderepairrl.config import Config, load, shipped
 
 HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends most attempts")
-
-
 ASSUMED = ("preset", "shortens a step most", "tokens of an attempt", "reached of a GPU")
 NONE = {
     "sft-tiny": "no episodes, no GPU",
@@ -37,7 +35,11 @@ def tables(overrides: Sequence[str] = ()) -> tuple[list[str], list[str]]:
         needs = stages.needs(config)
         speeds.append(_speed(name, config, needs))
         assumed.append(_assumed(name, needs))
-    return tuple([f"| {' | '.join(row)} |" for row in rows] for rows in (speeds, assumed))  # type: ignore[return-value]
+    return _markdown(speeds), _markdown(assumed)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def left_out() -> str:
@@ -54,15 +56,13 @@ def _assumed(name: str, needs: dict[str, Any]) -> tuple[str, ...]:
 def _speed(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
     gpus = len({*config.engine.devices, *config.train.devices})
     most = max(each["needs_gb"] for key, each in needs.items() if key.startswith("gpu "))
-    step, limit = needs["step"], needs["step"]["limit"]
-    speed = needs["run"]["episodes_per_gpu_hour"]
     return (
         f"`{name}`",
         f"{gpus} x {config.gpu.memory_gb:g} GB",
         f"{most:.1f}",
-        f"{step['seconds']:,.0f}",
-        f"{speed:,}",
-        limit,
+        f"{needs['step']['seconds']:,.0f}",
+        f"{needs['run']['episodes_per_gpu_hour']:,}",
+        needs["step"]["limit"],
     )
 
 

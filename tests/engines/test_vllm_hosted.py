@@ -105,7 +105,7 @@ async def test_a_run_outlives_its_death(
         await ask(engine, [fake_vllm.DIE], TEN)
     with pytest.raises(EngineFault, match=f"nobody listens at unix:{tmp_path / 'server'}") as gone:
         await ask(engine, [1], TEN)
-    assert "crrl study FILE" in gone.value.fix
+    assert "crrl study" in gone.value.fix
     assert hosted.failure.startswith("the server that the runs share died 2 times in a row")
     await engine.close()
 

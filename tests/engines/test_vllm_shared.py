@@ -105,6 +105,19 @@ async def test_a_name_that_a_killed_process_had_asked_for_is_of_who_asks_now(
     assert not state(wire).adapters
 
 
+async def test_without_sharing_a_taken_name_is_of_another_run(
+    wire: TestServer, miniature: Path, tmp_path: Path
+) -> None:
+    one, two = [
+        await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path) for _ in range(2)
+    ]
+    await one.load(*numbered(adapter(tmp_path / "first"), 1))
+    with pytest.raises(EngineFault, match="already been loaded"):
+        await two.load(*numbered(adapter(tmp_path / "second"), 1))
+    await one.close()
+    await two.close()
+
+
 async def test_a_full_server_is_waited_for_and_then_named(wire: TestServer, miniature: Path, tmp_path: Path) -> None:
     state(wire).loras = 2
     one, two = [await run_of(wire, miniature, tmp_path / name) for name in ("one", "two")]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl.apps.evaluate import Evaluation, attempt, silent
+from coderepairrl.apps.evaluate import Evaluation, attempt, say_nothing
 from coderepairrl.errors import UsageError, as_called
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
@@ -20,7 +20,7 @@ from coderepairrl.stats.spending import Prices, Spent, spent
 
 
 async def collect(
-    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = silent
+    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> dict[str, Any]:
     """The attempts of all `planned`, so many `jobs` at a time, and what is kept of them, with what they cost.
 

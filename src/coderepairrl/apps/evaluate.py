@@ -20,7 +20,7 @@ from coderepairrl.assembly.replying import opening, parts
 from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
-from coderepairrl.errors import CodeRepairError, Several, UsageError, as_called, several
+from coderepairrl.errors import CodeRepairError, RunError, Several, UsageError, as_called, several
 from coderepairrl.printable import counted, printable
 from coderepairrl.processes.meter import Used, as_words, total
 from coderepairrl.processes.signals import until_interrupted
@@ -111,7 +111,7 @@ def plan_each(policies: Sequence[str], what: str, given: Sequence[str], **more: 
 
 
 def require_several(jobs: int) -> None:
-    """Raise `UsageError` where one policy is to be measured so many at a time."""
+    """Raise `UsageError` for ``--jobs`` with one policy."""
     if jobs > 1:
         raise UsageError("--jobs is how many of several --policy are measured at a time", fix="leave it out")
 
@@ -264,15 +264,15 @@ async def evaluate(planned: Evaluation, *, resume: bool = False) -> dict[str, An
     return found(planned.folder)
 
 
-def silent(text: str) -> None:
-    """Says nothing."""
+def say_nothing(text: str) -> None:
+    """Where nobody wants to know."""
 
 
 async def evaluate_each(
-    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = silent
+    planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> list[dict[str, Any]]:
-    """As `evaluate`, of each of `planned`, of which so many `jobs` are measured at a time. What befalls a server that
-    they share it can `say`."""
+    """As `evaluate`, of each of `planned`, of which so many `jobs` are measured at a time. It can `say`
+    what befalls a server that they share, and which of them failed."""
     again = f"the same command with -o {planned[0].folder.path.parent} --resume"
     await until_interrupted(attempt(planned, resume=resume, jobs=jobs, say=say), fix=again)
     return [found(each.folder) for each in planned]
@@ -284,7 +284,7 @@ async def attempt(
     resume: bool = False,
     collects: bool = False,
     jobs: int = 1,
-    say: Callable[[str], None] = silent,
+    say: Callable[[str], None] = say_nothing,
 ) -> None:
     """Make the attempts of each of `planned`, so many `jobs` at a time; their models share engines (`replying.parts`).
     With `resume` one alone must have been begun, and of several those go on that were. What it `collects` says so in
@@ -314,15 +314,21 @@ async def attempt(
         async with free:
             try:
                 await make(each, opens, name)
-            except CodeRepairError as error:
-                failures.extend(_of(name, error))
+            except (CodeRepairError, OSError) as error:
+                own = _named_errors(name, error)
+                failures.extend(own)
+                for problem in own:  # the others may take hours
+                    say(f"failed: {problem}")
 
     for part in parts(plans, jobs):
         own = [planned[number] for number in part.numbers]
         async with opening(plans, part, address, say) as opens:
-            if jobs == 1:
-                for each in own:
-                    await make(each, opens)
+            if part.at_once == 1:
+                try:
+                    for each in own:
+                        await make(each, opens)
+                except CodeRepairError as error:
+                    failures.append(error)
                 continue
             free = asyncio.Semaphore(part.at_once)
             async with asyncio.TaskGroup() as group:
@@ -332,8 +338,10 @@ async def attempt(
         raise several(failures)
 
 
-def _of(name: str, error: CodeRepairError) -> list[CodeRepairError]:
+def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     """`error`, or each of several, with the `name` of the evaluation that it ended."""
+    if isinstance(error, OSError):
+        return [RunError(f"{name}: {error}", fix="mend that, then the same command with --resume")]
     problems = error.problems if isinstance(error, Several) else (error,)
     return [type(each)(f"{name}: {each}", fix=each.fix) for each in problems]
 

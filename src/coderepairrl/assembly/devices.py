@@ -55,7 +55,8 @@ def split(config: Config, serving_takes: bool) -> Split:
 def serving(config: Config, engine: EngineSpec) -> EngineSpec:
     """`engine` on the GPUs that ``engine.devices`` names, where no learner is started; on all if it names none.
 
-    Raises as `split`.
+    Raises `PrerequisiteError` where GPUs are named and none is visible, and `ConfigError` for a GPU that is not there
+    or named twice, and for an engine that takes none.
     """
     _check_serving(config, engine.takes_gpus)
     found = _environment("engine.devices", config.engine.devices, visible())
@@ -182,11 +183,12 @@ def _environment(key: str, wanted: Sequence[int], there: Sequence[str]) -> Envir
     if wanted and not there:
         raise PrerequisiteError(
             f"{key}={list(wanted)}: no GPU is visible here",
-            fix="run it on a machine with an NVIDIA GPU; crrl check says what this one has, and crrl hello needs none",
+            fix="run it on a machine with an NVIDIA GPU; crrl check says what this one has, and crrl hello needs none;"
+            f" {key}=[] names no GPU",
         )
     if missing := [number for number in wanted if number >= len(there)]:
         raise ConfigError(
             f"{key}={list(wanted)}: there is no GPU {missing[0]}; {len(there)} are visible here",
-            fix=f"they count from 0 among the GPUs of this machine, or of {VISIBLE} where it is set",
+            fix=f"they count from 0 among this machine's GPUs, or of {VISIBLE} if that is set; {key}=[] names none",
         )
     return {VISIBLE: ",".join(there[number] for number in wanted)} if wanted else {}

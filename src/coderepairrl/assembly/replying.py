@@ -13,7 +13,7 @@ from coderepairrl import engines, models
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.model import LocalModel, RemoteModel, engine_of
 from coderepairrl.assembly.plan import ServingPlan
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
 from coderepairrl.learn import engine_form, merge, rounded
 from coderepairrl.processes.scratch import scratch
@@ -85,18 +85,27 @@ def parts(plans: Sequence[ServingPlan], at_once: int) -> list[Part]:
     """All of `plans`, in parts of which one is after the other.
 
     Adapters on the same weights, and those weights, share a server if one can be shared. Engines that are in nobody's
-    way, and models elsewhere, are a part, too; what remains is by turns, as `InTurn` has it.
+    way, and models elsewhere, are a part, too; what remains is one after the other, as `InTurn` has it.
+
+    Raises `ConfigError` for several at once on Ray.
     """
+    order = InTurn(plans).order
     if at_once == 1:
-        return [Part(tuple(InTurn(plans).order), 1)]
-    left, found = list(range(len(plans))), list[Part]()
-    for number in left[:]:
-        alike = [other for other in left if other == number or _alike(plans[number], plans[other])]
-        if number in left and len(alike) > 1 and Shared.serves([plans[each] for each in alike]):
+        return [Part(tuple(order), 1)]
+    if any(plan.config.rollout.executor != "local" for plan in plans):
+        raise ConfigError(
+            "several policies at once, and rollout.executor=ray, of which a process has one cluster once",
+            fix="leave --jobs out: rollout.concurrency says how many attempts are made at once",
+        )
+    found, shared = list[Part](), set[int]()
+    for number, plan in enumerate(plans):
+        alike = [other for other in range(len(plans)) if other == number or _alike(plan, plans[other])]
+        if number not in shared and len(alike) > 1 and Shared.serves([plans[each] for each in alike]):
             found.append(Part(tuple(alike), at_once, shared=True))
-            left = [other for other in left if other not in alike]
-    free = [each for each in left if not _alone(plans[each])]
-    in_turn = [each for each in InTurn(plans).order if each in left and each not in free]
+            shared.update(alike)
+    left = [number for number in order if number not in shared]
+    free = sorted(number for number in left if not _exclusive(plans[number]))
+    in_turn = [number for number in left if _exclusive(plans[number])]
     return [*found, *([Part(tuple(free), at_once)] if free else []), *([Part(tuple(in_turn), 1)] if in_turn else [])]
 
 
@@ -123,6 +132,8 @@ class Shared:
         self._runs, self._address, self._say = min(at_once, len(plans)), address, say
         self._spec, self._restarts = _with_room(plans), plans[0].config.run.retries
         self._server: SharedServer | None = None
+        self._refusal: CodeRepairError | None = None
+        """Why it did not start."""
         self._starting = asyncio.Lock()
 
     async def __aenter__(self) -> Shared:
@@ -148,24 +159,39 @@ class Shared:
     async def replying(self, plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySource]:
         """As `replying`."""
         assert isinstance(plan.model, LocalModel)
-        async with self._starting:
-            if self._server is None:
-                self._say(f"one {self._spec.name} server for {plan.model.folder}; its log is in {self._address.parent}")
-                self._server = await self._spec.share(
-                    plan.model.folder,
-                    runs=self._runs,
-                    train=False,
-                    address=self._address,
-                    log_dir=self._address.parent,
-                    restarts=self._restarts,
-                    say=self._say,
-                )
+        server = await self._started(plan.model.folder)
         joined = engines.make(self._spec.name, **self._spec.joining(self._address))
         try:
             async with replying(replace(plan, model=replace(plan.model, engine=joined)), log_dir) as source:
                 yield source
         finally:
-            await self._server.forget(log_dir)
+            await server.forget(log_dir)
+
+    async def _started(self, model: Path) -> SharedServer:
+        """The server, started once. Raises what `EngineSpec.share` raises, again for who comes later, and `EngineFault`
+        once it is given up."""
+        log_dir = self._address.parent
+        async with self._starting:
+            if self._server is None and self._refusal is None:
+                self._say(f"one {self._spec.name} server for {model}; its log is {log_dir / 'engine.log'}")
+                try:
+                    self._server = await self._spec.share(
+                        model,
+                        runs=self._runs,
+                        train=False,
+                        address=self._address,
+                        log_dir=log_dir,
+                        restarts=self._restarts,
+                        say=self._say,
+                    )
+                except CodeRepairError as error:
+                    self._refusal = error
+        if self._server is None:
+            assert self._refusal is not None
+            raise self._refusal
+        if self._server.failure:
+            raise EngineFault(self._server.failure, fix=f"see {log_dir / 'engine.log'}")
+        return self._server
 
 
 def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
@@ -176,8 +202,8 @@ def _with_room(plans: Sequence[ServingPlan]) -> EngineSpec:
     return devices.serving(config, engine_of(config, max(ranks, default=None)))
 
 
-def _alone(plan: ServingPlan) -> bool:
-    return isinstance(plan.model, LocalModel) and plan.model.engine.alone
+def _exclusive(plan: ServingPlan) -> bool:
+    return isinstance(plan.model, LocalModel) and plan.model.engine.exclusive
 
 
 class InTurn:

@@ -28,7 +28,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved plan
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
 ]
-PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="of several policies, so many at a time")]
+PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies measured at once")]
 Policies = Annotated[
     list[str] | None,
     typer.Option(

@@ -52,9 +52,7 @@ def sharing(study: Study, jobs: Sequence[Job]) -> Sharing | None:
     if not known:
         return None
     config, rank = known[0].job.alone(), max(each.rank for each in known)
-    spec = engine_of(config, rank or None)
-    if visible := [each.visible for each in known if each.visible is not None]:
-        spec = spec.on_gpus(visible[0])
+    spec = devices.serving(config, engine_of(config, rank or None))
     trains = any(each.job.kind == "train" for each in known)
     return Sharing(spec, known[0].model, rank, trains, config.run.retries)
 
@@ -95,8 +93,6 @@ class _Needs(Needs):
 
     rank: int
     """Of its adapters; 0: none."""
-    visible: str | None
-    """The GPUs of the server, where it is not to have all."""
 
 
 def _samples(job: Job) -> bool:
@@ -127,9 +123,10 @@ def _needs(job: Job, training: Job | None) -> _Needs | None:
     if not trained and named.adapter is not None:
         rank = weights.adapter_rank(named.adapter)
     engine.with_adapters(rank or 1)
-    visible = devices.split(config, engine.takes_gpus).engine.get(devices.VISIBLE) if job.kind == "train" else None
+    if job.kind == "train":
+        devices.split(config, engine.takes_gpus)
     settings = flat({"engine": config.engine.model_dump(mode="json", include={"name", "options", "devices"})})
-    return _Needs(job, named.folder.resolve(), settings, rank, visible)
+    return _Needs(job, named.folder.resolve(), settings, rank)
 
 
 def _check_base(config: Config, named: models.Named) -> None:

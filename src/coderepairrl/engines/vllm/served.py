@@ -300,7 +300,8 @@ class ServedWeights:
                 # a process of this run that was killed while it loaded: the server went on, after `begin` had looked
                 if self._shared and not stale and name in (await self._link.models())[1]:  # else another's
                     stale = True
-                    await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
+                    with suppress(Refused):  # it is gone by now
+                        await self._link.post("/v1/unload_lora_adapter", body={"lora_name": name})
                     continue
                 rank = weights.adapter_rank(path)
                 raise EngineFault(

@@ -112,7 +112,7 @@ class Vllm(EngineSpec):
         return not self.url
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """True but for a server that is shared."""
         return not self.shared
 

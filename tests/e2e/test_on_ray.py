@@ -107,21 +107,29 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
     assert result(there) == result(here), "the same seeds gave the same episodes, wherever they were made"
 
 
-async def test_a_head_that_dies_ends_the_run_which_goes_on_without_ray(project: Project, cluster: Any) -> None:
+@pytest.mark.parametrize(
+    ("sent", "said"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "does not answer")], ids=["dies", "hangs"]
+)
+async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
+    sent: signal.Signals, said: str, project: Project, cluster: Any
+) -> None:
     there = replace(project, path=project.path / "headless")
     there.path.mkdir()
     settings = (*ON_RAY, f"rollout.ray.address={cluster.address}", "run.steps=99")
+    [head] = [each.process for each in cluster.head_node.all_processes["gcs_server"]]
 
     def steps() -> int:
         return sum(each["type"] == "step" for each in there.records())
 
-    with there.started("train", str(project.config), *settings) as process:
-        await until(process, lambda: steps() > 0)
-        for each in cluster.head_node.all_processes["gcs_server"]:
-            each.process.kill()
-        printed = "".join(map(str, process.communicate(timeout=120)))
+    try:
+        with there.started("train", str(project.config), *settings) as process:
+            await until(process, lambda: steps() > 0)
+            head.send_signal(sent)
+            printed = "".join(map(str, process.communicate(timeout=150)))
+    finally:
+        head.send_signal(signal.SIGCONT)
     assert process.returncode == ExitCode.RUN_FAILED, printed
-    assert f"error: the head of the Ray cluster at {cluster.address} is gone" in printed and "--resume" in printed
+    assert f"error: the head of the Ray cluster at {cluster.address} {said}" in printed and "--resume" in printed
     wanted = f"run.steps={steps() + 1}"
     there.train("rollout.executor=local", wanted, "--resume")
     assert result(there) == result(trained(project, "local", wanted))

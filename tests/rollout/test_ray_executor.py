@@ -17,8 +17,8 @@ from coderepairrl import tokens
 from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, WorkerFault
-from coderepairrl.rollout import Terms, ray_executor
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
+from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.messages import pack, portable, unpack
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
 from coderepairrl.rollout.worker import WorkerSetup
@@ -32,8 +32,11 @@ class ObjectStoreFullError(RayError):
     """Of Ray."""
 
 
-def fake(init: Any = None, options: Any = None, memory: float = 8e9) -> SimpleNamespace:
-    """As much of Ray as is asked for before there is an actor."""
+def fake(
+    init: Any = None, options: Any = None, memory: float = 8e9, head: Any = lambda address: None, asked: Any = None
+) -> SimpleNamespace:
+    """As much of Ray as is asked for before there is an actor. `head` finds that of an address, or that there is none,
+    and `asked` is called with what a head that was joined is asked for."""
 
     def given(**wanted: Any) -> Any:
         assert wanted["memory"] == 1 << 30, "what its sandboxes may use"
@@ -46,6 +49,10 @@ def fake(init: Any = None, options: Any = None, memory: float = 8e9) -> SimpleNa
         get_runtime_context=lambda: SimpleNamespace(gcs_address="127.0.0.1:1"),
         kill=lambda actor: None,
         exceptions=SimpleNamespace(RayError=RayError),
+        _private=SimpleNamespace(
+            services=SimpleNamespace(canonicalize_bootstrap_address=head),
+            worker=SimpleNamespace(global_worker=SimpleNamespace(gcs_client=SimpleNamespace(internal_kv_exists=asked))),
+        ),
         cluster_resources=lambda: {"CPU": 4.0},
         available_resources=lambda: {"CPU": 1.0},
         nodes=lambda: [{"Alive": True, "NodeManagerHostname": "there", "Resources": {"CPU": 4.0, "memory": memory}}],
@@ -54,7 +61,7 @@ def fake(init: Any = None, options: Any = None, memory: float = 8e9) -> SimpleNa
 
 
 def raising(error: Exception) -> Any:
-    def init(**_: Any) -> None:
+    def init(*_: Any, **__: Any) -> None:
         raise error
 
     return init
@@ -89,10 +96,14 @@ async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address
 
 
 async def test_without_a_cluster(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = await opened(miniature, monkeypatch, fake(raising(ConnectionError("Could not find any running Ray"))))
+    ray = fake(raising(AssertionError("asked")), head=raising(ConnectionError("Could not find any running Ray")))
+    error = await opened(miniature, monkeypatch, ray)
     assert isinstance(error, PrerequisiteError)
     assert str(error) == "cannot join the Ray cluster auto: ConnectionError: Could not find any running Ray"
     assert "docs/guides/cluster.md" in error.fix and "rollout.ray.address=local" in error.fix
+    monkeypatch.setattr("coderepairrl.assembly.workers.find_spec", lambda name: True)
+    with pytest.raises(PrerequisiteError, match="Could not find any running Ray"):  # before a run has a folder
+        require_ray(asked())
 
 
 async def test_another_version_of_ray(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,29 +114,51 @@ async def test_another_version_of_ray(miniature: Path, monkeypatch: pytest.Monke
     assert "the same Ray and Python on all of its machines" in error.fix
 
 
-async def test_an_address_where_nothing_listens(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", ["address", "auto"], ids=["named", "remembered"])
+async def test_an_address_where_nothing_listens(named: str, miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray would try for ever, also where it has remembered the address of a head that is gone."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        error = await opened(miniature, monkeypatch, fake(raising(AssertionError("asked"))), address)
+        ray = fake(raising(AssertionError("asked")), head=lambda _: address)
+        error = await opened(miniature, monkeypatch, ray, address if named == "address" else "auto")
     assert isinstance(error, PrerequisiteError) and f"nothing listens at the Ray address {address}" in str(error)
 
 
-@pytest.mark.parametrize("asked", ["address", "RAY_ADDRESS"])
+@pytest.mark.parametrize("named", ["address", "RAY_ADDRESS"])
 async def test_an_address_where_something_else_listens(
-    asked: str, miniature: Path, monkeypatch: pytest.MonkeyPatch
+    named: str, miniature: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself would try for ever, and no signal would end it."""
-    pytest.importorskip("ray")
-    monkeypatch.setattr(ray_executor, "ANSWER_SECONDS", 3.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    services = pytest.importorskip("ray")._private.services
+    monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 3.0)
+    with socket.create_server(("0.0.0.0", 0)) as silent:  # Ray asks for the machine's own address, not for loopback's
         address = f"127.0.0.1:{silent.getsockname()[1]}"
-        if asked == "RAY_ADDRESS":
+        if named == "RAY_ADDRESS":
             monkeypatch.setenv("RAY_ADDRESS", address)
-        there = "auto" if asked == "RAY_ADDRESS" else address
-        error = await opened(miniature, monkeypatch, fake(raising(AssertionError("asked"))), there)
+        ray = fake(raising(AssertionError("asked")), head=services.canonicalize_bootstrap_address)
+        there = "auto" if named == "RAY_ADDRESS" else address
+        error = await opened(miniature, monkeypatch, ray, there)
+        found = services.canonicalize_bootstrap_address(address)
     assert isinstance(error, PrerequisiteError) and "docs/guides/cluster.md" in error.fix
-    assert str(error) == f"what listens at {address} is no head of a Ray cluster that works: no answer"
+    assert str(error) == f"what listens at {found} is no head of a Ray cluster that works: no answer"
+
+
+async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_cluster, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(ray_cluster, "GONE_SECONDS", 0.5)
+    answers = iter([True, None, True])
+
+    def exists(*_: Any, **__: Any) -> None:
+        if next(answers, None) is None:
+            raise RayError("Deadline Exceeded")
+
+    with socket.create_server(("127.0.0.1", 0)) as frozen:  # the kernel still listens
+        ray = fake(asked=exists)
+        ray.get_runtime_context = lambda: SimpleNamespace(gcs_address=f"127.0.0.1:{frozen.getsockname()[1]}")
+        with pytest.raises(RunError, match="does not answer: RayError: Deadline Exceeded") as caught:
+            await ray_cluster.watch_head(ray)
+    assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is no end"
 
 
 async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(

@@ -12,7 +12,7 @@ from coderepairrl.assembly.place import choose_place
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.rollout import Terms
+from coderepairrl.rollout import Terms, ray_cluster
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.tokens import Codec
 from coderepairrl.types import Task
@@ -72,6 +72,9 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
 
 
 def require_ray(config: Config) -> None:
-    """Raise `PrerequisiteError` where Ray is needed and not installed."""
-    if config.rollout.executor == "ray" and find_spec("ray") is None:
+    """Raise `PrerequisiteError` where Ray is needed and not installed, or its cluster is not there."""
+    if config.rollout.executor != "ray":
+        return
+    if find_spec("ray") is None:
         raise PrerequisiteError("rollout.executor=ray needs the package ray", fix="pip install 'coderepairrl[ray]'")
+    ray_cluster.head(config.rollout.ray.address)

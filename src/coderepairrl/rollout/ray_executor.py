@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
-import logging
 import math
 import os
 import platform
-import re
-import shutil
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import ConfigError, PrerequisiteError, RunError, Several, WorkerFault
+from coderepairrl.errors import ConfigError, PrerequisiteError, Several, WorkerFault
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout.messages import FromWorker, ToWorker, pack, portable, unpack
+from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
 from coderepairrl.rollout.remote import Connection, OnTurn, RemoteExecutor
 from coderepairrl.rollout.worker import Worker, WorkerSetup
 from coderepairrl.runs.folder import source_digest
@@ -38,22 +35,9 @@ CLOSE_SECONDS = 15.0
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """What decides the tokens of a conversation, and what can be read of what travels. Ray compares its own."""
 
-LISTEN_SECONDS = 10.0
-"""Seconds that a connection to a cluster's head may take."""
-HEAD_SECONDS = 20.0
-"""Seconds without a head after which a run ends."""
-ANSWER_SECONDS = 60.0
-"""Seconds that a cluster's head has to answer."""
-_ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
-"""As `ray health-check` does. In a process of its own: where something else listens it tries for ever, and neither an
-exception nor a signal ends it."""
-
 _NOT_IMPORTED = "failed to import on the worker"
 """What Ray says of an actor whose class cannot be loaded where it is to be."""
 _INSTALL = "install the same versions on all machines (scripts/setup.sh dev,ray), and start Ray there anew"
-_START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
-
-_MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
 def versions() -> dict[str, str]:
@@ -184,17 +168,6 @@ def _faults(ray: Any, name: str) -> Iterator[None]:
         raise WorkerFault(f"{name} was lost: {one_line(error)}") from error
 
 
-def one_line(error: Exception) -> str:
-    """What Ray says on many lines, without ids, so that the same happening twice is the same text.
-
-    >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
-    'RuntimeError: The actor died. Its node was terminated.'
-    """
-    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
-    text = re.sub(r"pid=\d+, |\b[0-9a-f]{16,}\b", "", " ".join(filter(None, lines)))
-    return f"{type(error).__name__}: {text if len(text) <= 600 else text[:300] + ' ... ' + text[-300:]}"
-
-
 def too_small(machines: Sequence[Mapping[str, Any]], *, cpus: float, memory: int, capacity: int) -> str:
     """What is said of those of Ray's `machines` that have the CPUs of an actor, and not the memory of its attempts.
 
@@ -240,7 +213,7 @@ async def ray_executor(
     `patience` seconds without an actor.
     """
     given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
-    async with _connected(address) as ray:
+    async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=cpus,
             memory=memory * capacity or None,
@@ -287,111 +260,6 @@ async def ray_executor(
             patience=patience,
             say=say,
             describe=describe,
-            watch=lambda: _watch_head(ray.get_runtime_context().gcs_address),
+            watch=lambda: watch_head(ray),
         ) as executor:
             yield executor
-
-
-@asynccontextmanager
-async def _connected(address: str) -> AsyncIterator[Any]:
-    """Ray's module, connected, and disconnected in the end; one that is connected already stays so."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
-    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
-    try:
-        import ray
-    except ImportError:
-        raise PrerequisiteError("ray is not installed", fix="pip install 'coderepairrl[ray]'") from None
-    if ray.is_initialized():
-        yield ray
-        return
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    if (asked := os.environ.get("RAY_ADDRESS", "") if address == "auto" else address) not in ("", "auto", "local"):
-        await _check_listens(asked)
-        await _check_answers(asked)
-    try:
-        # in a thread, where it leaves the handling of SIGTERM alone
-        await asyncio.to_thread(
-            ray.init, address=address, log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR
-        )
-    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        full = full_disks() if address == "local" else ""
-        raise PrerequisiteError(
-            f"cannot join the Ray cluster {address}: {full or one_line(error)}",
-            fix=_MAKE_ROOM if full else _fix(str(error)),
-        ) from error
-    try:
-        yield ray
-    finally:
-        with contextlib.suppress(TimeoutError):  # without a head it waits
-            async with asyncio.timeout(CLOSE_SECONDS):
-                await asyncio.to_thread(ray.shutdown)
-
-
-def full_disks(least: int = 100 << 20) -> str:
-    """Which folders of a Ray on this machine have fewer than `least` bytes free: it says only that a process of its own
-    did not start."""
-    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
-    found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
-    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
-
-
-def _fix(error: str) -> str:
-    """What helps a machine that Ray does not let in."""
-    if "mismatch" in error:
-        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
-    if "AuthenticationError" in error or "InvalidAuthToken" in error:
-        return "export RAY_AUTH_MODE=token and the RAY_AUTH_TOKEN that the cluster was started with"
-    return _START
-
-
-async def _watch_head(address: str) -> None:
-    """Raise `RunError` once nobody has listened at its `address` for `HEAD_SECONDS`.
-
-    Ray ends the process, without an exception, a minute after it has lost the head.
-    """
-    seen = time.monotonic()
-    while True:
-        try:
-            await _check_listens(address)
-            seen = time.monotonic()
-        except PrerequisiteError as error:
-            if time.monotonic() - seen >= HEAD_SECONDS:
-                raise RunError(
-                    f"the head of the Ray cluster at {address} is gone: {error}",
-                    fix="start Ray anew on all of its machines (docs/guides/cluster.md), then continue with --resume"
-                    " and its address",
-                ) from None
-        await asyncio.sleep(HEAD_SECONDS / 10)
-
-
-async def _check_listens(address: str) -> None:
-    """Raise `PrerequisiteError` where nothing listens, for which Ray would wait a minute."""
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(LISTEN_SECONDS):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-        writer.close()
-    except (OSError, TimeoutError, OverflowError) as error:
-        raise PrerequisiteError(f"nothing listens at the Ray address {address}: {error}", fix=_START) from None
-
-
-async def _check_answers(address: str) -> None:
-    """Raise `PrerequisiteError` where something listens that is no head of a Ray cluster, or one that does not work."""
-    none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
-    command = (sys.executable, "-P", "-c", _ASK, address)
-    process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
-    said = b"no answer"
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS):
-            _, said = await process.communicate()
-    except TimeoutError:
-        pass
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
-        raise PrerequisiteError(
-            f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_fix(why)
-        )

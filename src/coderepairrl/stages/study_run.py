@@ -19,7 +19,6 @@ from coderepairrl.errors import (
     CodeRepairError,
     ConfigError,
     ExitCode,
-    PrerequisiteError,
     RunError,
     Several,
     UsageError,
@@ -28,6 +27,7 @@ from coderepairrl.errors import (
 from coderepairrl.printable import counted
 from coderepairrl.report.study import result
 from coderepairrl.report.verdict import Result, Table
+from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages import evaluation, study_hosts
 from coderepairrl.stages.jobs import Command, Say, last_error, python, until_done
@@ -359,37 +359,41 @@ def gpus(study: Study) -> int:
 def on_ray(study: Study, address: str, say: Say) -> list[str]:
     """Run the units as tasks of the Ray cluster at `address` (``local`` starts one here); what did not end well.
 
-    Its machines need this file system and this Python. Raises `ConfigError` for settings, and `PrerequisiteError`
-    without the package.
+    Its machines need this file system and this Python. Raises `ConfigError` for settings, `PrerequisiteError` without
+    the package or the cluster, and `RunError` where the cluster ends.
     """
     study_hosts.require_one_machine(study, "--ray")
     _require_settings(study, say)
-    try:
-        import ray
-    except ImportError:
-        raise PrerequisiteError("ray is not installed", fix="pip install 'coderepairrl[ray]'") from None
+    return asyncio.run(_units_on_ray(study, address, say))
+
+
+async def _units_on_ray(study: Study, address: str, say: Say) -> list[str]:
     place, needed, path = Path.cwd(), gpus(study), study.named
+    failures = []
 
     def unit(number: int) -> tuple[int, str]:
         words = ["study", path, "--run", str(number)]
         done = subprocess.run(python(words), cwd=place, capture_output=True, text=True, check=False)
         return done.returncode, done.stderr
 
-    ray.init(address=address, log_to_driver=False, include_dashboard=False)
-    try:
+    async with connected(address) as ray:
         remote: Any = ray.remote(num_cpus=1, num_gpus=needed, max_retries=0)(unit)
-        waiting = {remote.remote(number): number for number in range(1, len(study.units()) + 1)}
-        failures = []
-        while waiting:
-            [ready], _ = ray.wait(list(waiting), num_returns=1)
-            number = waiting.pop(ready)
+
+        async def made(number: int) -> None:
             try:
-                code, printed = ray.get(ready)
+                code, printed = await remote.remote(number)
             except ray.exceptions.RayError as error:
-                code, printed = 1, f"error: {error}"
+                code, printed = 1, f"error: {one_line(error)}"
             say(printed.rstrip())
             if code:
                 failures.append(f"task {number}: exit code {code}")
-        return failures
-    finally:
-        ray.shutdown()
+
+        units: asyncio.Future[Any] = asyncio.gather(*(made(number) for number in range(1, len(study.units()) + 1)))
+        watch: asyncio.Future[Any] = asyncio.ensure_future(watch_head(ray))
+        try:
+            await asyncio.wait([units, watch], return_when=asyncio.FIRST_COMPLETED)
+            await (watch if watch.done() else units)
+        finally:
+            units.cancel()
+            watch.cancel()
+    return failures

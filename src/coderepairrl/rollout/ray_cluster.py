@@ -1,0 +1,206 @@
+"""Joining a Ray cluster, and noticing that its head is gone: Ray itself would wait, or end the process."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
+
+LISTEN_SECONDS = 10.0
+"""Seconds that a connection to a cluster's head, or an answer of one that was joined, may take."""
+GONE_SECONDS = 20.0
+"""Seconds for which nothing listens, after which a head is gone."""
+ANSWER_SECONDS = 60.0
+"""Seconds that a cluster's head has to answer."""
+LEAVE_SECONDS = 15.0
+_ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
+"""As `ray health-check` does. In a process of its own: where something else listens it tries for ever, and neither an
+exception nor a signal ends it."""
+
+_START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
+_AGAIN = (
+    "start Ray anew on all of its machines (docs/guides/cluster.md), then continue with its address: a run by --resume,"
+    " a study by the same command"
+)
+_MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
+
+
+def imported() -> Any:
+    """Ray's module. Raises `PrerequisiteError` where it is not installed."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
+    try:
+        import ray
+    except ImportError:
+        raise PrerequisiteError("ray is not installed", fix="pip install 'coderepairrl[ray]'") from None
+    return ray
+
+
+def head(address: str) -> str | None:
+    """HOST:PORT of the head of the cluster at `address`; None for ``local``, a cluster that would be started here.
+
+    ``auto`` is ``RAY_ADDRESS``, or else the cluster that was started last on this machine. Raises `PrerequisiteError`
+    where there is none, or nothing listens there.
+    """
+    ray = imported()
+    try:
+        found: str | None = ray._private.services.canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError, OSError) as error:
+        raise PrerequisiteError(f"cannot join the Ray cluster {address}: {one_line(error)}", fix=_START) from None
+    if found is not None:
+        check_listens(found)
+    return found
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Any]:
+    """Ray's module, connected, and disconnected in the end; one that is connected already stays so.
+
+    Raises `PrerequisiteError` where there is no such cluster, or it does not let this machine in.
+    """
+    ray = imported()
+    if ray.is_initialized():
+        yield ray
+        return
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    asked = await asyncio.to_thread(head, address)
+    if asked is not None:
+        await _check_answers(asked)
+    try:
+        # in a thread, where it leaves the handling of SIGTERM alone
+        await asyncio.to_thread(
+            ray.init,
+            address=asked or "local",
+            log_to_driver=False,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
+        full = "" if asked else full_disks()
+        raise PrerequisiteError(
+            f"cannot join the Ray cluster {address}: {full or one_line(error)}",
+            fix=_MAKE_ROOM if full else _fix(str(error)),
+        ) from error
+    try:
+        yield ray
+    except BaseException:
+        await _leave(ray, ExitCode.RUN_FAILED)
+        raise
+    else:
+        await _leave(ray, ExitCode.DONE)
+
+
+async def _leave(ray: Any, code: ExitCode) -> None:
+    """Disconnect, for which Ray waits until the head answers. If that does not, the process can only end with `code`
+    at once: at an orderly end Ray would wait again, or crash."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    ends = time.monotonic() + LEAVE_SECONDS
+    while leaving.is_alive() and time.monotonic() < ends:
+        await asyncio.sleep(0.01)
+    if leaving.is_alive():
+        atexit.register(_end, code)
+
+
+def _end(code: ExitCode) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def full_disks(least: int = 100 << 20) -> str:
+    """Which folders of a Ray on this machine have fewer than `least` bytes free: it says only that a process of its own
+    did not start."""
+    logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
+    found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
+    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
+
+
+def _fix(error: str) -> str:
+    """What helps a machine that Ray does not let in."""
+    if "mismatch" in error:
+        return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
+    if "AuthenticationError" in error or "InvalidAuthToken" in error:
+        return "export RAY_AUTH_MODE=token and the RAY_AUTH_TOKEN that the cluster was started with"
+    return _START
+
+
+async def watch_head(ray: Any) -> None:
+    """Raise `RunError` once nothing has listened where the head of the cluster was for `GONE_SECONDS`, or it has not
+    answered for `ANSWER_SECONDS`.
+
+    A minute after it has lost the head Ray ends the process, without an exception; for one that hangs it waits.
+    """
+    address = ray.get_runtime_context().gcs_address
+    client = ray._private.worker.global_worker.gcs_client
+    listened = answered = time.monotonic()
+    while True:
+        try:
+            await asyncio.to_thread(check_listens, address)
+            listened = time.monotonic()
+            await asyncio.to_thread(client.internal_kv_exists, b"any", namespace=b"", timeout=LISTEN_SECONDS)
+            answered = time.monotonic()
+        except PrerequisiteError as error:
+            if time.monotonic() - listened >= GONE_SECONDS:
+                raise RunError(f"the head of the Ray cluster at {address} is gone: {error}", fix=_AGAIN) from None
+        except ray.exceptions.RayError as error:
+            if time.monotonic() - answered >= ANSWER_SECONDS:
+                raise RunError(
+                    f"the head of the Ray cluster at {address} does not answer: {one_line(error)}", fix=_AGAIN
+                ) from None
+        await asyncio.sleep(GONE_SECONDS / 10)
+
+
+def check_listens(address: str) -> None:
+    """Raise `PrerequisiteError` where nothing listens at HOST:PORT, for which Ray would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise PrerequisiteError(f"nothing listens at the Ray address {address}: {error}", fix=_START) from None
+
+
+async def _check_answers(address: str) -> None:
+    """Raise `PrerequisiteError` where something listens that is no head of a Ray cluster, or one that does not work."""
+    none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
+    command = (sys.executable, "-P", "-c", _ASK, address)
+    process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
+    said = b"no answer"
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, said = await process.communicate()
+    except TimeoutError:
+        pass
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
+        raise PrerequisiteError(
+            f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_fix(why)
+        )
+
+
+def one_line(error: Exception) -> str:
+    """What Ray says on many lines, without ids, so that the same happening twice is the same text.
+
+    >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
+    'RuntimeError: The actor died. Its node was terminated.'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("\t")]
+    text = re.sub(r"pid=\d+, |\b[0-9a-f]{16,}\b", "", " ".join(filter(None, lines)))
+    return f"{type(error).__name__}: {text if len(text) <= 600 else text[:300] + ' ... ' + text[-300:]}"

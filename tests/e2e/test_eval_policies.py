@@ -138,6 +138,22 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
 
+def test_what_has_ended_is_shown_where_another_policy_fails(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").symlink_to(miniature)
+    planned(tmp_path, [miniature])
+    (tmp_path / "found/other").mkdir(parents=True)
+    (tmp_path / "found/other/run.json").write_text("{}")
+    command = ["eval", "jsonl", *SETTINGS, "--policy", str(miniature), "--policy", "other", "-o", "found"]
+    failed = CliRunner().invoke(app, command)
+    assert isinstance(failed.exception, CodeRepairError)
+    assert "1 attempt" in failed.stdout
+    assert "found/other" not in failed.stdout and "is a policy better than the first?" not in failed.stdout
+    assert not CliRunner().invoke(app, [*command, "--json"]).stdout
+
+
 def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,16 @@ async def attempt(
         raise several(failures)
 
 
+def ended(planned: Sequence[Evaluation]) -> list[Evaluation]:
+    """Those of `planned` that have all of their results."""
+
+    def whole(each: Evaluation) -> bool:
+        known = {record["name"] for record in each.folder.records() if record["type"] == "eval"}
+        return known.issuperset(each.plan.eval_tasks)
+
+    return [each for each in planned if each.folder.log.exists() and whole(each)]
+
+
 def _named_errors(name: str, error: CodeRepairError | OSError) -> list[CodeRepairError]:
     """`error`, or each of several, with the `name` of the evaluation that it ended."""
     if isinstance(error, OSError):
@@ -400,6 +410,8 @@ def as_text(result: Mapping[str, Any], config: Config) -> str:
 def each_as_text(results: Sequence[Mapping[str, Any]], planned: Sequence[Evaluation]) -> str:
     """The results of several policies for people, and the command that compares them."""
     texts = [as_text(result, each.plan.config) for result, each in zip(results, planned, strict=True)]
+    if len(texts) == 1:
+        return texts[0]
     command = as_called(f"crrl compare {' '.join(shlex.quote(result['run']) for result in results)}")
     return "\n\n".join([*texts, f"next:\n  {command}  is a policy better than the first?"])
 

@@ -29,7 +29,7 @@ from coderepairrl.cli.output import (
     run,
     show,
 )
-from coderepairrl.errors import ExitCode, UsageError
+from coderepairrl.errors import CodeRepairError, ExitCode, UsageError
 from coderepairrl.printable import counted
 
 
@@ -61,7 +61,12 @@ def eval(
     more |= {"output": output, "resume": resume, "shard": shard, "prices": prices}
     if policy and len(policy) > 1:
         several = evaluating.plan_each(policy, what, settings, **more)
-        results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
+        try:
+            results = asyncio.run(evaluating.evaluate_each(several, resume=resume, jobs=jobs, say=note))
+        except CodeRepairError:
+            if not as_json and (there := evaluating.ended(several)):  # it took hours, perhaps
+                show(evaluating.each_as_text([evaluating.found(each.folder) for each in there], there))
+            raise
         show(json.dumps(results) if as_json else evaluating.each_as_text(results, several))
         return
     evaluating.require_several(jobs)

@@ -79,12 +79,12 @@ class StalenessWindow:
         >>> window.choose([PendingGroup("old", 4), young], version=5, wanted=1) is None
         True
         """
-        ready = sorted((each for each in begun if each.ready), key=lambda each: each.version)
-        chosen = ready[:wanted]
-        left_behind = [each for each in begun if each not in chosen]
-        if len(chosen) < wanted or self.stale(left_behind, version, wanted=0):
+        ready = [each for each in begun if each.ready]
+        if len(ready) < wanted:
             return None
-        return chosen
+        chosen = sorted(ready, key=lambda each: each.version)[:wanted]
+        left_behind = [each for each in begun if each not in chosen]
+        return None if self.stale(left_behind, version, wanted=0) else chosen
 
     def _consumed_at(self, position: int, version: int, wanted: int) -> int:
         """The version that consumes the group with so many before it, where that at `version` takes `wanted`."""

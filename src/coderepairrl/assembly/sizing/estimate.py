@@ -226,11 +226,11 @@ class Estimate:
         scoring = 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
         mixing = 2 * sum(layer.mixer.mixing for layer in model.blocks) * (3 + extra)
         linear, flops = 2 * model.products * passes + mixing, 0.0
+        layers = [(each.mixer.window, 2 * count * each.mixer.scores * (3 + extra)) for each, count in model.kinds]
         for row, tokens, positions in computed(groups, settings.micro_tokens, settings.minibatches):
             flops += tokens * linear + row.sampled * scoring
-            for layer, count in model.kinds:  # scores and values of a token with those that it looks at
-                seen = min(positions, tokens * layer.mixer.window) if layer.mixer.window else positions
-                flops += 2 * count * layer.mixer.scores * (3 + extra) * seen
+            for window, scores in layers:  # and values, of a token with those that it looks at
+                flops += scores * (min(positions, tokens * window) if window else positions)
         return settings.updates_per_batch * flops
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:

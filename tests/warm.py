@@ -3,7 +3,7 @@
 A run's three processes import torch and transformers for 6 CPU-seconds, and most runs of tests compute for one. Here
 the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
 controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
-whose processes are started as users start them: `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
+whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
 """
 
 from __future__ import annotations

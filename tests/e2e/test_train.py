@@ -25,25 +25,25 @@ from e2e.conftest import Project, frozen, until
 
 
 @pytest.fixture
-def project(project: Project) -> Project:
-    """Whose processes are started as users start them."""
+def cold(project: Project) -> Project:
+    """A project whose processes are started as users start them."""
     return replace(project, forked=False)
 
 
-def test_a_run_accounts_for_every_token(project: Project) -> None:
+def test_a_run_accounts_for_every_token(cold: Project) -> None:
     also = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
-    summary = project.train("eval.before=true", "eval.after=true", also)
+    summary = cold.train("eval.before=true", "eval.after=true", also)
     assert summary["steps"] == 3
     assert summary["version"] == 3
     assert set(summary["evaluations"]["eval"]) == {"0", "3"}
 
     assert set(summary["evaluations"]["greedy"]) == {"0", "3"}
     for step in (0, 3):
-        twins = list(project.run.episodes(f"greedy-{step:05d}"))
+        twins = list(cold.run.episodes(f"greedy-{step:05d}"))
         assert len({tuple(turn.output.ids for turn in twin.turns) for twin in twins}) == 1, "greedy has no chance in it"
         assert len(twins) == 2
 
-    records = project.records()
+    records = cold.records()
     turns = [record["turn"] for record in records if record["type"] == "turn"]
     sampled = sum(len(turn["output"]["ids"]) + len(turn["tail"]["ids"]) for turn in turns)
     account = run_account(records)
@@ -63,8 +63,8 @@ def test_a_run_accounts_for_every_token(project: Project) -> None:
     assert versions == {(0, "00001"), (1, "00002"), (2, "00003")}
 
     # The exports are the log.
-    assert sorted(e.id for e in project.run.episodes()) == sorted(e.id for e in logged_episodes(records))
-    assert [line["step"] for line in project.run.metrics()] == [1, 2, 3]
+    assert sorted(e.id for e in cold.run.episodes()) == sorted(e.id for e in logged_episodes(records))
+    assert [line["step"] for line in cold.run.metrics()] == [1, 2, 3]
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(
@@ -140,15 +140,15 @@ async def test_a_signal_finishes_the_log(project: Project, number: signal.Signal
 
 
 @pytest.mark.parametrize("victim", ["engine", "learner"])
-async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> None:
+async def test_a_killed_child_loses_nothing(cold: Project, victim: str) -> None:
     """Property 5: the episodes it spoilt are void and made again; the means are those of valid episodes."""
 
     def in_the_first_episodes() -> bool:
-        kinds = [record["type"] for record in project.records()]
+        kinds = [record["type"] for record in cold.records()]
         return kinds.count("turn") >= 4 and kinds.count("verdict") < 6
 
     module = {"engine": "coderepairrl.engines.tiny", "learner": "coderepairrl.learn.learner"}[victim]
-    with project.started("train", str(project.config), "run.steps=3", "--json") as process:
+    with cold.started("train", str(cold.config), "run.steps=3", "--json") as process:
         await frozen(process, in_the_first_episodes)
         children = [pid for pid in children_of(process.pid) if module in command_of(pid)]
         assert len(children) == 1, [command_of(pid) for pid in children_of(process.pid)]
@@ -159,13 +159,13 @@ async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> No
     summary = json.loads(output.splitlines()[-1])
     assert summary["steps"] == 3
     assert summary["account"]["balanced"]
-    for step in (record for record in project.records() if record["type"] == "step"):
-        valid = [e for e in logged_episodes(project.records()) if e.id in step["episodes"]]
+    for step in (record for record in cold.records() if record["type"] == "step"):
+        valid = [e for e in logged_episodes(cold.records()) if e.id in step["episodes"]]
         assert all(e.ending is not Ending.VOID for e in valid)
         mean = sum(e.reward for e in valid) / len(valid)
         assert step["metrics"]["reward"] == pytest.approx(mean)
     if victim == "engine":
-        void = [e for e in logged_episodes(project.records()) if e.ending is Ending.VOID]
+        void = [e for e in logged_episodes(cold.records()) if e.ending is Ending.VOID]
         assert void
         assert {e.reason for e in void} == {"engine"}
         assert "void" in summary["account"]["dropped"] or not any(e.sampled for e in void)

@@ -69,7 +69,7 @@ async def test_what_sleeps_is_asked(
     class Sleeper(Tiny):
         engine = kind
 
-    engine = await Sleeper(slots=16).start(miniature, log_dir=tmp_path)
+    engine = await Sleeper(slots=16, context=512).start(miniature, log_dir=tmp_path)
     try:
         *_, last = await examine(engine, miniature, reference=reference, work=tmp_path, sleeps=True)
     finally:
@@ -140,7 +140,7 @@ async def test_an_impostor_is_caught(
     class Spec(Tiny):
         engine = impostor
 
-    engine = await Spec(context=512).start(miniature, log_dir=tmp_path)
+    engine = await Spec(context=256).start(miniature, log_dir=tmp_path)
     try:
         assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) >= caught_by
     finally:

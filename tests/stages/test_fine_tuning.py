@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from coderepairrl import models, tokens
 from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
@@ -64,6 +64,14 @@ def written(count: int = 24) -> Iterator[Example]:
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("examples") / "examples.parquet"
     write_examples(path, written())
+    return path
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many as several steps need: each takes the learner a third of a second or more."""
+    path = tmp_path_factory.mktemp("examples") / "few.parquet"
+    write_examples(path, written(10))
     return path
 
 
@@ -140,19 +148,20 @@ def logged_steps(folder: RunFolder) -> int:
 
 
 @pytest.mark.parametrize("further", [(), ("train.lora=true", "train.beta=0.1", "run.checkpoint_every=2")])
-def test_a_killed_run_goes_on_to_the_same_bits(table: Path, tmp_path: Path, further: tuple[str, ...]) -> None:
+def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, further: tuple[str, ...]) -> None:
     def command(home: str, *more: str) -> list[str]:
-        return [sys.executable, "-m", "coderepairrl.cli", "sft", *arguments(table, tmp_path / home, *further), *more]
+        return [*warm.CRRL, "sft", *arguments(few, tmp_path / home, "data.epochs=3", *further), *more]
 
-    subprocess.run(command("whole"), check=True, capture_output=True)
-    whole, killed = (folder_of(config_of(arguments(table, tmp_path / home))) for home in ("whole", "killed"))
-    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    whole_run = warm.run(command("whole"), capture_output=True, text=True)
+    assert whole_run.returncode == 0, whole_run.stderr
+    whole, killed = (folder_of(config_of(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
+    process = warm.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while logged_steps(killed) < 3:
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = subprocess.run(command("killed", "--resume", "--json"), check=True, capture_output=True, text=True)
+    done = warm.run(command("killed", "--resume", "--json"), capture_output=True, text=True)
     last = max(whole.saved_checkpoints())
     assert json.loads(done.stdout)["steps"] == last == max(killed.saved_checkpoints())
     ours, theirs = (digests(sorted(each.saved_checkpoints()[last].glob("*.safetensors"))) for each in (killed, whole))
@@ -162,8 +171,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(table: Path, tmp_path: Path, furt
     assert [r["step"] for r in killed.records() if r["type"] == "step"] == list(range(1, last + 1))
 
 
-async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(table: Path, tmp_path: Path) -> None:
-    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=3e-4")
+async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_best(few: Path, tmp_path: Path) -> None:
+    words = arguments(few, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=3e-3")
     folder = await run([*words, "train.warmup_ratio=0.0"])
     steps = [record["metrics"]["held_out/loss"] for record in folder.records() if record["type"] == "step"]
     first = next(record for record in folder.records() if record["type"] == "held_out")["metrics"]["held_out/loss"]
@@ -176,8 +185,8 @@ async def test_it_stops_when_the_held_out_loss_no_longer_falls_and_keeps_the_bes
     assert logged_steps(folder) == before
 
 
-async def test_a_run_that_makes_nothing_better_fails(table: Path, tmp_path: Path) -> None:
-    words = arguments(table, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=1e-1")
+async def test_a_run_that_makes_nothing_better_fails(few: Path, tmp_path: Path) -> None:
+    words = arguments(few, tmp_path, "data.epochs=20", "data.every=1", "data.patience=2", "train.lr=1e-1")
     for resume in (False, True):
         with pytest.raises(HealthGateError, match="lowest before the first step"):
             await run([*words, "train.warmup_ratio=0.0"], resume=resume)
@@ -281,9 +290,9 @@ def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -
         examples.read(data, TINY, tokens.load(TINY))
 
 
-async def test_another_run_or_other_examples_are_not_resumed(table: Path, tmp_path: Path) -> None:
+async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path: Path) -> None:
     own = tmp_path / "own.parquet"
-    shutil.copy(table, own)
+    shutil.copy(few, own)
     words = arguments(own, tmp_path / "runs", "data.epochs=0.3")
     await run(words)
     with pytest.raises(UsageError, match="already holds a run"):

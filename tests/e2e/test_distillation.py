@@ -40,7 +40,7 @@ def apart(folder: Path) -> float:
     """Mean KL(teacher || model), in nats a token, on held-out demonstrations."""
     codec, rng = tokens.load(TEACHER), Random(1)
     pool = [mutant for mutant in mutants() if mutant.split == "test"]
-    made = filter(None, (exercise(rng.choice(pool), rng, quoted=True) for _ in range(24)))
+    made = filter(None, (exercise(rng.choice(pool), rng, quoted=True) for _ in range(8)))
     rows = [row(codec, demonstrate(one, Habits(), rng)) for one in made]
     samples = [
         Sample(f"e{at}", tuple(ids), tuple(said), (0.0,) * len(ids), (-1,) * len(ids), 0.0)

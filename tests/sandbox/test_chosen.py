@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+import warm
 from coderepairrl import sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.certify import machine
@@ -51,9 +51,8 @@ def path_without_bwrap() -> Iterator[str]:
 
 def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line as a user of a machine with the programs of `path` calls it, in `folder`."""
-    command = [sys.executable, "-m", "coderepairrl.cli", *arguments]
     env = {**os.environ, "PATH": path, "COLUMNS": "200", **env}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    return warm.run([*warm.CRRL, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
 
 
 def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> None:

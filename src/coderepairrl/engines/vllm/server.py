@@ -61,8 +61,10 @@ _CPU_ARGUMENTS = (
     "--enforce-eager",
     "--no-enable-chunked-prefill",  # vLLM 0.32 on a CPU crashes on seeded requests with chunked prompts
 )
-_RAISED = re.compile(r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$", re.MULTILINE)
-"""The last line of a traceback in vLLM's log. The first match is the cause, later ones are consequences."""
+_RAISED = re.compile(
+    r"^(?:\(.*?\) ERROR .*?\] )?([A-Za-z_.]*(?:Error|Exception): .*)$(?:\n  (\S.*?)(?: \[type=.*)?$)?", re.MULTILINE
+)
+"""The last line of a traceback in vLLM's log, and what pydantic says below it."""
 
 
 class Refused(EngineFault):
@@ -270,9 +272,21 @@ class VllmServer:
             return f"{what}, and wrote no log"
         with self._log.open("rb") as file:
             file.seek(self._log_start)
-            raised = _RAISED.search(file.read().decode(errors="replace"))
-        cause = f"the first error was {raised[1]}; " if raised else ""
-        return "\n".join([f"{what}; {cause}{self._log} ends with:", *lines])
+            cause = first_error(file.read().decode(errors="replace"))
+        first = f"the first error was {cause}; " if cause else ""
+        return "\n".join([f"{what}; {first}{self._log} ends with:", *lines])
+
+
+def first_error(log: str) -> str:
+    """The first error in vLLM's `log`, which is the cause; later ones are consequences.
+
+    >>> first_error("ValidationError: 1 error in Config\\n  Value error, unknown method: hqq. [type=value_error]\\n")
+    'ValidationError: 1 error in Config: Value error, unknown method: hqq.'
+    >>> first_error("(Worker pid=1) ERROR 11-21 23:58:25 [runner.py:1] RuntimeError: no offset\\nKeyError: later")
+    'RuntimeError: no offset'
+    """
+    raised = _RAISED.search(log)
+    return ": ".join(filter(None, raised.groups())) if raised else ""
 
 
 def _cache() -> str:

@@ -438,10 +438,9 @@ def test_a_sandbox_does_not_wait_for_what_killed_processes_left(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     may, remove = threading.Event(), backend_module.destroy
 
-    def slowly(folder: Path) -> None:
+    def slowly(*folders: Path) -> None:
         may.wait()
-        if "kept" not in folder.name:
-            remove(folder)
+        remove(*(folder for folder in folders if "kept" not in folder.name))
 
     monkeypatch.setattr(backend_module, "destroy", slowly)
     state = StateFolder()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.scratch import owned, scratch, sweep
 from coderepairrl.sandbox.backend import StateFolder
+from coderepairrl.sandbox.backend import _sweep as sweep_states
 from sweeping import swept
 
 OWNER = """
@@ -63,6 +65,47 @@ def test_a_folder_is_ours_until_we_leave_it(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="File exists"), owned(folder):
             pass
     assert not folder.exists()
+
+
+def killed_before(calls: int, base: Path) -> None:
+    """Make and remove folders of both kinds, as a process that is killed before it has done so many `calls`."""
+    left = calls
+
+    def killed(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if event.split(".")[0] in ("open", "os", "shutil", "fcntl", "subprocess"):
+            left -= 1
+            if left == -1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    tempfile.tempdir = str(base)
+    sys.addaudithook(killed)
+    with scratch("git") as folder:
+        (folder / "file").touch()
+        (folder / "folder").mkdir()
+        (folder / "folder" / "file").touch()
+    state = StateFolder()
+    (state.path / "file").touch()
+    state.remove()
+
+
+def test_nothing_is_left_of_who_is_killed_before_any_of_its_calls(tmp_path: Path) -> None:
+    """Also in the middle of making or removing its folders, or those of another one."""
+    something = 0
+    for calls in range(1000):
+        process = multiprocessing.get_context("fork").Process(target=killed_before, args=(calls, tmp_path))
+        process.start()
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        something += any(tmp_path.iterdir())
+        for path in tmp_path.glob("crrl-new-*"):
+            os.utime(path, (0, 0))  # a minute later
+        sweep(tmp_path)
+        sweep_states(tmp_path)
+        assert [str(path) for path in tmp_path.rglob("*")] == [], calls
+    assert calls > something > 10
 
 
 def test_temporary_folders_of_killed_processes_are_cleared_away(

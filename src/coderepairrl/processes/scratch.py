@@ -1,13 +1,15 @@
 """Folders that exist as long as their owner: temporary ones, and those for weights on their way to an engine.
 
 The owner holds a lock on a file in the folder, which the kernel releases however the process ends. So the next process
-recognises abandoned folders and removes them.
+recognises abandoned folders and removes them. That file is made first and removed last: who is killed in between leaves
+an empty folder, which is recognised by its name.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -20,6 +22,8 @@ from coderepairrl.errors import UsageError
 
 PREFIX = "crrl-"
 _OWNER = ".owner"
+_EMPTY = re.compile(rf"{PREFIX}(.+-)?[0-9a-f]{{16}}")
+"""Names of folders that are removed although they have no owner file, when they are empty."""
 
 
 @contextmanager
@@ -46,18 +50,25 @@ def owned(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            _remove(path)
         os.close(owner)
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders in `base` whose owners are dead. Folders without an owner file or of other users stay."""
+    """Remove the folders in `base` whose owners are dead.
+
+    Those of other users stay, and those with files but without an owner file.
+    """
     for path in base.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, already gone, or its owner lives (BlockingIOError)
+            if _EMPTY.fullmatch(path.name) and not any(path.iterdir()):
+                path.rmdir()
+                continue
             owner = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path)
+                _remove(path)
             finally:
                 os.close(owner)
 
@@ -67,6 +78,16 @@ def sweep_aside(base: Path) -> None:
     threading.Thread(target=sweep, args=(base,), name="sweep").start()
 
 
+def _remove(path: Path) -> None:
+    """Remove the folder, its owner file last. What cannot be removed is left."""
+    for file in path.iterdir():
+        if file.is_dir() and not file.is_symlink():
+            shutil.rmtree(file, ignore_errors=True)
+        elif file.name != _OWNER:
+            file.unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def _claim(path: Path) -> int:
     """Make the folder and lock its owner file; returns the descriptor that holds the lock.
 
@@ -74,9 +95,10 @@ def _claim(path: Path) -> int:
     """
     while True:
         path.mkdir(mode=0o700)
-        owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(owner, fcntl.LOCK_EX)
         with suppress(FileNotFoundError):
-            if os.fstat(owner).st_ino == (path / _OWNER).stat().st_ino:
-                return owner
-        os.close(owner)
+            owner = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.fstat(owner).st_ino == (path / _OWNER).stat().st_ino:
+                    return owner
+            os.close(owner)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PREFIX = "crrl-sandbox-"
+_LOCK = ".lock"
 _reported: set[Path] = set()
 """What killed processes left and we cannot remove."""
 _GROUPS = "groups"
@@ -68,7 +69,7 @@ class StateFolder:
         if group is not None:
             os.chown(fresh, -1, group)
             fresh.chmod(0o710)
-        self._lock = (fresh / ".lock").open("w")
+        self._lock = (fresh / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.groups: Groups | None = None
         self.path = fresh.rename(
@@ -89,7 +90,7 @@ class StateFolder:
     def remove(self) -> None:
         """Delete it now (not in a forked child)."""
         if os.getpid() == self._pid:
-            destroy(self.path)
+            _destroy_state(self.path)
             self._lock.close()
 
 
@@ -107,7 +108,10 @@ def _sweep(folder: Path) -> None:
         try:
             if stale.lstat().st_uid != os.getuid():
                 continue
-            with (stale / ".lock").open("r+") as lock:
+            if not any(stale.iterdir()):  # who removed it was killed
+                stale.rmdir()
+                continue
+            with (stale / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if (stale / _GROUPS).exists():
                     sweep(stale.name, (stale / _GROUPS).read_text().splitlines())
@@ -118,7 +122,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(stale: Path) -> None:
-    destroy(stale)
+    _destroy_state(stale)
     if stale.exists() and stale not in _reported:
         _reported.add(stale)
         _log.warning("%s, which a killed process left, cannot be removed: delete it", stale)
@@ -136,11 +140,19 @@ def _end_half_started(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def destroy(folder: Path) -> None:
-    """Delete a tree that an agent worked in. No process of it is alive; it may be deeper than Python recurses."""
-    if subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL).returncode != 0:
-        subprocess.run(["chmod", "-R", "u+rwX", "--", folder], stderr=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+def _destroy_state(state: Path) -> None:
+    """Delete a folder of ours, its lock last: what is left when we are killed is still known as ours."""
+    destroy(*(path for path in state.glob("*") if path.name != _LOCK))
+    destroy(state)
+
+
+def destroy(*folders: Path) -> None:
+    """Delete trees that an agent worked in. No process of it is alive; they may be deeper than Python recurses."""
+    if not folders:
+        return
+    if subprocess.run(["rm", "-rf", "--", *folders], stderr=subprocess.DEVNULL).returncode != 0:
+        subprocess.run(["chmod", "-R", "u+rwX", "--", *folders], stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", "--", *folders], stderr=subprocess.DEVNULL)
 
 
 class GuestBackend(SandboxBackend, ABC):

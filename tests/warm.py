@@ -5,8 +5,8 @@ the controller is forked from a process that has imported everything and run not
 controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
 whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
 
-Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too, which
-then is their parent; tests marked `started` have them started.
+Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too,
+which then is their parent; tests marked `started` have them started.
 """
 
 from __future__ import annotations

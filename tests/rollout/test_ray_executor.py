@@ -317,8 +317,8 @@ def test_somebody_elses_model_needs_no_cluster() -> None:
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coderepairrl.assembly.workers.find_spec", lambda name: None)
-    with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PrerequisiteError, match="ray is not installed") as caught:
         require_ray(asked())
     assert caught.value.fix == "pip install 'coderepairrl[ray]'"
     require_ray(LOCAL)

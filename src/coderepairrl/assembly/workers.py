@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from importlib.util import find_spec
 
 from coderepairrl import rewards
 from coderepairrl.assembly.kinds import make_kinds
 from coderepairrl.assembly.place import choose_place
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import ConfigError
 from coderepairrl.rollout import Terms, ray_cluster
 from coderepairrl.rollout.worker import WorkerSetup
 from coderepairrl.tokens import Codec
@@ -75,6 +74,4 @@ def require_ray(config: Config) -> None:
     """Raise `PrerequisiteError` where Ray is needed and not installed, or its cluster is not there."""
     if config.rollout.executor != "ray":
         return
-    if find_spec("ray") is None:
-        raise PrerequisiteError("rollout.executor=ray needs the package ray", fix="pip install 'coderepairrl[ray]'")
     ray_cluster.head(config.rollout.ray.address)

@@ -18,7 +18,7 @@ def study(
     table: Annotated[bool, typer.Option("--table", help="what the runs that are done say; starts nothing")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time")] = 1,
     number: Annotated[
-        int | None, typer.Option("--run", min=1, help="only so many-th policy of the grid: a task of an array")
+        int | None, typer.Option("--run", min=1, help="only policy N of the grid, as a task of a Slurm array does")
     ] = None,
     slurm: Annotated[bool, typer.Option("--slurm", help="write the jobs, and print how to submit them")] = False,
     ray: Annotated[str | None, typer.Option(metavar="ADDRESS", help="on this Ray cluster; `local` is one here")] = None,
@@ -63,7 +63,7 @@ def study(
         if failures := run(study_run.run_here(planned, units, jobs, note)):
             error = study_run.failed(failures, planned)
     found = study_run.table(planned)
-    if not table:
+    if not table or planned.folder.is_dir():
         for name, text in (("report.md", "markdown"), ("report.json", "json")):
             write_atomic(planned.folder / name, f"{verdict.render(found, text)}\n")
     show(verdict.render(found, form))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed
+
+from coderepairrl.errors import UsageError
+from coderepairrl.processes.scratch import scratch
 
 _PIECE = 1 << 26
 """Bytes that are sent at once."""
@@ -39,12 +40,16 @@ def broadcast_folder(
     if wanted is None or all(files == wanted for files in found):  # there is nothing, which each finds for itself
         yield folder
         return
-    copy, problem = None, ""
-    try:
+    with ExitStack() as kept:
+        copy, problem = None, ""
         if rank == leader:
             if found[rank] != wanted:
-                copy = Path(tempfile.mkdtemp(prefix="crrl-broadcast-"))
-            problem = _broadcast(folder, copy, wanted, leaders)
+                try:
+                    copy = kept.enter_context(scratch("broadcast"))
+                except UsageError as error:  # told to all below: who raised it here would be waited for
+                    problem = str(error)
+            failed = _broadcast(folder, copy, wanted, leaders)
+            problem = problem or failed
         told = gather((str(copy or ""), problem))
         if reason := next((why for _, why in told if why), ""):
             raise OSError(f"{folder} did not reach every node: {reason}")
@@ -53,9 +58,6 @@ def broadcast_folder(
             yield Path(there) if there else folder
         finally:
             gather(None)  # others of this node may still read it
-    finally:
-        if copy is not None:
-            shutil.rmtree(copy, ignore_errors=True)
 
 
 def _files(folder: Path) -> Files | None:

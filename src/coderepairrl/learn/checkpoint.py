@@ -42,11 +42,9 @@ def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, in
     Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
     modified.
     """
-    problem = ""
-    if strategy.first:
-        recover(folder)
-        problem = damage(folder)
-    if problem := next(filter(None, strategy.gather(problem)), ""):  # also a barrier: `recover` comes first
+    strategy.agree(lambda: recover(folder) if strategy.first else None)
+    problem = damage(folder) if strategy.first else ""
+    if problem := next(filter(None, strategy.gather(problem)), ""):
         raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
     with strategy.local_copy(folder) as there:
         return _read(there, policy, strategy)

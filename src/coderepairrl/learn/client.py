@@ -70,8 +70,8 @@ class Learner:
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
         `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
-        are used if there are any; with `gpu` there must be some. With `nodes` each has as many of the processes, the
-        first ones here.
+        are used if there are any; with `gpu` there must be some. With `nodes` the processes are divided evenly
+        among them; the first ones run here.
 
         With `shared` it starts nothing, and joins the learner that listens at this socket, as `run`: there `env`, `gpu`
         and `log_dir` mean nothing, and it is the other end that waits for no longer than `patience` once it is this

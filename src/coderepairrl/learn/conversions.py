@@ -16,7 +16,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, experts, shards
 from coderepairrl.learn.attention import TREE
 from coderepairrl.learn.experts import published
-from coderepairrl.learn.policy import MODELS_OWN, Policy, copy_layout
+from coderepairrl.learn.policy import MODELS_OWN, Policy, constants, copy_layout
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.runs.storage import write_sums
 
@@ -55,9 +55,7 @@ def language_model(source: Path, target: Path) -> None:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(f"cannot load the model in {source}: {error}") from error
     target.mkdir(parents=True, exist_ok=True)
-    kept = model.state_dict().keys()
-    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in kept)
-    shards.write(target, shards.MODEL, published(model, chain(model.named_parameters(), buffers)))
+    shards.write(target, shards.MODEL, published(model, chain(model.named_parameters(), constants(model).items())))
     copy_layout(source, target)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)

@@ -69,12 +69,9 @@ class Distributed(SingleProcess):
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """Around the forward and backward pass of one micro-batch; `last` of an update."""
         # FSDP2 reduces after every micro-batch, else it would keep whole gradients
-        wait = self.settings.strategy == "ddp" and not last
-        return (
-            cast("AbstractContextManager[Any]", self._accelerator.no_sync(self.policy.module))
-            if wait
-            else nullcontext()
-        )
+        if last or self.settings.strategy != "ddp":
+            return nullcontext()
+        return cast("AbstractContextManager[Any]", self._accelerator.no_sync(self.policy.module))
 
     def gather(self, value: T) -> list[T]:
         """The `value` of each process, by rank."""

@@ -98,6 +98,10 @@ class RemoteNode:
         self._notifying.add(task)
         task.add_done_callback(self._notifying.discard)
 
+    async def notified(self) -> None:
+        """Wait until what `notify` was given is sent."""
+        await asyncio.gather(*self._notifying)
+
     async def request(self, frame: Frame, seconds: float) -> Frame:
         """The node's answer to `frame`. Raises `LearnerFault` when it is gone, or none comes within `seconds`."""
         while not self._answers.empty():  # of a question that nobody waits for any more
@@ -108,7 +112,7 @@ class RemoteNode:
             await self.channel.send(frame)
             async with asyncio.timeout(seconds):
                 answer = await self._answers.get()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             raise LearnerFault(f"{self.name} does not answer: {error or type(error).__name__}") from error
         if answer is None:
             self._answers.put_nowait(None)
@@ -172,7 +176,7 @@ class NodePool:
 
     @classmethod
     async def open(cls, address: Address, count: int, key: bytes, seconds: float) -> Self:
-        """Listen at `address`, and nowhere else. Waiting for the nodes takes at most so many `seconds` at a time.
+        """Listen at `address`, and nowhere else. Each wait for nodes ends after `seconds`.
 
         Raises `UsageError` for an address that is not this machine's, or taken.
         """
@@ -214,7 +218,7 @@ class NodePool:
             self._server.close()
         for node in list(self._joined.values()):
             node.notify({"over": True})
-        await asyncio.gather(*(task for node in self._joined.values() for task in node._notifying))
+        await asyncio.gather(*(node.notified() for node in self._joined.values()))
         for node in list(self._joined.values()):
             await node.channel.close()
         for task in self._connections:
@@ -255,7 +259,7 @@ class NodePool:
                 del self._joined[number]
         except _NumberTaken as error:  # it comes again: perhaps the other is gone, and the kernel does not know yet
             self._taken = str(error)
-        except (OSError, ValueError, LookupError, TypeError, TimeoutError):
+        except (OSError, ValueError, LookupError, TypeError):
             pass  # a stranger, or one that hung up meanwhile: nobody was promised anything
         except CodeRepairError as error:
             self._refused = error
@@ -296,10 +300,7 @@ class NodePool:
                 f"{name} has come, and node {number} is here: {self._joined[number].name}",
                 fix="give each node a number of its own",
             )
-        ours = rendezvous.versions()
-        differing = [package for package in ours if ours[package] != found.get(package)]
-        if differing:
-            listed = ", ".join(f"{each} {found.get(each)} (here {ours[each]})" for each in differing)
+        if listed := rendezvous.differences(found, "here"):
             raise PrerequisiteError(
                 f"{name} has other versions: {listed}",
                 fix="install the same on every node: scripts/setup.sh there, from the same commit",

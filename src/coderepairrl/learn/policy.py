@@ -128,8 +128,7 @@ class Policy:
     @property
     def constants(self) -> dict[str, Tensor]:
         """What a whole model's files have beside parameters, by name: buffers, such as biases of a router."""
-        kept = self.model.state_dict().keys()
-        return {name: buffer for name, buffer in self.model.named_buffers() if name in kept}
+        return constants(self.model)
 
     @property
     def tables(self) -> list[nn.Parameter]:
@@ -267,6 +266,12 @@ class Policy:
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
             layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+
+
+def constants(model: nn.Module) -> dict[str, Tensor]:
+    """What the files of a whole `model` have beside parameters, by name: buffers, such as biases of a router."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def _check(folder: Path, settings: LearnSettings, *, shared: bool) -> None:

@@ -89,6 +89,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def differences(theirs: Mapping[str, Any], here: str) -> str:
+    """Which of `versions` are others in `theirs`, in words, where ours are called `here`; "" if none are."""
+    ours = versions()
+    differing = [name for name in ours if ours[name] != theirs.get(name)]
+    return ", ".join(f"{name} {theirs.get(name)} ({here} {ours[name]})" for name in differing)
+
+
 def prove(key: bytes, who: str, node: int, theirs: str, ours: str) -> str:
     """An HMAC that proves that `who` has the key. It covers the nonces of both ends, so it cannot be replayed."""
     return hmac.new(key, json.dumps([who, node, theirs, ours]).encode(), "sha256").hexdigest()

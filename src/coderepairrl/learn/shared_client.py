@@ -56,7 +56,7 @@ class SharedClient:
             if "error" in answer:
                 raise PrerequisiteError(str(answer["error"]), fix=str(answer["fix"]))
             return cls(channel, path, int(answer["welcome"]))
-        except (OSError, ValueError, LookupError, TimeoutError) as error:
+        except (OSError, ValueError, LookupError) as error:
             await channel.close()
             raise LearnerFault(
                 f"what listens at train.learner={path} does not answer as a learner that runs share:"
@@ -89,7 +89,7 @@ class SharedClient:
                     raise ChildDied(str(frame["died"]))
                 if "waiting" not in frame:
                     return frame
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError) as error:
             raise self._gone(str(error) or f"it has said nothing for {_SILENT:g} s") from error
 
     def kill(self) -> None:

@@ -45,7 +45,7 @@ async def share(path: Path, *, log_dir: Path) -> None:
     """
     with stoppable() as received:
         try:
-            async with _serving(LearnerServer(log_dir, say=_say, tell=_say), path):
+            async with _serving(LearnerServer(log_dir, say=_say, on_client=_say), path):
                 _say(f"runs with train.learner={path} share this learner")
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -138,15 +138,16 @@ class LearnerServer:
         log_dir: Path,
         *,
         say: Say,
-        tell: Say = lambda _: None,
+        on_client: Say = lambda _: None,
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
         restarts: int | None = None,
     ) -> None:
         """Its process has `env` beside ours, and with `gpu` must see one. After so many `restarts` in a row it is given
-        up; None: it is started whenever a run asks for it. It can `say` what concerns all, and `tell` who comes."""
+        up; None: it is started whenever a run asks for it. `say` gets what concerns all runs, `on_client` who joins,
+        leaves or is refused."""
         self._log = log_dir / "learner.log"
-        self._say, self._tell = say, tell
+        self._say, self._on_client = say, on_client
         self._env, self._gpu, self._restarts = env, gpu, Restarts(restarts)
         self.failure = ""
         """Why it is not started any more; empty as long as it is."""
@@ -165,7 +166,7 @@ class LearnerServer:
         channel = Channel(reader, writer)
         try:
             client = await self._handshake(channel)
-            self._tell(f"{client.name} has joined")
+            self._on_client(f"{client.name} has joined")
             try:
                 await self._serve(client, channel)
             finally:
@@ -173,9 +174,9 @@ class LearnerServer:
         except OSError:
             pass  # it hung up, which is how a run leaves
         except (ValueError, LookupError, TypeError) as error:  # it is no run, or does not keep to the protocol
-            self._tell(f"a connection is closed: {error!r}")
+            self._on_client(f"a connection is closed: {error!r}")
         except UsageError as error:
-            self._tell(str(error))
+            self._on_client(str(error))
         except asyncio.CancelledError:
             return
         finally:
@@ -196,9 +197,7 @@ class LearnerServer:
     async def _handshake(self, channel: Channel) -> _Client:
         hello = await channel.receive_greeting()
         name, patience, found = str(hello["run"])[:200], float(hello["patience"]), dict(hello["versions"])
-        ours = rendezvous.versions()
-        if differing := [each for each in ours if ours[each] != found.get(each)]:
-            listed = ", ".join(f"{each} {found.get(each)} (there {ours[each]})" for each in differing)
+        if listed := rendezvous.differences(found, "there"):
             refused = f"{name} has other versions than the learner that it shares: {listed}"
             await channel.send({"error": refused, "fix": "start both from the same installation"})
             raise UsageError(refused)
@@ -292,7 +291,7 @@ class LearnerServer:
             if client.child is not None:
                 # which frees memory: a run of little patience is not to end what others are waiting for
                 await self._forward(client, {"op": "leave"}, max(client.patience, _LEAVING))
-        self._tell(f"{client.name} has left")
+        self._on_client(f"{client.name} has left")
 
 
 def _say(text: str) -> None:

@@ -181,7 +181,7 @@ class Curriculum:
 
 
 def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
-    """For each position of so many steps, which source it goes to (by number) and the how-manieth of that source it is.
+    """For each position of so many steps, the number of its source, and its index among those of that source.
 
     A position goes to the source that is furthest behind its share by weight, since the sources were last others.
 

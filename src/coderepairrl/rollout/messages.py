@@ -63,7 +63,7 @@ class EngineRequest:
 
     number: int
     ids: bytes
-    """Four bytes each, in the order of this machine's kind."""
+    """Four bytes each, in native byte order."""
     sampling: Sampling
     seed: int
 

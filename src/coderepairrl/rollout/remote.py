@@ -136,8 +136,7 @@ class RemoteWorker:
             raise
         finally:
             self.lose(WorkerFault(f"{self.connection.name} is ended, with the run"))
-        if self._lost is None:
-            raise AssertionError("it was lost")
+        assert self._lost is not None  # by `lose` above
         return self._lost
 
     def lose(self, fault: WorkerFault) -> None:
@@ -310,7 +309,7 @@ class RemoteExecutor(Executor):
                     self._not_started.pop(number, None)
                     if await self._serve(connection):
                         losses = 0
-                await asyncio.sleep(min(2.0**losses - 1.0, MAX_BACKOFF))
+                await asyncio.sleep(min(2.0 ** min(losses, 16) - 1.0, MAX_BACKOFF))
                 losses += 1
         except Exception as error:  # what is wrong with that machine, or a bug
             self._failed = error.exceptions[0] if isinstance(error, ExceptionGroup) else error

@@ -145,7 +145,10 @@ class Worker:
                         attempt.cancel()
                 case TurnLogged(number, error):
                     if (future := self._unlogged.pop(number, None)) is not None and not future.done():
-                        future.set_result(None) if error is None else future.set_exception(error)
+                        if error is None:
+                            future.set_result(None)
+                        else:
+                            future.set_exception(error)
                 case EngineOutput():
                     self._engine.deliver(message)
 

@@ -20,7 +20,7 @@ from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn.shared_server import LearnerServer, hosted
 from coderepairrl.stages.jobs import Say
 from coderepairrl.stages.study import Job, Study
-from coderepairrl.stages.study_sharing import Needs, in_common, own
+from coderepairrl.stages.study_sharing import Needs, in_common, own, require_frozen
 
 _OWN = own("learner")
 
@@ -88,15 +88,7 @@ def _needs(job: Job) -> _Needs | None:
             f"train.learner={config.train.learner} joins a learner, and one is to be started",
             fix=f"leave train.learner out, or {_OWN}",
         )
-    if config.train.lora is None:
-        raise ConfigError(
-            "all weights are trained, and what runs share is frozen", fix=f"train.lora=true in all arms, or {_OWN}"
-        )
-    if config.model.init == "random":
-        raise ConfigError(
-            "model.init=random draws other weights for each seed",
-            fix=f"name a folder of weights in model.path, or {_OWN}",
-        )
+    require_frozen(config, "learner")
     try:
         settings(job.config())
     except CodeRepairError as error:  # what such a learner does not do

@@ -19,11 +19,10 @@ from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.protocols import EngineSpec, SharedServer
 from coderepairrl.stages.jobs import Say, flat
 from coderepairrl.stages.study import Job, Study
-from coderepairrl.stages.study_sharing import Needs, in_common, own
+from coderepairrl.stages.study_sharing import Needs, in_common, own, require_frozen
 from coderepairrl.sync import weights
 
 _OWN = own("server")
-_ADAPTERS = f"train.lora=true in all arms, or {_OWN}"
 
 
 class Sharing(NamedTuple):
@@ -131,13 +130,7 @@ def _needs(job: Job, training: Job | None) -> _Needs | None:
 
 def _check_base(config: Config, named: models.Named) -> None:
     """Raise `ConfigError` where a run of `config` would train, or train adapters on, weights that no other has."""
-    if config.train.lora is None:
-        raise ConfigError("all weights are trained, which the other runs would sample from", fix=_ADAPTERS)
-    if config.model.init == "random":
-        raise ConfigError(
-            "model.init=random draws other weights for each seed",
-            fix=f"name a folder of weights in model.path, or {_OWN}",
-        )
+    require_frozen(config, "server")
     if named.adapter is not None:
         raise ConfigError(
             f"{named.adapter} are adapters, which each run merges into weights of its own",

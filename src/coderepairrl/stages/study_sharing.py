@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, several
 from coderepairrl.stages.study import Job, Study
 
@@ -28,6 +29,20 @@ Shared = Literal["server", "learner"]
 def own(what: Shared) -> str:
     """What to write where runs cannot share."""
     return f'study.{what} = "own": a {what} for each run'
+
+
+def require_frozen(config: Config, what: Shared) -> None:
+    """Raise `ConfigError` where a run of `config` has weights that no other run has."""
+    if config.train.lora is None:
+        raise ConfigError(
+            "all weights are trained, and what runs share is frozen",
+            fix=f"train.lora=true in all arms, or {own(what)}",
+        )
+    if config.model.init == "random":
+        raise ConfigError(
+            "model.init=random draws other weights for each seed",
+            fix=f"name a folder of weights in model.path, or {own(what)}",
+        )
 
 
 def in_common(study: Study, jobs: Sequence[Job], what: Shared, needs: Callable[[Job], N | None]) -> list[N]:

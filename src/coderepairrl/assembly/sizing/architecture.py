@@ -105,7 +105,7 @@ class Architecture:
     @property
     def matrices(self) -> int:
         """Weights of the layers' matrices, but of experts."""
-        return sum(count * (layer.mixer.matrices + layer.feed.matrices) for layer, count in self.kinds)
+        return sum(count * layer.matrices for layer, count in self.kinds)
 
     @property
     def products(self) -> int:

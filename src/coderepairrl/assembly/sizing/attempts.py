@@ -30,7 +30,7 @@ _MOST = 2000
 
 def assumed(config: Config, seed: int, tasks: Tasks) -> Iterator[Group]:
     """Groups of attempts by the section `plan`: all alike where they go on until a limit ends them, else of a random
-    number of calls, as if after each a policy ended with the same chance. `tasks` are those of whom they are."""
+    number of calls, as if after each a policy ended with the same chance. `tasks` are what is attempted."""
     plan, half = config.plan, config.plan.attempt_seconds / 2
     for number, kind in enumerate(tasks.kinds(seed)):
         chance = random.Random(f"{seed}/{number}")
@@ -147,10 +147,10 @@ def read(path: str) -> Pilot:
     if config.engine.name == "vllm":
         joined = len(addresses(options.get("url", "")))
         replicas = joined or count_of(options.get("args", ()), DATA_NAMES, 1)
-    byname = dict[str, list[Episode]]()
+    by_group = dict[str, list[Episode]]()
     for each in episodes:
-        byname.setdefault(each.group, []).append(each)
-    rows = [[_row(each) for each in group] for group in byname.values()]
+        by_group.setdefault(each.group, []).append(each)
+    rows = [[_row(each) for each in group] for group in by_group.values()]
     tokens = sum(count for _, count, _ in computed(rows, config.train.micro_tokens, config.train.minibatches))
     cores = math.inf if config.rollout.executor == "ray" else run.about().get("cpus") or math.inf
     sent = sum(step["metrics"].get("learn/sync_seconds", 0.0) for step in steps)
@@ -161,8 +161,8 @@ def read(path: str) -> Pilot:
     return Pilot(
         model=config.model.path,
         engine=config.engine.name,
-        groups=tuple(tuple(_attempt(each, worked) for each in group) for group in byname.values()),
-        kinds=tuple(group[0].kind for group in byname.values()),
+        groups=tuple(tuple(_attempt(each, worked) for each in group) for group in by_group.values()),
+        kinds=tuple(group[0].kind for group in by_group.values()),
         server=_server(episodes, replicas, worked if on_cores(config) else None),
         token=learned / max(1, tokens),
         sync=sent / len(steps),

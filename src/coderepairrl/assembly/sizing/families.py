@@ -39,7 +39,7 @@ def layers(raw: Raw) -> Layers:
     return found
 
 
-def _types(raw: Raw, every: int) -> Sequence[str]:
+def _layer_types(raw: Raw, every: int) -> Sequence[str]:
     """How each layer looks at tokens; where it does not say, all but each `every`-th have a window or a state, none
     where that is 0."""
     if given := raw.get("layer_types"):
@@ -63,10 +63,10 @@ def _attention(raw: Raw, window: int = 0, **more: Any) -> Attention:
     )
 
 
-def _looking(raw: Raw, every: int = 0, **more: Any) -> list[Block]:
+def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Block]:
     """Attention of every layer, to all tokens or to a window of them."""
     mixers = list[Block]()
-    for kind in _types(raw, every):
+    for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
             raise Unknown
         window = numbers(raw, "sliding_window")[0] if kind == SLIDING else 0
@@ -120,26 +120,29 @@ def _delta(raw: Raw, *, joined: bool = False) -> list[Block]:
     width = raw.get("linear_conv_kernel_dim", 4)
     state = Delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
-    given = _types(raw, raw.get("full_attention_interval", 4))
+    given = _layer_types(raw, raw.get("full_attention_interval", 4))
     if not {*given} <= kinds.keys():
         raise Unknown
     return [kinds[kind] for kind in given]
 
 
 def _qwen2(raw: Raw) -> Layers:
-    return _dense(_looking(raw, qkv_bias=True, o_bias=False), raw)
+    return _dense(_mixers(raw, qkv_bias=True, o_bias=False), raw)
 
 
 SHARED = "shared_expert_intermediate_size"
 FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen2": _qwen2,
-    "qwen3": lambda raw: _dense(_looking(raw, norm="head"), raw),
-    "llama": lambda raw: _dense(_looking(raw), raw),
-    "mistral": lambda raw: _dense(_looking(raw), raw),
+    "qwen3": lambda raw: _dense(_mixers(raw, norm="head"), raw),
+    "llama": lambda raw: _dense(_mixers(raw), raw),
+    "mistral": lambda raw: _dense(_mixers(raw), raw),
     "qwen3_moe": lambda raw: _experts(
-        _looking(raw, norm="head"), raw, "moe_intermediate_size", kind="normed" if raw.get("norm_topk_prob") else ""
+        _mixers(raw, norm="head"),
+        raw,
+        "moe_intermediate_size",
+        kind="normed" if raw.get("norm_topk_prob") else "",
     ),
-    "mixtral": lambda raw: _experts(_looking(raw), raw, "intermediate_size", kind="mixtral"),
+    "mixtral": lambda raw: _experts(_mixers(raw), raw, "intermediate_size", kind="mixtral"),
     "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
     "qwen3_5_moe_text": lambda raw: _experts(
         _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
@@ -147,12 +150,12 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen3_next": lambda raw: _experts(
         _delta(raw, joined=True), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
     ),
-    "gemma3_text": lambda raw: _dense(_looking(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
-    "olmo3": lambda raw: _dense(_looking(raw, 4, norm="wide"), raw),
+    "gemma3_text": lambda raw: _dense(_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
+    "olmo3": lambda raw: _dense(_mixers(raw, 4, norm="wide"), raw),
     "gpt_oss": lambda raw: _experts(
-        _looking(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", kind="biased"
+        _mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", kind="biased"
     ),
-    "glm4_moe": lambda raw: _grouped(_looking(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw),
+    "glm4_moe": lambda raw: _grouped(_mixers(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw),
     "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),
     "deepseek_v3": lambda raw: _grouped(_latent(raw), raw),
 }

@@ -7,6 +7,7 @@ token. A sequence is a chain of parts: what its group shares, and its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ class Prefixes:
     def _make_room(self) -> None:
         while self._idle and (over := self.held + self.idle - self.room) > 0:
             name = next(iter(self._idle))
-            gone = min(self._idle[name], int(-(-over // 1)))
+            gone = min(self._idle[name], math.ceil(over))
             self._idle[name] -= gone
             self.idle -= gone
             self._gone[name] = self._gone.get(name, 0) + gone

@@ -62,7 +62,7 @@ class Job:
 
 
 class Replica:
-    """Steps are counted in `beats`; `debt` are seconds of tokens to be computed before the next one."""
+    """`_steps` counts decoding steps; `_debt` is the time (s) of prompt tokens before the next one."""
 
     def __init__(self, number: int, server: Server) -> None:
         self.number, self.server = number, server
@@ -72,12 +72,12 @@ class Replica:
         """That ask it."""
         self.paused = False
         self.prefixes = Prefixes(server.cache)
-        self._beats, self._debt, self._cached = 0.0, 0.0, 0.0
+        self._steps, self._debt, self._cached = 0.0, 0.0, 0.0
         self._ends: list[tuple[float, int, Job]] = []
         self._count = count()
 
     @property
-    def beat(self) -> float:
+    def step_seconds(self) -> float:
         """Seconds of a decoding step; of speeds that were fitted all may be 0."""
         server = self.server
         return max(_SHORTEST, server.step + len(self.running) * server.sequence + self._cached * server.cached)
@@ -88,7 +88,7 @@ class Replica:
             computing = min(self._debt, seconds)
             self._debt -= computing
             if seconds > computing:
-                self._beats += (seconds - computing) / self.beat
+                self._steps += (seconds - computing) / self.step_seconds
 
     def next(self) -> float | None:
         """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""
@@ -96,7 +96,7 @@ class Replica:
             heapq.heappop(self._ends)
         if self.paused or not self._ends:
             return None
-        return self._debt + max(0.0, self._ends[0][0] - self._beats) * self.beat
+        return self._debt + max(0.0, self._ends[0][0] - self._steps) * self.step_seconds
 
     def ask(self, job: Job) -> None:
         """Begin a reply, or let it wait for a place."""
@@ -106,7 +106,7 @@ class Replica:
     def pop(self) -> Job:
         """The sequence that ends now."""
         ended, _, job = heapq.heappop(self._ends)
-        self._beats = max(self._beats, ended)
+        self._steps = max(self._steps, ended)
         self._leave(job, job.wanted)
         return job
 
@@ -115,7 +115,7 @@ class Replica:
         if job not in self.running:
             self.waiting.remove(job)
             return 0
-        sampled = min(job.wanted, int(self._beats - job.began))
+        sampled = min(job.wanted, int(self._steps - job.began))
         self._leave(job, sampled)
         return sampled
 
@@ -132,8 +132,8 @@ class Replica:
                 break
             self.waiting.popleft()
             self.running.add(job)
-            job.began = self._beats
-            heapq.heappush(self._ends, (self._beats + job.wanted, next(self._count), job))
+            job.began = self._steps
+            heapq.heappush(self._ends, (self._steps + job.wanted, next(self._count), job))
             self._cached += job.context + job.wanted / 2
             self.prefixes.room -= need
             self._debt += max(0, job.context - self.prefixes.take(chain)) * self.server.given

@@ -177,7 +177,7 @@ class VllmEngine(Engine):
                 self._traffic.last_event = time.monotonic()
                 for choice in event["choices"]:
                     ids += choice["token_ids"]
-                    logprobs += [_number(entry, stream) for entry in choice["logprobs"]["content"]]
+                    logprobs += [_logprob(entry, stream) for entry in choice["logprobs"]["content"]]
                     finish = choice["finish_reason"]
                     if finish is not None:
                         if finish not in ("stop", "length"):
@@ -219,7 +219,8 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
     }
 
 
-def _number(entry: Mapping[str, Any], stream: Stream) -> float:
+def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
+    """That of one token. Raises `EngineFault` where it is not finite."""
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")

@@ -158,7 +158,7 @@ class ServedWeights:
     def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
         """The fault where a request was refused because what it samples from is gone: the server was started anew, and
         has to be joined again."""
-        if "answered 404" not in str(refusal):
+        if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
         return Gone(

@@ -68,7 +68,11 @@ _RAISED = re.compile(
 
 
 class Refused(EngineFault):
-    """The server works and refused a request."""
+    """The server works and refused a request, with this HTTP `status` if it answered with one, else 0."""
+
+    def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
 
 
 class Gone(EngineFault):
@@ -187,7 +191,7 @@ class VllmServer:
             ):
                 text = await response.text()
                 if response.status != 200:
-                    raise Refused(f"{path} answered {response.status}: {_reason(text)}")
+                    raise Refused(f"{path} answered {response.status}: {_reason(text)}", status=response.status)
                 return text
         except TimeoutError:
             raise Gone(self._with_log(f"{path} did not answer within {seconds:.0f} s")) from None
@@ -199,7 +203,8 @@ class VllmServer:
         try:
             async with self._session.post(path, json=body) as response:
                 if response.status != 200:
-                    raise Refused(f"{path} answered {response.status}: {_reason(await response.text())}")
+                    reason = _reason(await response.text())
+                    raise Refused(f"{path} answered {response.status}: {reason}", status=response.status)
                 self._open.add(response)
                 try:
                     async for line in response.content:

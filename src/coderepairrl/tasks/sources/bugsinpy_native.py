@@ -38,7 +38,6 @@ _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
 """Requirement files of tox, which are looked for anyway, and what it installs in some environments only."""
 _BUILDING = ("setup.py", "pyproject.toml", "setup.cfg")
-_DECLARING = ("pyproject.toml", "setup.cfg", "tox.ini")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 

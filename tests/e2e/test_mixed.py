@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+import warm
 
 EXAMPLE = Path(__file__).parents[2] / "examples/mixed"
 KINDS = {"", "detect", "vul_repair", "implement"}
@@ -20,8 +20,8 @@ def test_four_kinds_in_one_run(tmp_path: Path, isolating: None, monkeypatch: pyt
     shutil.copytree(EXAMPLE, work)
 
     def crrl(*arguments: str) -> str:
-        command = [sys.executable, "-m", "coderepairrl.cli", *arguments, "--json"]
-        return subprocess.run(command, cwd=work, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+        command = [*warm.CRRL, *arguments, "--json"]
+        return warm.run(command, cwd=work, capture_output=True, text=True).stdout.splitlines()[-1]
 
     small = ("run.steps=1", "rollout.group_size=2", "tasks.verify=false", "eval.before=false", "eval.after=false")
     made = json.loads(crrl("train", "mixed.toml", *small))

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+import warm
 
 RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
 MUTANTS = """
@@ -51,9 +52,13 @@ def crrl(home: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         "TMPDIR": str(home / "tmp"),
     }
-    command = [sys.executable, "-m", "coderepairrl.cli", *arguments]
-    return subprocess.Popen(
-        command, cwd=home, env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    return warm.Popen(
+        [*warm.CRRL, *arguments],
+        cwd=home,
+        env={**os.environ, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 

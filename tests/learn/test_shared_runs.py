@@ -24,6 +24,7 @@ import psutil
 import pytest
 import torch
 
+import warm
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, rendezvous
@@ -165,9 +166,9 @@ class Server:
             time.sleep(0.05)
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "coderepairrl.cli", "learner", str(self.socket), "--share"]
+        command = [*warm.CRRL, "learner", str(self.socket), "--share"]
         with (self.folder / "said").open("wb") as said:
-            return subprocess.Popen([*command, "--logs", str(self.folder / "logs")], stdout=said, stderr=said)
+            return warm.Popen([*command, "--logs", str(self.folder / "logs")], stdout=said, stderr=said)
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
@@ -238,13 +239,13 @@ async def test_a_run_that_is_killed_in_the_middle_of_a_step_leaves_the_others_as
     rows, code = (
         make_rows(LENGTHS),
         (
-            "import asyncio, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]);"
-            "from test_shared_runs import ONE, doomed; asyncio.run(doomed(*map(Path, sys.argv[2:])))"
+            "import asyncio, sys; from pathlib import Path; sys.path[:0] = sys.argv[1], sys.argv[2];"
+            "from test_shared_runs import ONE, doomed; asyncio.run(doomed(*map(Path, sys.argv[3:])))"
         ),
     )
     async with joined(miniature, tmp_path) as one:
         first = await one.step(rows)
-        command = [sys.executable, "-c", code, str(Path(__file__).parent), str(miniature), str(tmp_path)]
+        command = [sys.executable, "-c", code, *map(str, Path(__file__).parents[:2]), str(miniature), str(tmp_path)]
         victim = subprocess.Popen(command)
         await shared.until("victim has joined")
         async with asyncio.timeout(60):
@@ -332,11 +333,8 @@ async def test_a_killed_host_is_a_fault_with_what_to_do_and_starts_again_where_i
         async with joined(miniature, tmp_path) as one:
             assert await one.restore(tmp_path / "checkpoint") == 0
             assert (await one.step(rows))["rows"] == 3
-        second = subprocess.run(
-            [sys.executable, "-m", "coderepairrl.cli", "learner", str(shared.socket), "--share"],
-            capture_output=True,
-            text=True,
-        )
+        command = [*warm.CRRL, "learner", str(shared.socket), "--share"]
+        second = warm.run(command, capture_output=True, text=True)
         assert second.returncode == 2 and "another process has a learner at" in second.stderr
         again.process.send_signal(signal.SIGTERM)
         assert again.process.wait(30) == 0

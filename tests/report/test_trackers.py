@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import warm
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report.trackers import send, sending
@@ -108,9 +109,7 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "coderepairrl.cli", *map(str, arguments)], capture_output=True, text=True
-    )
+    return warm.run([*warm.CRRL, *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:

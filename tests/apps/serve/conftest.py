@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+import warm
+
 FIX = Path(__file__).parents[1] / "fix"
 """Where the engine `fix_engines:Says` is."""
 SHOWN = {"PYTHONPATH": str(FIX)}
@@ -22,7 +23,7 @@ Start = Callable[..., "Served"]
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "coderepairrl.cli", "serve", *arguments]
+    return [*warm.CRRL, "serve", *arguments]
 
 
 @dataclass
@@ -57,7 +58,7 @@ def start() -> Iterator[Start]:
     running: list[Served] = []
 
     def begin(*arguments: str, **environment: str) -> Served:
-        process = subprocess.Popen(
+        process = warm.Popen(
             command("--port", "0", "--json", *arguments),
             env={**os.environ, **SHOWN, **environment},
             stdout=subprocess.PIPE,

@@ -45,8 +45,9 @@ def broadcast_folder(
         if rank == leader:
             if found[rank] != wanted:
                 try:
-                    copy = kept.enter_context(scratch("broadcast"))
-                except UsageError as error:  # told to all below: who raised it here would be waited for
+                    copy = kept.enter_context(scratch("broadcast")) / "files"
+                    copy.mkdir()
+                except (OSError, UsageError) as error:  # told to all below: who raised it here would be waited for
                     problem = str(error)
             failed = _broadcast(folder, copy, wanted, leaders)
             problem = problem or failed

@@ -32,7 +32,10 @@ def scratch(kind: str) -> Iterator[Path]:
 
     Raises `UsageError` when it cannot be made.
     """
-    base = Path(tempfile.gettempdir())
+    try:
+        base = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise UsageError(str(error), fix="make room in one of them, or name another folder by TMPDIR") from error
     sweep_aside(base)
     path = base / f"{PREFIX}{kind}-{secrets.token_hex(8)}"
     with owned(path):

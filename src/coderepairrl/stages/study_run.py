@@ -9,7 +9,7 @@ import asyncio
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,12 @@ def costs_notes(study: Study) -> list[str]:
     return study_hosts.planned(study)[0]
 
 
+def _total(episodes: Iterable[int | None]) -> str:
+    """Their sum; "-" where one is not known."""
+    found = [*episodes]
+    return "-" if None in found else f"{sum(each or 0 for each in found):,}"
+
+
 def costs_table(study: Study, costs: Sequence[Cost]) -> Table:
     """`costs` for people."""
     known = any(each.gpu_hours is not None for each in costs)
@@ -193,7 +199,7 @@ def costs_table(study: Study, costs: Sequence[Cost]) -> Table:
         "all",
         f"{sum(each.done for each in costs)} of {sum(each.runs for each in costs)}",
         f"{sum(each.training_episodes for each in costs):,}",
-        f"{sum(each.evaluation_episodes or 0 for each in costs):,}",
+        _total(each.evaluation_episodes for each in costs),
         *([f"{sum(each.gpu_hours or 0 for each in costs):,.1f}"] if known else []),
     ]
     heads = ["arm", "runs done", "episodes trained on", "episodes of evaluations"]

@@ -40,7 +40,7 @@ ROW = {
 }
 CURRICULUM = ("tasks.options.swe_gym=gym.jsonl", "tasks.options.multilingual=multilingual.jsonl")
 """Where the hub is not."""
-HERE = dict.fromkeys(GPUS, CURRICULUM) | {"qwen3.5-4b": ("model.renderer=qwen3",)}
+HERE = dict.fromkeys((*GPUS, "qwen3-14b-80gb"), CURRICULUM) | {"qwen3.5-4b": ("model.renderer=qwen3",)}
 """Overrides for what is here: the small tokenizer lacks what the renderer of Qwen3.5 writes."""
 
 

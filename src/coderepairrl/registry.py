@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import ConfigError
 
 _TO_FIND = "is it installed, or in the current folder?"
+_BRANCH = re.compile(r"(str|int|float|bool|(list|tuple|dict|set)\[.*)$")
+"""What pydantic adds to the place of an error in a union: the type that was tried."""
 
 
 class Finding(NamedTuple):
@@ -142,7 +145,7 @@ def check_types(kind: str, name: str, call: Callable[..., Any], options: Mapping
                 adapter.validate_json(written, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(map(str, (option, *first["loc"])))
+            where = ".".join(map(str, (option, *(each for each in first["loc"] if not _BRANCH.match(str(each))))))
             fixes = {
                 "string_type": f"""quote it: {where} = "..." in a file, {where}='"..."' on the command line""",
                 "tuple_type": f"""a list: {where} = ["...", "..."] in a file, {where}='["...", "..."]' in a shell""",

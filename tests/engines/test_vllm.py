@@ -200,6 +200,7 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"python": 3}, "python: Input should be a valid string, not 3", """python='"..."'"""),
     ({"env": {"A": 1}}, "env.A: Input should be a valid string, not 1", ""),
     ({"url": "somewhere"}, "no address", "http://"),
+    ({"url": 7}, "option url: Input should be a valid string, not 7", "quote it: url ="),
     ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),
     ({"url": "http://localhost:1", "python": "python3"}, "python is for a server", ""),
     ({"args": "--enforce-eager"}, "args: Input should be a valid array, not '--enforce-eager'", ""),

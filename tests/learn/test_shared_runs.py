@@ -336,6 +336,9 @@ async def test_a_killed_host_is_a_fault_with_what_to_do_and_starts_again_where_i
         command = [*warm.CRRL, "learner", str(shared.socket), "--share"]
         second = warm.run(command, capture_output=True, text=True)
         assert second.returncode == 2 and "another process has a learner at" in second.stderr
+        (tmp_path / "file").touch()
+        third = warm.run([*warm.CRRL, "learner", str(tmp_path / "file"), "--share"], capture_output=True, text=True)
+        assert third.returncode == 2 and "file is no socket" in third.stderr and (tmp_path / "file").exists()
         again.process.send_signal(signal.SIGTERM)
         assert again.process.wait(30) == 0
         assert not shared.socket.exists()

@@ -153,6 +153,9 @@ class _Learner:
         self._do("put_away")
         return 1
 
+    async def save(self, path: Path) -> None:
+        self._do("save")
+
     async def close(self) -> None:
         pass
 
@@ -203,6 +206,27 @@ def test_a_learner_that_dies_is_replaced(turns: bool, fatal: str, tmp_path: Path
 
     metrics = asyncio.run(improved())
     assert begun == [True] and metrics["loss"] == 0.5 and not engine.asleep
+
+
+def test_one_that_dies_while_it_saves_is_replaced_too(tmp_path: Path) -> None:
+    (file := tmp_path / "weights").write_bytes(b"12345678")
+    RunFolder(tmp_path).log.touch()
+    config = load("hello", ["run.retries=1"])
+
+    async def start(_: object) -> Learner:
+        return cast(Learner, _Learner("", file))
+
+    async def saved(retries: int) -> tuple[Path, int]:
+        own = config.model_copy(update={"run": config.run.model_copy(update={"retries": retries})})
+        policy = LivePolicy(own, RunFolder(tmp_path), start, cast(Engine, _Engine()),
+                            cast(Learner, _Learner("", file)))  # fmt: skip
+        await policy.restore(History())
+        cast(_Learner, policy._learner).fatal = "save"
+        return await policy.save(History()), policy.restarts
+
+    assert asyncio.run(saved(1)) == (tmp_path / "checkpoints" / "00000", 1)
+    with pytest.raises(LearnerFault):
+        asyncio.run(saved(0))
 
 
 def test_one_that_dies_again_while_it_is_brought_back_is_one_more_death(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_all_mistakes_of_all_arms_are_told_at_once_and_nothing_is_started(file: 
     file.write_text(
         FILE.replace("rollout.group_size=4", "rollout.grup_size=4").replace("rollout.calls=2", "agent=nanno")
         + '[arms.last]\nset = ["train.lr=-1"]\n[arms.sample]\nset = ["eval.tasks=3"]\n'
-        '[questions.Q]\narms = ["base", "last"]\nevaluation = "later"\n'
+        '[questions.Q]\narms = ["base", "last"]\nevaluation = "later"\nmetric = "resolvd"\n'
     )
     done = CliRunner().invoke(app, ["study", str(file)])
     problem = done.exception
@@ -130,6 +130,7 @@ def test_all_mistakes_of_all_arms_are_told_at_once_and_nothing_is_started(file: 
         "train.lr: Input should be greater than 0",
         "eval.tasks draws a sample by run.seed",
         "question Q is about evaluation 'later'",
+        "question Q: there is no metric 'resolvd'",
     ):
         assert expected in str(problem), str(problem)
     assert "arm rl: " in str(problem) and "arms base, last: question Q" in str(problem)

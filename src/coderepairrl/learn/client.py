@@ -26,6 +26,7 @@ _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
 PATIENCE = 3600.0
 """Seconds: much longer than any step, yet a hang is noticed."""
+_LOG = "logs/learner.log may say why; continue with --resume"
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _Process = Child | RemoteChild | SharedClient
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
@@ -189,7 +190,7 @@ class Learner:
                     fix="raise train.patience if it was still at work: logs/learner.log may say",
                 ) from None
             except ChildDied as error:
-                fix = _MEMORY if "OutOfMemory" in str(error) else error.fix
+                fix = _MEMORY if "OutOfMemory" in str(error) else error.fix or _LOG
                 raise LearnerFault(f"the learner died during {frame['op']}: {error}", fix=fix) from error
         failed = next((reply for reply in replies if "error" in reply), None)
         if failed is not None:

@@ -87,6 +87,8 @@ async def _serving(learner: LearnerServer, path: Path) -> AsyncIterator[None]:
 def _listening_socket(path: Path) -> Iterator[socket.socket]:
     """A listening socket at `path` that only this user may reach, gone at the end."""
     with hosting.claimed_by_us(path, "learner", "have the runs join that one, or take another path"):
+        if path.exists() and not path.is_socket():
+            raise UsageError(f"{path} is no socket, but a file or a folder", fix="remove it, or take another path")
         try:
             if path.is_socket():  # of one that was killed
                 path.unlink()

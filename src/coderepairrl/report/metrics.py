@@ -21,6 +21,7 @@ from coderepairrl.report import localisation
 from coderepairrl.rewards import MalformedPatch
 from coderepairrl.rewards.verified import identity
 from coderepairrl.stats import COUNTS as MEASURED_COUNTS
+from coderepairrl.stats import NAMES as MEASURED_NAMES
 from coderepairrl.stats import Interval, measures, resolved
 from coderepairrl.stats.clusters import clusters_of, slices
 from coderepairrl.stats.measures import level
@@ -315,6 +316,12 @@ OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
 """Those that depend on the machine, and on what else it does."""
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
 """What is given for slices of tasks."""
+
+
+def names(scores: Iterable[str]) -> set[str]:
+    """Every metric that an attempt with these `scores` may have, but those of single tools (`PER_TOOL`)."""
+    found = {*(metric.name for metric in METRICS), *scores}
+    return found | {name + PER_PATCH for name in found} | {*MEASURED_NAMES}
 
 
 def row(attempt: Attempt) -> dict[str, float]:

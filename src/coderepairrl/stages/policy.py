@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import Config
@@ -20,6 +20,8 @@ from coderepairrl.stages.history import History, consumed
 from coderepairrl.sync import weights
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Episode
+
+T = TypeVar("T")
 
 
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
@@ -120,7 +122,7 @@ class LivePolicy:
             if step > start + 1 and settings(config) != settings(configs[step - 1]):
                 if self._learner.version:
                     shutil.rmtree((await self._verified(history, step - 1)).path)
-                await self.save(step - 1)
+                await self._save(step - 1)
                 await self._begin(config, step - 1)
             if step <= history.step and (made := make_batch(episodes[step], config)).samples:
                 await self._learner.step(made.samples, made.episodes, made.tokens)
@@ -172,23 +174,34 @@ class LivePolicy:
         """
         if not made.samples:
             return {}, self._live.checksum if self._live else ""
+
+        async def update() -> tuple[dict[str, Any], str]:
+            taken = await self._take_device()
+            metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
+            published = await self._publish()
+            return metrics | taken | await self._serve(published), published.checksum
+
+        return await self._persist(update, history)
+
+    async def save(self, history: History) -> Path:
+        """Write ``checkpoints/STEP`` of the last step and drop the oldest beyond `run.keep_checkpoints`."""
+        return await self._persist(lambda: self._save(history.step), history)
+
+    async def _persist(self, action: Callable[[], Awaitable[T]], history: History) -> T:
+        """The result of `action`. A learner that dies of it is replaced by one at the end of `history`, `run.retries`
+        times in a row."""
         for attempt in range(self.config.run.retries + 1):
             try:
                 if attempt:  # here, for what ends it once more while it is brought back is one more death
                     self.restarts += 1
                     await self.restore(history)
-                taken = await self._take_device()
-                metrics = await self._learner.step(made.samples, made.episodes, made.tokens)
-                published = await self._publish()
-                synced = await self._serve(published)
-                break
+                return await action()
             except LearnerFault:
                 if attempt == self.config.run.retries:
                     raise
-        return metrics | taken | synced, published.checksum
+        raise AssertionError("a negative number of retries")
 
-    async def save(self, step: int) -> Path:
-        """Write ``checkpoints/STEP`` and drop the oldest beyond `run.keep_checkpoints`."""
+    async def _save(self, step: int) -> Path:
         path = self.run.checkpoints / f"{step:05d}"
         await self._learner.save(path)
         for old in sorted(self.run.saved_checkpoints())[: -self.config.run.keep_checkpoints]:

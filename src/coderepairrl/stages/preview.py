@@ -53,12 +53,14 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
         parts += [f"{counted(lacking, 'thing')} that this machine lacks"] if lacking else []
         return f"it cannot be run here: {' and '.join(parts)}"
-    memory = any("has_gb" in part for part in shown["needs"].values() if isinstance(part, dict))
-    reasons = ["each GPU holds its parts"] if memory else []
+    memory = [part["has_gb"] for part in shown["needs"].values() if isinstance(part, dict) and "has_gb" in part]
+    known = all(isinstance(each, int | float) for each in memory)
+    fits = "it fits" if known else "it fits if the GPUs hold their parts, which is not known here (gpu.memory_gb)"
+    reasons = ["each GPU holds its parts"] if memory and known else []
     reasons += [f"the longest prompt has {shown['longest_prompt']}"] if shown["longest_prompt"] else []
     if limit := shown["needs"].get("step", {}).get("limit"):
         reasons.append(f"episodes end first by {limit}")
-    return f"it fits: {'; '.join(reasons)}" if reasons else "it fits"
+    return f"{fits}: {'; '.join(reasons)}" if reasons else fits
 
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
+from coderepairrl import rewards
+from coderepairrl.config import Config
 from coderepairrl.errors import (
     CodeRepairError,
     ConfigError,
@@ -25,6 +27,8 @@ from coderepairrl.errors import (
     several,
 )
 from coderepairrl.printable import counted
+from coderepairrl.registry import nearest
+from coderepairrl.report.metrics import PER_TOOL, names
 from coderepairrl.report.study import result
 from coderepairrl.report.verdict import Result, Table
 from coderepairrl.rollout.ray_cluster import connected, one_line, watch_head
@@ -99,7 +103,7 @@ def _arm(
             path = Path(configs.shipped().get(job.source, job.source))
             plan = evaluation.resolve(_initial(job, jobs), job.overrides, settings_of=path)
             measured = evaluation.attempts(plan, WHOLE)
-            problems += _of_questions(study, job.arm, set(config.eval.each))
+            problems += _of_questions(study, job.arm, config)
             if len(study.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
                 problems.append(
                     ConfigError(
@@ -123,14 +127,24 @@ def _initial(job: Job, jobs: Sequence[Job]) -> str:
         return job.config().model.path
 
 
-def _of_questions(study: Study, arm: str, evaluations: set[str]) -> list[CodeRepairError]:
-    return [
+def _of_questions(study: Study, arm: str, config: Config) -> list[CodeRepairError]:
+    """What is asked of `arm` that its evaluations cannot answer."""
+    evaluations = config.eval.each
+    scores = {*rewards.SHIPPED, *config.reward, *(name for each in evaluations.values() for name in each.reward)}
+    asked = [each for each in study.questions if arm in each.arms]
+    known = names(scores)
+    wrong: list[CodeRepairError] = [
+        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
+        for each in asked
+        if each.metric not in known and not each.metric.startswith(PER_TOOL)
+    ]
+    return wrong + [
         ConfigError(
             f"question {each.name} is about evaluation {each.evaluation!r}, which there is none of",
             fix=f"there are: {', '.join(sorted(evaluations))}; eval.also adds further ones",
         )
-        for each in study.questions
-        if arm in each.arms and each.evaluation not in evaluations
+        for each in asked
+        if each.evaluation not in evaluations
     ]
 
 

@@ -237,7 +237,7 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
     if references.most:
         parts.folder.write_references(references.known)
     if (step % run.checkpoint_every == 0 or step == run.steps) and step not in parts.folder.saved_checkpoints():
-        path = await parts.policy.save(step)
+        path = await parts.policy.save(history)
         parts.log.append("checkpoint", step=step, path=path.name)
 
 

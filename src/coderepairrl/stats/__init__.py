@@ -9,13 +9,14 @@ from coderepairrl.stats.intervals import (
     tango,
     wilson,
 )
-from coderepairrl.stats.measures import COUNTS, Summary, compare, measures, pair, summarise
+from coderepairrl.stats.measures import COUNTS, NAMES, Summary, compare, measures, pair, summarise
 from coderepairrl.stats.notes import Noted, Notes
 from coderepairrl.stats.outcomes import outcomes, resolved
 from coderepairrl.stats.ranking import Ranking, interval, rank_correlation
 
 __all__ = [
     "COUNTS",
+    "NAMES",
     "TOO_FEW",
     "Interval",
     "Noted",

@@ -19,6 +19,10 @@ COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
 """Measures that are numbers per episode. Of the others, one is a share where all of its values lie in [0, 1]."""
 
 
+NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens", "calls", "tool_success")
+"""Of what `measures` gives, all but scores."""
+
+
 def measures(episode: Episode) -> dict[str, float]:
     """Numbers of one episode; what is undefined for it (no tool call, no patch) or not known is absent.
 

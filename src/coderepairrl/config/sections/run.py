@@ -93,7 +93,7 @@ class Plan(Section):
     calls: float = Field(default=0.0, ge=0)
     """Calls of an attempt to the model, on average; 0: it goes on until a limit ends it."""
     prompt: int = Field(default=1000, ge=1)
-    """Tokens that an attempt begins with, and shares with its group."""
+    """Tokens that an attempt begins with, and shares with its group; half of its tokens at most."""
     call_tokens: int = Field(default=0, ge=0)
     """That a further call adds, half of them sampled; 0: so many that the calls allowed reach the tokens allowed."""
     call_seconds: float = Field(default=0.2, ge=0)

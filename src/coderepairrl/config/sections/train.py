@@ -214,7 +214,10 @@ class Train(Learning):
     @model_validator(mode="after")
     def _on_nodes(self) -> Train:
         if self.processes % self.nodes:
-            raise ValueError(f"nodes={self.nodes} do not divide processes={self.processes}: as many are on each")
+            raise ValueError(
+                f"nodes={self.nodes} do not divide processes={self.processes}: as many are on each, so take"
+                f" {self.nodes * max(1, self.processes // self.nodes)}"
+            )
         if (self.nodes > 1) != bool(self.rendezvous):
             raise ValueError("nodes, if there are several, and rendezvous belong together: set both or neither")
         return self

@@ -42,7 +42,7 @@ Query = Mapping[str, str] | Sequence[tuple[str, str]]
 """What follows the question mark of an address; a name may occur several times."""
 _SOCKET = "socket"
 _YOURS = "start the server (docs/guides/engines.md)"
-_OURS = "it ended with the command that had started it (crrl study, crrl eval --jobs), which starts it again"
+_OURS = "is the path right? A server of crrl study or crrl eval --jobs ends with that command, which starts it again"
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private

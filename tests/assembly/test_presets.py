@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from coderepairrl import cli, models, stages
 from coderepairrl.assembly.learner import settings
@@ -61,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         kind = published["model_type"].removesuffix("_text").replace("_5", ".5").title().replace("_", "")
         said = {**spec, **published, "architectures": [f"{kind.replace('.', '_')}ForCausalLM"]}
         (folder / "config.json").write_text(json.dumps(said))
-        (folder / "model.safetensors").touch()
+        save_file({}, folder / "model.safetensors")
     for name, count in (("gym", 800), ("multilingual", 293)):
         rows = ({**ROW, "instance_id": f"{name}-{number}"} for number in range(count))
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -8,7 +8,7 @@ from coderepairrl import models
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.examples import Examples, read, steps
 from coderepairrl.assembly.learner import check_teacher, settings
-from coderepairrl.assembly.model import LocalModel, engine_of, writer
+from coderepairrl.assembly.model import LocalModel, engine_of, folder, writer
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.assembly.plan import AgentPlan, ServingPlan, evaluation, require_trackers
 from coderepairrl.assembly.problems import Problems
@@ -48,7 +48,7 @@ def resolve_imitation(config: Config) -> ImitationPlan:
     """
     problems = Problems()
     problems.attempt(lambda: _check_meaning(config))
-    model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
+    model = problems.attempt(lambda: folder(config))
     adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
     codec, forks = writer(config, model, problems)
     examples = problems.attempt(lambda: read(config.data, model.value, codec.value))

@@ -18,7 +18,7 @@ from coderepairrl.assembly import devices
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
-from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
@@ -128,6 +128,18 @@ def named(
         run = found.value.run if found else None
         config = problems.attempt(lambda: loaded(run, overrides))
     return config, _local(config.value, found, problems) if config else Made([])
+
+
+def folder(config: Config) -> Path:
+    """The folder of the model that a run begins with. Raises `UsageError` where there is none, or its weights, if they
+    are not drawn, cannot be read."""
+    found = models.folder(config.model.path, weights=config.model.init == "weights")
+    if config.model.init == "weights":
+        try:
+            weights.tensors(found)  # headers alone
+        except EngineFault as error:
+            raise UsageError(str(error), fix="fetch that file again, or set model.init=random") from error
+    return found
 
 
 def relayed(model_name: str, key_env: str | None) -> list[str]:

@@ -15,7 +15,7 @@ from coderepairrl.assembly.curriculum import curriculum
 from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
-from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, named, writer
+from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, folder, named, writer
 from coderepairrl.assembly.numerics import check_clip, clip, in_codes, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
@@ -237,7 +237,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     problems.attempt(lambda: _check_learns_from_rewards(config))
     problems.attempt(lambda: check_executor(config))
     learner = problems.attempt(lambda: settings(config))
-    model = problems.attempt(lambda: models.folder(config.model.path, weights=config.model.init == "weights"))
+    model = problems.attempt(lambda: folder(config))
     if learner:
         problems.attempt(lambda: check_teacher(config, model.value))
     adapter = problems.attempt(lambda: models.named(config.model.path).adapter)

@@ -72,6 +72,6 @@ def check_executor(config: Config, *, remote: bool = False) -> None:
 
 def require_ray(config: Config) -> None:
     """Raise `PrerequisiteError` where Ray is needed and not installed, or its cluster is not there."""
-    if config.rollout.executor != "ray":
+    if config.rollout.executor != "ray" or not config.rollout.ray.address:  # which `check_executor` refuses
         return
     ray_cluster.head(config.rollout.ray.address)

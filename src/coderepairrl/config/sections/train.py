@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coderepairrl.config.sections.base import Section, Switch
 
@@ -39,6 +39,17 @@ class Model(Section):
     """Hold the weights below adapters (`train.lora`) in 4 bits, `nf4` (needs the package bitsandbytes), or in `int8`.
     They are rounded once, and engine and learner have the same numbers (docs/guides/training.md); the engine holds them
     written out, in 16 or 32 bits."""
+
+    @field_validator("quantise", mode="before")
+    @classmethod
+    def _rounded_here(cls, value: Any) -> Any:
+        if str(value).lower() in ("fp8", "awq", "gptq", "int4", "w8a8"):
+            raise ValueError(
+                f"{value} is read from a checkpoint that has it (model.path=...-AWQ or -FP8, quantise=none);"
+                " nf4 and int8 round plain weights"
+            )
+        return value
+
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,7 +53,9 @@ def isolating() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
     """Engines and learners that a test starts are forked from a process that has imported them (`warm`)."""
-    if not request.node.get_closest_marker("started"):
-        monkeypatch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
+    with pytest.MonkeyPatch.context() as patch:  # of its own: the test's is to be undone when the test asks for it
+        if not request.node.get_closest_marker("started"):
+            patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
+        yield

@@ -5,9 +5,9 @@
 
 Random Qwen3 of 4 layers and the given widths, fp32 (bf16 on a GPU), adapters of rank 32 on all linear layers. Full
 weights go from the real learner to the server as in a run, by each `engine.weights` in turn: `publish` writes or
-describes them, `load` is
-`Engine.load`, from the checksum to the moment from which all is sampled from them. Of an adapter only the load is
-timed. Files are in memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same bytes faster.
+describes them, `load` is `Engine.load`, from the checksum to the moment from which all is sampled from them. Of an
+adapter only the load is timed. Files are in memory (/dev/shm), as in a run. Ratios on one machine: a GPU moves the same
+bytes faster.
 """
 
 from __future__ import annotations

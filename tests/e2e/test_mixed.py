@@ -21,7 +21,9 @@ def test_four_kinds_in_one_run(tmp_path: Path, isolating: None, monkeypatch: pyt
 
     def crrl(*arguments: str) -> str:
         command = [*warm.CRRL, *arguments, "--json"]
-        return warm.run(command, cwd=work, capture_output=True, text=True).stdout.splitlines()[-1]
+        done = warm.run(command, cwd=work, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout.splitlines()[-1])
 
     small = ("run.steps=1", "rollout.group_size=2", "tasks.verify=false", "eval.before=false", "eval.after=false")
     made = json.loads(crrl("train", "mixed.toml", *small))

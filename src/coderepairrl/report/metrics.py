@@ -320,8 +320,8 @@ HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits"
 
 def names(scores: Iterable[str]) -> set[str]:
     """Every metric that an attempt with these `scores` may have, but those of single tools (`PER_TOOL`)."""
-    found = {*(metric.name for metric in METRICS), *scores}
-    return found | {name + PER_PATCH for name in found} | {*MEASURED_NAMES}
+    per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
+    return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
 
 def row(attempt: Attempt) -> dict[str, float]:

@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl import config as configs
-from coderepairrl import rewards
-from coderepairrl.config import Config
 from coderepairrl.errors import (
     CodeRepairError,
     ConfigError,
@@ -103,7 +101,7 @@ def _arm(
             path = Path(configs.shipped().get(job.source, job.source))
             plan = evaluation.resolve(_initial(job, jobs), job.overrides, settings_of=path)
             measured = evaluation.attempts(plan, WHOLE)
-            problems += _of_questions(study, job.arm, config)
+            problems += _of_questions(study, job.arm, set(config.eval.each), names(plan.reward_versions))
             if len(study.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
                 problems.append(
                     ConfigError(
@@ -127,12 +125,9 @@ def _initial(job: Job, jobs: Sequence[Job]) -> str:
         return job.config().model.path
 
 
-def _of_questions(study: Study, arm: str, config: Config) -> list[CodeRepairError]:
-    """What is asked of `arm` that its evaluations cannot answer."""
-    evaluations = config.eval.each
-    scores = {*rewards.SHIPPED, *config.reward, *(name for each in evaluations.values() for name in each.reward)}
+def _of_questions(study: Study, arm: str, evaluations: set[str], known: set[str]) -> list[CodeRepairError]:
+    """What is asked of `arm` that its `evaluations`, which have the metrics `known`, cannot answer."""
     asked = [each for each in study.questions if arm in each.arms]
-    known = names(scores)
     wrong: list[CodeRepairError] = [
         ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
         for each in asked

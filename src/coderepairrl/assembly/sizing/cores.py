@@ -38,7 +38,8 @@ class Cores:
     @property
     def rate(self) -> float:
         """Seconds of a core that each gets in a second."""
-        return min(1.0, self.cores / self.users) if self.users else 1.0
+        users = self._own + self.others
+        return 1.0 if users <= self.cores else self.cores / users
 
     def advance(self, seconds: float) -> None:
         """The clock goes on."""
@@ -53,9 +54,10 @@ class Cores:
 
     def next(self) -> float | None:
         """Seconds until some work ends, if nothing else happens; None where none is under way."""
-        while self._ends and not self._ends[0][2].under_way:
-            heapq.heappop(self._ends)
-        return max(0.0, self._ends[0][0] - self.work) / self.rate if self._ends else None
+        ends = self._ends
+        while ends and not ends[0][2].under_way:
+            heapq.heappop(ends)
+        return max(0.0, ends[0][0] - self.work) / self.rate if ends else None
 
     def pop(self) -> Work:
         """The work that ends now, of which `next` has spoken."""

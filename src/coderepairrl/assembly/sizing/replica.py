@@ -77,26 +77,33 @@ class Replica:
         self._count = count()
 
     @property
+    def samples(self) -> bool:
+        """Whether it computes now."""
+        return bool(self.running) and not self.paused
+
+    @property
     def step_seconds(self) -> float:
         """Seconds of a decoding step; of speeds that were fitted all may be 0."""
         server = self.server
         return max(_SHORTEST, server.step + len(self.running) * server.sequence + self._cached * server.cached)
 
     def advance(self, seconds: float) -> None:
-        """The clock goes on."""
-        if self.running and not self.paused:
-            computing = min(self._debt, seconds)
-            self._debt -= computing
-            if seconds > computing:
-                self._steps += (seconds - computing) / self.step_seconds
+        """It computes for so long."""
+        if seconds <= self._debt:
+            self._debt -= seconds
+        else:
+            self._steps += (seconds - self._debt) / self.step_seconds
+            self._debt = 0.0
 
     def next(self) -> float | None:
         """Seconds until a sequence ends, if nothing else happens; None where nothing runs."""
-        while self._ends and self._ends[0][2] not in self.running:
-            heapq.heappop(self._ends)
-        if self.paused or not self._ends:
+        ends = self._ends
+        while ends and ends[0][2] not in self.running:
+            heapq.heappop(ends)
+        if self.paused or not ends:
             return None
-        return self._debt + max(0.0, self._ends[0][0] - self._steps) * self.step_seconds
+        left = ends[0][0] - self._steps
+        return self._debt + left * self.step_seconds if left > 0.0 else self._debt
 
     def ask(self, job: Job) -> None:
         """Begin a reply, or let it wait for a place."""

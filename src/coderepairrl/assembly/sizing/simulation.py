@@ -204,44 +204,50 @@ class _Run:
 
     def _next(self) -> Callable[[], None]:
         """Let time go by until something happens; what then follows."""
+        cores, replicas, events = self.cores, self.replicas, self._events
+        rate = 1.0
         if self.loop.computing.engine:
-            self.cores.others = sum(bool(each.running) and not each.paused for each in self.replicas)
-        while self._events and self._events[0][2].call is None:
-            heapq.heappop(self._events)
-        rate = self.cores.rate if self.loop.computing.engine else 1.0
-        soonest = self._events[0][0] - self.now if self._events else float("inf")
+            cores.others = sum(each.samples for each in replicas)
+            rate = cores.rate
+        while events and events[0][2].call is None:
+            heapq.heappop(events)
+        soonest = events[0][0] - self.now if events else float("inf")
         ended: Cores | Replica | None = None
-        if (seconds := self.cores.next()) is not None and seconds < soonest:
-            soonest, ended = seconds, self.cores
-        for replica in self.replicas:
+        if (seconds := cores.next()) is not None and seconds < soonest:
+            soonest, ended = seconds, cores
+        for replica in replicas:
             if (seconds := replica.next()) is not None and seconds / rate < soonest:
                 soonest, ended = seconds / rate, replica
         self._pass(soonest, rate)
         if ended is not None:
             return ended.pop().done
-        self.now, _, event = heapq.heappop(self._events)
+        self.now, _, event = heapq.heappop(events)
         assert event.call is not None
         return event.call
 
     def _pass(self, seconds: float, rate: float) -> None:
         """Let time go by, in which an engine has `rate` of its speed."""
+        if not seconds:
+            return
         self.now += seconds
-        spent, cores = self.spent, self.cores
-        spent.learner[self.learner] += seconds
-        spent.sampling += seconds * any(each.running and not each.paused for each in self.replicas)
+        spent, cores, learner = self.spent, self.cores, self.learner
+        spent.learner[learner] += seconds
         spent.wanted += seconds * cores.users
         spent.computing += seconds * cores.users * cores.rate
-        for replica in self.replicas:
-            if replica.paused:
-                state = self.learner if self.learner in (WEIGHTS, SWITCHING) else WAITING
-            elif replica.running:
-                state = SAMPLING
-                spent.running += len(replica.running) * seconds
-            else:
-                state = TOOLS if self.going else WAITING
-            spent.engine[state] += seconds / len(self.replicas)
-            replica.advance(seconds * rate)
         cores.advance(seconds)
+        part, sampling = seconds / len(self.replicas), False
+        for replica in self.replicas:
+            if replica.samples:
+                sampling = True
+                spent.engine[SAMPLING] += part
+                spent.running += len(replica.running) * seconds
+                replica.advance(seconds * rate)
+            elif replica.paused:
+                spent.engine[learner if learner in (WEIGHTS, SWITCHING) else WAITING] += part
+            else:
+                spent.engine[TOOLS if self.going else WAITING] += part
+        if sampling:
+            spent.sampling += seconds
 
     def _after(self, seconds: float, call: Callable[[], None]) -> _Event:
         event = _Event(call)

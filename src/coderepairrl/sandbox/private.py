@@ -45,20 +45,23 @@ def check_shown(folder: Path) -> None:
     caches: tuple[Path, ...] = ()
     with contextlib.suppress(PrerequisiteError):  # nor a cache
         caches = (git_cache(), *folders())
-    within = {place, *place.parents}
-    for each, there, around, closed in _private(home, caches, int(time.monotonic() // _KEPT_SECONDS)):
-        if place in around:
-            raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
-        if closed and there in within:
-            raise _refused(folder, f"lies in {each}")
+    around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
+    if found := around.get(place):
+        each, there = found
+        raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
+    for parent in (place, *place.parents):
+        if found := closed.get(parent):
+            raise _refused(folder, f"lies in {found[0]}")
+
+
+_Places = dict[Path, tuple[Path, Path]]
+"""Folders of the list as they are called and where they are, by another folder."""
 
 
 @functools.lru_cache(1)
-def _private(
-    home: Path | None, caches: tuple[Path, ...], period: int
-) -> tuple[tuple[Path, Path, frozenset[Path], bool], ...]:
-    """Folders as they are called, where they are, that and all folders around it, and whether all that is in them is
-    closed; of `caches` the first.
+def _private(home: Path | None, caches: tuple[Path, ...], period: int) -> tuple[_Places, _Places]:
+    """What is in a folder or is that one, by all such folders; and those of which all that is in them is closed, by
+    themselves. Of `caches` the first is.
 
     Kept for a `period`: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a
     hundred of these. Not longer, since they may be moved, and links be set elsewhere.
@@ -66,9 +69,17 @@ def _private(
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
     whole = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
-    closed = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
-    places = ((each, each.resolve()) for each in (*whole, *closed))
-    return tuple((each, there, frozenset((there, *there.parents)), each in closed) for each, there in places)
+    within = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
+    around: _Places = {}
+    closed: _Places = {}
+    for each in (*whole, *within):
+        there = each.resolve()
+        for outer in (there, *there.parents):
+            around.setdefault(outer, (each, there))
+    for each in within:
+        there = each.resolve()
+        closed.setdefault(there, (each, there))
+    return around, closed
 
 
 def _refused(folder: Path, how: str) -> TaskError:

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coderepairrl.certify import engine as exam
 from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
 from coderepairrl.protocols import Chunk
@@ -64,8 +65,16 @@ class Greedy(Stopped):
     [(Stopped, ""), (Restless, "it samples while it sleeps"), (Greedy, "versions")],
 )
 async def test_what_sleeps_is_asked(
-    kind: type[TinyEngine], said: str, miniature: Path, reference: Reference, tmp_path: Path
+    kind: type[TinyEngine],
+    said: str,
+    miniature: Path,
+    reference: Reference,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """That question alone: awake, they are the tiny engine, which passes."""
+    monkeypatch.setattr(exam, "QUESTIONS", {})
+
     class Sleeper(Tiny):
         engine = kind
 
@@ -136,12 +145,16 @@ async def test_an_impostor_is_caught(
     miniature: Path,
     reference: Reference,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """By each of these questions; what the others say of it is left open."""
+    monkeypatch.setattr(exam, "QUESTIONS", {name: QUESTIONS[name] for name in QUESTIONS if name in caught_by})
+
     class Spec(Tiny):
         engine = impostor
 
     engine = await Spec(context=256).start(miniature, log_dir=tmp_path)
     try:
-        assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) >= caught_by
+        assert failed(await examine(engine, miniature, reference=reference, work=tmp_path)) == caught_by
     finally:
         await engine.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,21 @@ def make_rows() -> MakeRows:
         return samples
 
     return make
+
+
+@pytest.fixture(scope="session")
+def next_tokens() -> Callable[..., Any]:
+    """``next_tokens(trainer, prompt)``: the probability of every token after `prompt`, of one pass over it."""
+    import torch
+
+    from coderepairrl.learn.pack import pack, scored
+
+    def ask(trainer, prompt: tuple[int, ...]) -> torch.Tensor:  # type: ignore[no-untyped-def]
+        states = trainer.policy.states(pack(scored([(*prompt, 0)])))
+        with torch.no_grad():
+            return trainer.policy.model.get_output_embeddings()(states[-1]).softmax(-1)
+
+    return ask
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def test_a_checkpoint_has_the_head_and_what_is_published_has_not(options, miniat
     assert not any("value" in name and "head" in name for name in index["weight_map"])
 
 
-def test_values_learn_what_a_context_is_worth_and_the_policy_what_pays(miniature):
+def test_values_learn_what_a_context_is_worth_and_the_policy_what_pays(miniature, next_tokens):
     """Two prompts, one of which pays 1 more whatever is said: the head tells them apart, so that only what is said
     decides of what is learned."""
     terms = LearnSettings(algorithm="ppo", value_head=True, lr=2e-3, max_grad_norm=1.0, value_weight=1.0)
@@ -200,8 +200,7 @@ def test_values_learn_what_a_context_is_worth_and_the_policy_what_pays(miniature
     prompts, paying = ((65, 66, 67), (70, 71, 72)), range(64, 80)
 
     def probabilities():
-        rows = [(*prompt, token) for prompt in prompts for token in range(265)]
-        return torch.tensor([logprobs[-1] for logprobs in trainer.logprobs(rows, 1.0)]).exp().reshape(2, 265)
+        return torch.stack([next_tokens(trainer, prompt) for prompt in prompts])
 
     before, seen = probabilities()[:, 64:80].sum(1), []
     for _ in range(50):

@@ -91,11 +91,11 @@ async def run(words: Sequence[str], *, resume: bool = False) -> RunFolder:
     return folder
 
 
-async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(table: Path, tmp_path: Path) -> None:
-    folder = await run(arguments(table, tmp_path, "data.epochs=1.5"))
+async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(few: Path, tmp_path: Path) -> None:
+    folder = await run(arguments(few, tmp_path, "data.epochs=1.5", "data.batch=2"))
     plan = resolve_imitation(config_of([str(folder.path)]))
     there = plan.examples.train
-    steps = -(-round(1.5 * len(there)) // 4)
+    steps = -(-round(1.5 * len(there)) // 2)
     trainer = Trainer(TINY, plan.learner)
     seen: list[int] = []
     for step in range(1, steps + 1):
@@ -116,7 +116,7 @@ async def test_a_run_is_the_learners_steps_on_the_examples_in_their_order(table:
     first = next(record for record in folder.records() if record["type"] == "held_out")
     assert found["steps"] == steps and found["held_out"]["last_loss"] < first["metrics"]["held_out/loss"]
     about = folder.about()["data"]
-    assert about["rendered"] == {"without tokens": 8} and about["train"] == len(there)
+    assert about["rendered"] == {"without tokens": 4} and about["train"] == len(there)
     assert {"learn/loss", "learn/accuracy", "learn/lr", "learn/nll"} <= folder.metrics()[-1].keys()
     assert folder.path.name in Site([folder.path]).page("index.html")
     with pytest.raises(ConfigError, match="no tasks are named"):
@@ -150,7 +150,8 @@ def logged_steps(folder: RunFolder) -> int:
 @pytest.mark.parametrize("further", [(), ("train.lora=true", "train.beta=0.1", "run.checkpoint_every=2")])
 def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, further: tuple[str, ...]) -> None:
     def command(home: str, *more: str) -> list[str]:
-        return [*warm.CRRL, "sft", *arguments(few, tmp_path / home, "data.epochs=3", *further), *more]
+        words = arguments(few, tmp_path / home, "data.epochs=1.25", "data.batch=2", *further)
+        return [*warm.CRRL, "sft", *words, *more]
 
     whole_run = warm.run(command("whole"), capture_output=True, text=True)
     assert whole_run.returncode == 0, whole_run.stderr

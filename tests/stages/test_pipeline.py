@@ -20,7 +20,10 @@ HEAD = """
 [pipeline]
 name = "p"
 config = "hello"
-set = ["rollout.group_size=4", "eval.attempts=3", "model.renderer=\\"template\\""]
+set = [
+    "rollout.group_size=4", "eval.attempts=3", "sandbox=scripted", "tasks.options.n=64",
+    "model.renderer=\\"template\\"",
+]
 """
 WHOLE = (
     HEAD
@@ -110,7 +113,7 @@ def test_a_stage_is_a_command_that_anybody_could_type(tmp_path: Path) -> None:
         (HEAD + "[stages.collect]\npolicy = 'http://x:{port}'", "nothing serves", "serve ="),
         (HEAD + "[stages.sft]\nexamples = ['nowhere']", "no examples nowhere", ""),
         (HEAD.replace('"hello"', '"helo"') + "[stages.rl]", "no config file helo", "hello"),
-        (HEAD.replace('"]', '", "model.init=random"]') + "[stages.probe]", "random weights", "trains before"),
+        (HEAD.replace(",\n]", ', "model.init=random"]') + "[stages.probe]", "random weights", "trains before"),
         ("[pipeline]\nname = 'p'\nconfig = 'hello'", "stages: Field required", "docs/guides/pipeline.md"),
     ],
 )
@@ -146,7 +149,7 @@ def test_overrides_name_a_stage(tmp_path: Path) -> None:
         assert caught.value.fix
 
 
-SMALL = HEAD.replace('"]', '", "eval.options.n=4"]') + "[stages.probe]\nset = ['eval.tasks=2']\n[stages.eval]\n"
+SMALL = HEAD.replace(",\n]", ', "eval.options.n=4"]') + "[stages.probe]\nset = ['eval.tasks=2']\n[stages.eval]\n"
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ DONE = "It adds now."
 def chosen(model: str, *overrides: str) -> AgentPlan:
     problems = Problems()
     task = problems.attempt(lambda: Task("mine", "It fails.", "", "dir:.", b""))
-    return resolve_attempt(model, overrides, USE, task, problems)
+    return resolve_attempt(model, ["sandbox=scripted", *overrides], USE, task, problems)
 
 
 def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Path) -> None:
@@ -203,7 +203,7 @@ async def test_being_stopped_leaves_nothing(home: Home, told: str) -> None:
         if told not in signal.Signals.__members__:
             command = ["setsid", "--ctty", *command]
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-        process = subprocess.Popen(command, cwd=home.path, env=home.environment, **streams)
+        process = warm.Popen(command, cwd=home.path, env=home.environment, **streams)
         os.close(terminal)
         async with asyncio.timeout(120):
             while len(it.requests) < 2:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
 
 import warm
 from coderepairrl.apps.hello.command import headline
@@ -47,13 +51,21 @@ def test_two_episodes_are_shown() -> None:
     assert not shown(episode(passed=True))
 
 
-def test_what_was_shown_is_not_shown_again_by_resume(tmp_path: Path) -> None:
-    small = ("run.steps=1", "eval.tasks=6", "eval.after=false", "rollout.tasks_per_step=2", "rollout.group_size=4")
-    first = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
+    """A finished run: the folder that it was started in, and what it printed."""
+    home = tmp_path_factory.mktemp("hello")
+    small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
+    return home, warm.run([*warm.CRRL, "hello", *small], cwd=home, capture_output=True, text=True)
+
+
+def test_what_was_shown_is_not_shown_again_by_resume(done: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
+    home, first = done
     assert "an episode, before any training" in first.stderr, first.stderr
-    more = [*warm.CRRL, "hello", "runs/hello", "run.steps=2", "--resume"]  # the rest is as it was
+    shutil.copytree(home / "runs", tmp_path / "runs")
+    more = [*warm.CRRL, "hello", "runs/hello", "run.steps=3", "--resume"]  # the rest is as it was
     again = warm.run(more, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "step 2" in again.stdout, again.stderr
+    assert again.returncode == 0 and "step 3" in again.stdout, again.stderr
     assert "an episode, before any training" not in again.stderr
 
 
@@ -64,13 +76,12 @@ def test_the_headline_has_its_interval() -> None:
     )
 
 
-def test_hello(tmp_path: Path) -> None:
+def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
     """Where it is no terminal: plain text, and what is printed last can be typed."""
-    small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
-    done = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stderr + done.stdout
-    lines = done.stderr.splitlines()
+    home, printed = done
+    assert printed.returncode == 0, printed.stderr
+    assert "\x1b" not in printed.stderr + printed.stdout
+    lines = printed.stderr.splitlines()
     [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
     shown = "\n".join(lines[began : began + 20])
     assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (
@@ -78,11 +89,11 @@ def test_hello(tmp_path: Path) -> None:
     )
     assert began < next(number for number, line in enumerate(lines) if line.startswith("step "))
 
-    assert re.search(r"^step 1 +0\.\d{3}  #*\nstep 2 +0\.\d{3}", done.stdout, re.MULTILINE)
-    *_, head, following, first, second, third = done.stdout.splitlines()
+    assert re.search(r"^step 1 +0\.\d{3}  #*\nstep 2 +0\.\d{3}", printed.stdout, re.MULTILINE)
+    *_, head, following, first, second, third = printed.stdout.splitlines()
     assert re.fullmatch(r"held-out bugs repaired .* -> .*, [+-]\d+ points \[95 % interval .* to .*\]", head)
     assert following == "next:"
     for line in (first, second, third):
         command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
-        ran = warm.run([*warm.CRRL, *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+        ran = warm.run([*warm.CRRL, *command[1:]], cwd=home, capture_output=True, text=True)
         assert ran.returncode == 0, (line, ran.stderr)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
 from coderepairrl.errors import ConfigError, SandboxFault, UsageError
@@ -203,15 +204,15 @@ def rows(file: Path) -> Iterator[str]:
 
 def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: None) -> None:
     words = "audit handmade split=train --limit 2 --mutants 1 --jobs 2 -o"
-    command = [sys.executable, "-m", "coderepairrl.cli", *words.split()]
+    command = [*warm.CRRL, *words.split()]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache")}
 
     def crrl(*more: str) -> None:
-        done = subprocess.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = warm.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     crrl("whole")
-    killed = subprocess.Popen([*command, "part"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    killed = warm.Popen([*command, "part"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
         while len([*rows(tmp_path / "part/trials.jsonl")]) < 4 and killed.poll() is None:

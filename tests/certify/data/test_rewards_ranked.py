@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
+import warm
 from coderepairrl.certify import data
 from coderepairrl.certify.data.spoil import ZERO, spoiled
 from coderepairrl.errors import UsageError
@@ -58,10 +57,11 @@ def test_an_audit_ranks_and_prices(tmp_path: Path, rows: list[dict[str, object]]
 
 
 def test_the_command(tmp_path: Path, rows: list[dict[str, object]]) -> None:
-    command = [sys.executable, "-m", "coderepairrl.cli", "data", "rank", str(write(tmp_path, rows)), "--json"]
+    command = [*warm.CRRL, "data", "rank", str(write(tmp_path, rows)), "--json"]
     chart = tmp_path / "figure.svg"
     command += ["--reward", "file_match", "--figure", str(chart)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = warm.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     [found] = json.loads(done.stdout)
     assert found["reward"] == "file_match"
     assert found["cheap"]["junk in the right file"] == 1.0

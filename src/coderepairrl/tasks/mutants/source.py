@@ -162,8 +162,10 @@ class MutantSource(TaskSource):
             if self.quoted != "both":
                 variants = (Random(f"quote/{mutant.key}/{self.seed}").random() < float(self.quoted),)
             for quoted in variants:
+                if self.n and len(tasks) == self.n:
+                    return tasks
                 made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted)
-                if made is not None and not (self.n and len(tasks) == self.n):
+                if made is not None:
                     tasks.append(self._exercise_task(made))
         return tasks
 

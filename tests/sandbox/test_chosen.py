@@ -69,10 +69,9 @@ def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) 
     assert told["tool_success"]["before"] > 0.5 and told["tests_passing"]["before"] > 0
 
 
-def test_hello_with_bubblewrap(bwrap: Bubblewrap, tmp_path: Path) -> None:
-    done = crrl(tmp_path, os.environ["PATH"], "hello", *ONE_STEP, "--json")
-    check_step(done, tmp_path, "bwrap")
-    assert done.stderr.count("sandbox bwrap: the strongest that works here\n") == 1
+def test_bubblewrap_is_chosen_where_it_works(bwrap: Bubblewrap) -> None:
+    """A whole run in it, which says so once: `tests/apps/hello/test_shown.py`."""
+    assert sandbox.choose() == sandbox.Choice("bwrap", "the strongest that works here")
 
 
 def test_hello_without_bubblewrap_runs_in_sandlock(sandlock: Sandlock, tmp_path: Path, path_without_bwrap: str) -> None:

@@ -7,8 +7,10 @@ import shlex
 from pathlib import Path
 
 import warm
+from coderepairrl import sandbox
 from coderepairrl.apps.hello.command import headline
 from coderepairrl.apps.hello.episode import Shown, as_text
+from coderepairrl.runs import open_run
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
@@ -65,12 +67,17 @@ def test_the_headline_has_its_interval() -> None:
 
 
 def test_hello(tmp_path: Path) -> None:
-    """Where it is no terminal: plain text, and what is printed last can be typed."""
+    """Where it is no terminal: plain text, in the strongest sandbox, and what is printed last can be typed."""
     small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
     done = warm.run([*warm.CRRL, "hello", *small], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stderr + done.stdout
     lines = done.stderr.splitlines()
+    chosen = sandbox.choose()
+    records = list(open_run(tmp_path / "runs/hello").records())
+    assert lines.count(str(chosen)) == 1
+    assert [record["sandbox"] for record in records if record["type"] == "start"] == [chosen.name]
+    assert [record["metrics"]["void"] for record in records if record["type"] == "step"] == [0, 0]
     [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
     shown = "\n".join(lines[began : began + 20])
     assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (

@@ -68,6 +68,15 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture(scope="session")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A layer with a shell and what is needed beside it: a tenth of `programs`, where neither git nor Python is run."""
+    root = tmp_path_factory.mktemp("image") / "root"
+    root_file_system(root, "bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod id sleep mkfifo tail true")
+    subprocess.run(["rm", "-rf", root / "testbed"], check=True)
+    return packed(root)
+
+
+@pytest.fixture(scope="session")
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A layer with a repository in ``/testbed``."""
     root = tmp_path_factory.mktemp("repository")

@@ -9,13 +9,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, differences, fetch, prepare_images, record, states
+from coderepairrl.environments import NoRoom, differences, fetch, images, prepare_images, record, states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError, UsageError
@@ -338,17 +340,33 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         subprocess.run(["umount", cache], check=True)
 
 
+def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have written what they note before one of them gives it its name."""
+    both = threading.Barrier(2, timeout=60)
+    replace = Path.replace
+
+    def together(self: Path, target: Path) -> Path:
+        both.wait()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", together)
+    noted = tmp_path / "sha256-1.json"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: images._note(noted, name, "id"), ("one", "two")))
+    assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]
+
+
 def test_several_processes_prepare_one_image_and_kills_lose_nothing(tmp_path: Path, cache: Path) -> None:
-    """Three at a time are killed at any moment; what they leave is never taken for whole, and the last ones succeed."""
+    """Two at a time are killed at some moment; what they leave is never taken for whole, and the last ones succeed."""
     many = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(3000)) for n in range(1500))])
     asked = layout(tmp_path / "oci", [LAYERS[0], many], WorkingDir="/testbed")
     name = f"oci:{tmp_path}/oci@{asked}"
     program = f"from coderepairrl.environments import prepare_images; print(prepare_images([{name!r}])[0].image.id)"
 
     def start() -> list[subprocess.Popen[bytes]]:
-        return [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(3)]
+        return [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
 
-    for wait in (0.5, 0.7, 0.9):
+    for wait in (0.6, 0.9):
         running = start()
         time.sleep(wait)
         for process in running:

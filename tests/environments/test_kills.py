@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from coderepairrl.environments import Specification, check_unchanged
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
@@ -28,7 +28,6 @@ from .test_index import Packages, index
 
 __all__ = ["cache", "index"]
 USER = SANDBOX_USER if os.geteuid() == 0 else None
-CRRL = str(Path(sys.executable).with_name("crrl"))
 
 
 def tasks(home: Path) -> Path:
@@ -77,8 +76,8 @@ def content(path: Path) -> bytes:
 
 
 def start(source: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [CRRL, "data", "prepare", "jsonl", f"path={source}"],
+    return warm.Popen(
+        [*warm.CRRL, "data", "prepare", "jsonl", f"path={source}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
@@ -88,7 +87,7 @@ def paths(cache: Path) -> int:
     return sum(len(folders) + len(files) for _, folders, files in os.walk(cache))
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_any_point_it_loses_nothing(
     kills: int, cache: Path, index: type[Packages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:

@@ -76,9 +76,9 @@ def random_case(draw: random.Random) -> dict[str, object]:
 
 
 def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
-    """10,000 maps, printed as a log and judged, against its functions on the maps themselves; FAIL_ONLY, too."""
+    """2,000 maps, printed as a log and judged, against its functions on the maps themselves; FAIL_ONLY, too."""
     draw = random.Random(16)
-    cases = [random_case(draw) | {"eval_type": draw.choice(["pass_and_fail", "fail_only"])} for _ in range(10_000)]
+    cases = [random_case(draw) | {"eval_type": draw.choice(["pass_and_fail", "fail_only"])} for _ in range(2_000)]
     about = {"parser": "parse_log_pytest", "instance_id": "a__b-1", "version": "1.0"}
     logs = ["".join(f"{status} {name}\n" for name, status in case["map"].items()) for case in cases]  # type: ignore[attr-defined]
     asked = [{**case, **about, "log": log} for case, log in zip(cases, logs, strict=True)]
@@ -91,9 +91,9 @@ def test_verdicts_on_random_status_maps_are_the_harness_s() -> None:
     ours = [json.loads(line) for line in answers(programs.SWEBENCH_REPORT, asked)]
     real = [line == "RESOLVED_FULL" for line in answers(ORACLE, cases)]
     assert [each["statuses"] for each in ours] == [case["map"] for case in cases]
-    assert [each["resolved"] for each in ours] == real and len(real) == 10_000
+    assert [each["resolved"] for each in ours] == real and len(real) == 2_000
     for kind in ("pass_and_fail", "fail_only"):
-        share = sum(good for good, case in zip(real, cases, strict=True) if case["eval_type"] == kind) / 10_000
+        share = sum(good for good, case in zip(real, cases, strict=True) if case["eval_type"] == kind) / 2_000
         assert 0.05 < share < 0.45, "both verdicts occur"
 
 

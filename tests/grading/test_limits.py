@@ -108,7 +108,7 @@ async def test_by_default_some_time_is_left_for_the_others(repository: Repositor
     tests = "def test_1():\n    while True: pass\ntest_2 = test_1\ndef test_3(): pass\n"
     repository.commit({"a.py": b""})
     argv = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
-    checks = Checks((Command(argv, 16.0, "pytest"),), {"test_a.py": tests})
+    checks = Checks((Command(argv, 8.0, "pytest"),), {"test_a.py": tests})
     task = Task("t", "", "python", f"dir:{repository.folder}", repository.edit({"a.py": b"1\n"}), checks)
     verdict = await graded(task, task.reference)
     names = {f"test_a.py::test_{n}": PASSED if n == 3 else FAILED for n in (1, 2, 3)}

@@ -84,13 +84,12 @@ def test_the_ratio_is_difflibs_on_sources() -> None:
 
 def test_texts_made_to_be_slow_are_bounded() -> None:
     """Every match is one character long, and leaves everything right of it to be looked at again."""
-    for size in (8_000, 20_000):
-        marks = [chr(0x4E00 + number % 101) for number in range(size // 2)]
-        a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
-        assert len(a) * len(b) <= similarity.LARGEST_PAIRS
-        started = time.process_time()
-        assert 0 < ratio(a, b) < 0.5, "what was found by then"
-        assert time.process_time() - started < 5
+    marks = [chr(0x4E00 + number % 101) for number in range(10_000)]
+    a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
+    assert len(a) * len(b) <= similarity.LARGEST_PAIRS
+    started = time.process_time()
+    assert 0 < ratio(a, b) < 0.5, "what was found by then"
+    assert time.process_time() - started < 5
     marks = [chr(code) for code in range(33, 127)] * 220
     a, b = ("".join(f"{mark}{gap}" for mark in marks) for gap in "\xa1\xa2")
     assert len(a) * len(b) > similarity.LARGEST_PAIRS
@@ -101,7 +100,7 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
 
 def test_a_huge_patch_is_scored() -> None:
     oracle = "".join(f"-value_{i} = compute({i})\n+value_{i} = repaired({i})\n" for i in range(40))
-    huge = "".join(f"+value_{i} = compute(scale, {i})  # padding padding padding\n" for i in range(150_000))
+    huge = "".join(f"+value_{i} = compute(scale, {i})  # padding padding padding\n" for i in range(50_000))
     rare = "~#%"
     assert 0.0 <= ratio(oracle, huge) < 0.01
     assert ratio(oracle + rare, huge + rare) >= 2 * len(rare) / (len(oracle) + len(huge) + 2 * len(rare))

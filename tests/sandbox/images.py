@@ -8,11 +8,15 @@ from pathlib import Path
 
 PROGRAMS = """bash sh env cat ls cp mv rm mkdir rmdir ln touch chmod stat head tail wc tr cut sleep yes date true false
     printf echo test sed awk grep find xargs tee tar git python3 ps kill renice nice id flock mkfifo mknod uname unshare
-    dirname basename readlink nohup setsid git-upload-pack timeout"""
+    dirname basename readlink nohup setsid timeout"""
+UNUSED = """curses dbm distutils ensurepip idlelib lib2to3 pydoc_data sqlite3 tkinter turtledemo venv wsgiref xmlrpc"""
+"""Of Python's library: what no test imports inside. Images are unpacked, copied and hashed hundreds of times."""
+UNUSED_EXTENSIONS = ("_sqlite3", "_dbm", "_gdbm", "_curses", "_tkinter", "readline", "_test", "_xxtest", "_codecs_")
+"""Likewise; some come with large libraries."""
 
 
-def root_file_system(root: Path) -> None:
-    """The programs that a sandbox needs, with the libraries that they load."""
+def root_file_system(root: Path, programs: str = PROGRAMS) -> None:
+    """The programs that a sandbox needs, with the libraries that they load; git and Python with their own files."""
     libraries: set[str] = set()
 
     def note(file: Path) -> None:
@@ -20,28 +24,49 @@ def root_file_system(root: Path) -> None:
         libraries.update(word for word in words if word.startswith("/"))
 
     (root / "usr/bin").mkdir(parents=True)
-    for name in PROGRAMS.split():
+    for name in programs.split():
         found = shutil.which(name, path="/usr/bin:/bin")
         assert found is not None, f"no {name} here"
         shutil.copy(Path(found).resolve(), root / "usr/bin" / name)
         note(Path(found))
-    python = subprocess.run(
-        ["/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"], capture_output=True, text=True
-    ).stdout.strip()
-    for module in Path(python, "lib-dynload").glob("*.so"):
-        note(module)
+    if "python3" in programs.split():
+        for module in _python(root):
+            note(module)
+    if "git" in programs.split():
+        _git(root)
     for library in libraries:
         target = root / ("usr" + library if not library.startswith("/usr/") else library[1:])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(Path(library).resolve(), target)
-    for folder in (python, "/usr/lib/git-core"):
-        skipped = shutil.ignore_patterns("__pycache__", "test", "*.a", "config-*")
-        shutil.copytree(folder, root / folder[1:], symlinks=True, ignore=skipped)
     for name in ("bin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
     for name in ("tmp", "etc", "proc", "sys", "dev", "run", "testbed"):
         (root / name).mkdir()
     repository(root / "testbed")
+
+
+def _python(root: Path) -> list[Path]:
+    """Python's library; its extensions."""
+    python = subprocess.run(
+        ["/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"], capture_output=True, text=True
+    ).stdout.strip()
+    skipped = shutil.ignore_patterns("__pycache__", "test", "*.a", "config-*", "pydoc.py", "turtle.py", *UNUSED.split())
+    shutil.copytree(python, root / python[1:], symlinks=True, ignore=skipped)
+    extensions = list((root / python[1:] / "lib-dynload").glob("*.so"))
+    for extension in extensions:
+        if extension.name.startswith(UNUSED_EXTENSIONS):
+            extension.unlink()
+    return [extension for extension in extensions if extension.exists()]
+
+
+def _git(root: Path) -> None:
+    """Git's commands: those that are scripts. The others are in git itself, or speak to servers."""
+    (root / "usr/lib/git-core").mkdir(parents=True)
+    for command in Path("/usr/lib/git-core").iterdir():
+        if command.is_file() and not command.is_symlink() and command.stat().st_size < 1 << 18:
+            shutil.copy(command, root / "usr/lib/git-core")
+    (root / "usr/lib/git-core/git").symlink_to("../../bin/git")
+    (root / "usr/bin/git-upload-pack").symlink_to("git")
 
 
 def repository(folder: Path) -> None:

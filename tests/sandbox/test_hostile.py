@@ -217,7 +217,7 @@ def fuzz(backend: GuestBackend, task: Task, examples: int, monkeypatch: pytest.M
 def test_nothing_an_agent_does_puts_the_guest_out_of_step(
     bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fuzz(bwrap, task, 300, monkeypatch)
+    fuzz(bwrap, task, 100, monkeypatch)
 
 
 @pytest.mark.slow

@@ -37,10 +37,10 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     exported = list(JsonlSource(tmp_path / "bugs.jsonl"))
     assert exported == made
     backend = sandbox.make(sandbox.choose().name)
-    for task in exported:
+    assert all(task.checks.named for task in exported)
+    for task in exported[:2]:
         found = await study(task, backend)
         assert all(check.ok for check in found.findings), found.findings
-        assert task.checks.named
     folder = str(environment_folder(made[0].environment))
     async with backend.open(made[0]) as box:
         assert (await box.exec(["python3", "-c", "import sys; print(sys.prefix)"])).output.decode().strip() == folder

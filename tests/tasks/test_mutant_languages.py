@@ -214,7 +214,7 @@ def test_languages_take_turns(tmp_path: Path) -> None:
 async def test_shipped_verdicts_are_true(language: str, chain: None) -> None:
     """Of some functions, judged anew: what fails, and how."""
     known = {m.key: m for m in mutants(language)}
-    keys = sorted(known)[::40]
+    keys = sorted(known)[::80]
     judged = await verify_in(language, sandbox.make(sandbox.choose().name), keys)
     for key in keys:
         index, got = judged[key]
@@ -237,22 +237,21 @@ async def test_a_bug_fails_its_repair_passes_and_ending_early_does_not(
     language: str, chain: None, tmp_path: Path
 ) -> None:
     backend = sandbox.make(sandbox.choose().name)
-    for split in ("train", "unseen"):
-        [task] = MutantSource(languages=language, split=split, n=1, cache=str(tmp_path))
-        [path] = [path for path in workspace(task).iterdir() if path.name not in task.checks.restore]
-        source = path.read_text()
-        ended = re.sub(r"^(?!class).*\) .*{$", rf"\g<0>\n{ENDS[language]}", source, flags=re.MULTILINE)
-        ended = ended.replace("package main\n", 'package main\nimport "os"\n')
-        assert ENDS[language] in ended
-        for patch, passes in (
-            (b"", False),
-            (task.reference, True),
-            (unified(path.name, source, ended), False),
-            (unified(path.name, source, source + "}"), False),
-        ):
-            async with backend.open(task) as box:
-                verdict = await grade(box, task, patch)
-            assert (verdict.problem == "") == passes, (task.id, patch, verdict)
+    [task] = MutantSource(languages=language, split="train", n=1, cache=str(tmp_path))
+    [path] = [path for path in workspace(task).iterdir() if path.name not in task.checks.restore]
+    source = path.read_text()
+    ended = re.sub(r"^(?!class).*\) .*{$", rf"\g<0>\n{ENDS[language]}", source, flags=re.MULTILINE)
+    ended = ended.replace("package main\n", 'package main\nimport "os"\n')
+    assert ENDS[language] in ended
+    for patch, passes in (
+        (b"", False),
+        (task.reference, True),
+        (unified(path.name, source, ended), False),
+        (unified(path.name, source, source + "}"), False),
+    ):
+        async with backend.open(task) as box:
+            verdict = await grade(box, task, patch)
+        assert (verdict.problem == "") == passes, (task.id, patch, verdict)
 
 
 PACKAGES = {
@@ -291,7 +290,7 @@ COMMANDS = {  # what builds, and what tests
         "sh -c 'javac -d /tmp/out src/Cart.java'",
         "sh -c 'javac -d /tmp/out src/Cart.java test/CartTest.java && java -ea -cp /tmp/out CartTest'",
     ),
-    "go": ("env GOCACHE=/tmp/go go vet ./...", "env GOCACHE=/tmp/go go test ./..."),
+    "go": ("env GOCACHE=/tmp/go go build ./...", "env GOCACHE=/tmp/go go test -vet=off ./..."),
     "rust": (
         "rustc --crate-type lib -o /tmp/cart.rlib cart.rs",
         "sh -c 'rustc --test -o /tmp/tests tests/cart.rs && /tmp/tests'",
@@ -307,12 +306,12 @@ async def test_a_users_package_is_broken_by_its_own_tests(language: str, chain: 
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
     build, command = COMMANDS[language]
-    options = {"path": str(root), "languages": language, "command": command, "build": build, "n": 2, "timeout": 60.0}
+    options = {"path": str(root), "languages": language, "command": command, "build": build, "n": 1, "timeout": 60.0}
     tasks = list(MutantSource(**options, cache=str(tmp_path / "cache")))  # type: ignore[arg-type]
     assert tasks and {task.language for task in tasks} == {language}
     [code, test] = [name for name in PACKAGES[language] if not name.endswith(".mod")]
     backend = sandbox.make(sandbox.choose().name)
-    for task in tasks[:1]:
+    for task in tasks:
         assert list(task.checks.restore) == [test] and f"+++ b/{code}".encode() in task.reference
         async with backend.open(task) as box:
             assert (await grade(box, task, b"")).problem

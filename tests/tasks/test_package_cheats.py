@@ -54,12 +54,12 @@ CHEATS = {
 }
 
 
-def made(tmp_path: Path, kind: str, tests: str = CASES) -> list[Task]:
+def made(tmp_path: Path, kind: str, tests: str = CASES, n: int = 1) -> list[Task]:
     root = tmp_path / "package"
     root.mkdir()
     (root / "cart.py").write_text(SOURCE)
     (root / "test_cart.py").write_text(tests)
-    options = {"n": 4, "command": RUNNERS[kind], "timeout": 20.0, "sandbox": "unsafe-local"}
+    options = {"n": n, "command": RUNNERS[kind], "timeout": 20.0, "sandbox": "unsafe-local"}
     return list(MutantSource(str(root), cache=str(tmp_path / "cache"), **options))  # type: ignore[arg-type]
 
 
@@ -102,7 +102,7 @@ async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: P
 
 @pytest.mark.parametrize("kind", RUNNERS)
 async def test_the_tests_that_count_are_named(kind: str, tmp_path: Path) -> None:
-    tasks = made(tmp_path, kind)
+    tasks = made(tmp_path, kind, n=2)
     names = {*tasks[0].checks.named}
     assert {name.replace("::", ".").rpartition(".")[2] for name in names} == {
         "test_cheap",

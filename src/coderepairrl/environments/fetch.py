@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import IO, Any, NamedTuple
 
 from coderepairrl.environments.manifests import (
@@ -273,7 +274,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
         raise TaskError(f"image {where}: the registry answered another manifest, {digest_of(data)}")
     path = store / digest_of(data).replace(":", "/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")  # several processes may fetch it at a time
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{get_ident()}")  # several may fetch it at a time
     partial.write_bytes(data)
     partial.replace(path)
     return data

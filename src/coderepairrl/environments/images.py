@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import NamedTuple
 
 from coderepairrl.environments import dockerfile, trees
@@ -124,7 +125,8 @@ def _prepare(name: str, user: int | None, offered: Path | None, say: Say, offer:
 
 
 def _note(record: Path, named: str, image: str) -> None:
-    unfinished = record.with_name(f".{record.name}.{os.getpid()}")
+    # of this thread: images made at a time may have a digest in common, that of their base
+    unfinished = record.with_name(f".{record.name}.{os.getpid()}.{get_ident()}")
     unfinished.write_text(json.dumps({"pinned": named, "id": image}))
     unfinished.chmod(0o644)
     unfinished.replace(record)

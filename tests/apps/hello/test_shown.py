@@ -11,8 +11,10 @@ from subprocess import CompletedProcess
 import pytest
 
 import warm
+from coderepairrl import sandbox
 from coderepairrl.apps.hello.command import headline
 from coderepairrl.apps.hello.episode import Shown, as_text
+from coderepairrl.runs import open_run
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 
 PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
@@ -77,11 +79,16 @@ def test_the_headline_has_its_interval() -> None:
 
 
 def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
-    """Where it is no terminal: plain text, and what is printed last can be typed."""
+    """Where it is no terminal: plain text, in the strongest sandbox, and what is printed last can be typed."""
     home, printed = done
     assert printed.returncode == 0, printed.stderr
     assert "\x1b" not in printed.stderr + printed.stdout
     lines = printed.stderr.splitlines()
+    chosen = sandbox.choose()
+    records = list(open_run(home / "runs/hello").records())
+    assert lines.count(str(chosen)) == 1
+    assert [record["sandbox"] for record in records if record["type"] == "start"] == [chosen.name]
+    assert {record["metrics"]["void"] for record in records if record["type"] == "step"} == {0}
     [began] = [number for number, line in enumerate(lines) if line.startswith("an episode, before any training")]
     shown = "\n".join(lines[began : began + 20])
     assert all(re.search(rf"^ +{name} +\S", shown, re.MULTILINE) for name in ("issue", "shell", "diff", "reward")), (

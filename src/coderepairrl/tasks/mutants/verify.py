@@ -26,8 +26,9 @@ SECONDS = 5.0
 """After which a mutation is taken to hang."""
 
 
-def verify() -> dict[str, Any]:
-    """Judge every mutation of the corpus: the failure of each, by key, for those that fail a check in time.
+def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
+    """Judge every mutation of the corpus, or those of `keys`: the failure of each, by key, for those that fail a check
+    in time.
 
     Raises RuntimeError when a function of the corpus fails its own checks.
     """
@@ -35,8 +36,9 @@ def verify() -> dict[str, Any]:
     if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
     known = pairs()
-    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in known.values())
-    found = {key: each for key, each in zip(known, failures, strict=True) if each is not None and each[0] >= 0}
+    asked = {key: known[key] for key in (known if keys is None else keys)}
+    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in asked.values())
+    found = {key: each for key, each in zip(asked, failures, strict=True) if each is not None and each[0] >= 0}
     return {"corpus": corpus_digest(known), **found}
 
 

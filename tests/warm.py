@@ -2,7 +2,7 @@
 
 A run's three processes import torch and transformers for 6 CPU-seconds, and most runs of tests compute for one. Here
 the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
-controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
+controller. So are scripts (``[sys.executable, "SCRIPT.py", ...]``) with the children that they start. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
 whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
 
 Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too,
@@ -33,6 +33,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -53,15 +54,15 @@ _STATUS = struct.Struct("i")
 
 
 class Popen(subprocess.Popen[Any]):
-    """A command ``[*CRRL, ...]`` or a child of `Child.spawn`, forked from this test process's `_ready` one; another
-    program is started."""
+    """A command ``[*CRRL, ...]``, a script or a child of `Child.spawn`, forked from this test process's `_ready` one;
+    another program is started."""
 
     _status: socket.socket | None = None
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
         words = call["args"]
-        if isinstance(words, str) or not (list(words[:3]) == CRRL or _forkable(words)):
+        if isinstance(words, str) or not (list(words[:3]) == CRRL or _is_script(words) or _forkable(words)):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         ours, theirs = socket.socketpair()
@@ -162,6 +163,10 @@ def _forkable(words: Sequence[str]) -> bool:
     return list(words[:3]) == _CHILD and words[4] in _IMPORTED
 
 
+def _is_script(words: Sequence[str]) -> bool:
+    return words[0] == sys.executable and words[1].endswith(".py")
+
+
 def _fork() -> int:
     """`os.fork`. Python 3.12 warns of threads whose locks a child might wait for: ours begins anew with `_become`."""
     with warnings.catch_warnings():
@@ -231,11 +236,17 @@ def _prepare(
     _show(words)
     random.seed()
     tempfile.tempdir = None
+    weakref.finalize._registry.clear()  # a folder that the parent made is for it to remove
     path = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if env.get("PYTHONSAFEPATH") else [cwd]), *filter(None, path)]
 
 
 def _run(words: Sequence[str]) -> None:
+    if _is_script(words):
+        sys.argv[:] = words[1:]
+        sys.path.insert(0, str(Path(words[1]).parent))
+        runpy.run_path(words[1], run_name="__main__")
+        return
     if words[2] == "coderepairrl.cli":
         sys.argv[:] = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)

@@ -2,8 +2,9 @@
 
 A run's three processes import torch and transformers for 6 CPU-seconds, and most runs of tests compute for one. Here
 the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
-controller. So are scripts (``[sys.executable, "SCRIPT.py", ...]``) with the children that they start. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
-whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
+controller. So are scripts (``[sys.executable, "SCRIPT.py", ...]``) with the children that they start. Parents, signals,
+descriptors, folder, environment and command lines are those of started programs. Runs whose processes are started as
+users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
 
 Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too,
 which then is their parent; tests marked `started` have them started.
@@ -66,7 +67,7 @@ class Popen(subprocess.Popen[Any]):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         ours, theirs = socket.socketpair()
-        files = [wanted if wanted >= 0 else fd for fd, wanted in enumerate(_standard(call))]
+        files = _files(call)
         keep = [int(fd) for fd in call["pass_fds"]]
         env = dict(os.environ if call["env"] is None else call["env"])
         request = {"words": words, "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env, "keep": keep}
@@ -118,8 +119,10 @@ def _named(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     return inspect.signature(subprocess.Popen._execute_child).bind(None, *given, **named).arguments  # type: ignore[attr-defined]
 
 
-def _standard(call: Mapping[str, Any]) -> tuple[int, int, int]:
-    return call["p2cread"], call["c2pwrite"], call["errwrite"]
+def _files(call: Mapping[str, Any]) -> list[int]:
+    """Descriptors of standard input, output and errors: this process's where none are given."""
+    given = call["p2cread"], call["c2pwrite"], call["errwrite"]
+    return [wanted if wanted >= 0 else fd for fd, wanted in enumerate(given)]
 
 
 @functools.cache
@@ -141,7 +144,8 @@ def _hang_up(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 class _Forking(subprocess.Popen[bytes]):
-    """A child of the controller, forked from it; a program that is no module of ours is started."""
+    """A child of the controller (a study's runs are some, too), forked from it; a program that is no module of ours is
+    started."""
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
@@ -153,8 +157,10 @@ class _Forking(subprocess.Popen[bytes]):
         sys.stderr.flush()
         self.pid = _fork()
         if not self.pid:
-            keep, env = {int(fd): int(fd) for fd in call["pass_fds"]}, dict(call["env"])
-            _become(words, str(Path.cwd()), env, _standard(call), keep, new_session=call["start_new_session"])
+            keep = {int(fd): int(fd) for fd in call["pass_fds"]}
+            env = dict(os.environ if call["env"] is None else call["env"])
+            cwd = os.fspath(call["cwd"] or Path.cwd())
+            _become(words, cwd, env, _files(call), keep, new_session=call["start_new_session"])
         self._child_created = True
         self._close_pipe_fds(*(call[name] for name in _PIPES))
 
@@ -311,8 +317,9 @@ def _main() -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    children = importlib.import_module("coderepairrl.processes.children")
-    children.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Forking})
+    for name in ("coderepairrl.processes.children", "asyncio.unix_events"):
+        module: Any = importlib.import_module(name)
+        module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Forking})
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
 

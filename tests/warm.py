@@ -12,6 +12,7 @@ which then is their parent; tests marked `started` have them started.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -110,6 +111,24 @@ def run(
             process.kill()
             raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
+
+
+class _Job:
+    """As much of `asyncio.subprocess.Process` as `stages.jobs` needs, of a forked one."""
+
+    def __init__(self, process: Popen) -> None:
+        self._process = process
+        self.terminate, self.kill = process.terminate, process.kill
+
+    async def wait(self) -> int:
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(0.02)
+        return code
+
+
+async def job(*words: str, **options: Any) -> _Job:
+    """`asyncio.create_subprocess_exec` of a run that the test process starts."""
+    return _Job(Popen(words, **options))
 
 
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -257,7 +276,6 @@ def _run(words: Sequence[str]) -> None:
         sys.argv[:] = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return
-    asyncio = importlib.import_module("asyncio")
     asyncio._set_running_loop(None)
     importlib.import_module("coderepairrl.processes.child").die_with(int(words[3]))
     sys.argv[:] = words[4:]

@@ -200,11 +200,11 @@ def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: i
     example = Path(__file__).parents[2] / "examples" / "own_reward"
     environment = {**os.environ, "PYTHONPATH": str(example)}
     command = [*warm.CRRL, "train", str(example / "brief.toml"), "--json"]
-    command += ["run.steps=6", "train.lr=1e-3", "eval.attempts=2", f"run.seed={seed}", f"run.dir={tmp_path}"]
+    command += ["run.steps=4", "train.lr=2e-3", "rollout.tasks_per_step=2", "eval.attempts=4", "tasks.verify=false"]
+    command += [f"run.seed={seed}", f"run.dir={tmp_path}"]
     done = warm.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]["eval"]
-    before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "6"))
-    print('LEARNT', before, after)
+    before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "4"))
     assert before < 0.4
     assert after > before + 0.5

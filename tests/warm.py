@@ -261,7 +261,7 @@ def _prepare(
     _show(words)
     random.seed()
     tempfile.tempdir = None
-    weakref.finalize._registry.clear()  # a folder that the parent made is for it to remove
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # a folder that the parent made is for it to remove
     path = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if env.get("PYTHONSAFEPATH") else [cwd]), *filter(None, path)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import warm
 from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.processes import children
+from coderepairrl.stages import jobs
 from miniatures import build_miniature
 
 # Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
@@ -54,8 +56,9 @@ def isolating() -> None:
 
 @pytest.fixture(autouse=True)
 def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Engines and learners that a test starts are forked from a process that has imported them (`warm`)."""
+    """Engines, learners and runs that a test starts are forked from a process that has imported them (`warm`)."""
     with pytest.MonkeyPatch.context() as patch:  # of its own: the test's is to be undone when the test asks for it
         if not request.node.get_closest_marker("started"):
             patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
+            patch.setattr(jobs, "asyncio", SimpleNamespace(**{**vars(asyncio), "create_subprocess_exec": warm.job}))
         yield

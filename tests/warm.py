@@ -2,8 +2,9 @@
 
 A run's three processes import torch and transformers for 6 CPU-seconds, and most runs of tests compute for one. Here
 the controller is forked from a process that has imported everything and run nothing, and engine and learner from the
-controller. Parents, signals, descriptors, folder, environment and command lines are those of started programs. Runs
-whose processes are started as users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
+controller. So are scripts (``[sys.executable, "SCRIPT.py", ...]``) with the children that they start. Parents, signals,
+descriptors, folder, environment and command lines are those of started programs. Runs whose processes are started as
+users start them: some of `e2e/test_train.py`, ``crrl check crash`` and the tutorials.
 
 Where a test is the controller itself, its engine, learner and gateway's workers are forked from that process, too,
 which then is their parent; tests marked `started` have them started.
@@ -11,6 +12,7 @@ which then is their parent; tests marked `started` have them started.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -33,6 +35,7 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -53,19 +56,19 @@ _STATUS = struct.Struct("i")
 
 
 class Popen(subprocess.Popen[Any]):
-    """A command ``[*CRRL, ...]`` or a child of `Child.spawn`, forked from this test process's `_ready` one; another
-    program is started."""
+    """A command ``[*CRRL, ...]``, a script or a child of `Child.spawn`, forked from this test process's `_ready` one;
+    another program is started."""
 
     _status: socket.socket | None = None
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
         words = call["args"]
-        if isinstance(words, str) or not (list(words[:3]) == CRRL or _forkable(words)):
+        if isinstance(words, str) or not (list(words[:3]) == CRRL or _is_script(words) or _forkable(words)):
             super()._execute_child(*given, **named)  # type: ignore[misc]
             return
         ours, theirs = socket.socketpair()
-        files = [wanted if wanted >= 0 else fd for fd, wanted in enumerate(_standard(call))]
+        files = _files(call)
         keep = [int(fd) for fd in call["pass_fds"]]
         env = dict(os.environ if call["env"] is None else call["env"])
         request = {"words": words, "cwd": os.fspath(call["cwd"] or Path.cwd()), "env": env, "keep": keep}
@@ -110,6 +113,24 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
+class _Job:
+    """As much of `asyncio.subprocess.Process` as `stages.jobs` needs, of a forked one."""
+
+    def __init__(self, process: Popen) -> None:
+        self._process = process
+        self.terminate, self.kill = process.terminate, process.kill
+
+    async def wait(self) -> int:
+        while (code := self._process.poll()) is None:
+            await asyncio.sleep(0.02)
+        return code
+
+
+async def job(*words: str, **options: Any) -> _Job:
+    """`asyncio.create_subprocess_exec` of a run that the test process starts."""
+    return _Job(Popen(words, **options))
+
+
 _PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
@@ -117,8 +138,10 @@ def _named(given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
     return inspect.signature(subprocess.Popen._execute_child).bind(None, *given, **named).arguments  # type: ignore[attr-defined]
 
 
-def _standard(call: Mapping[str, Any]) -> tuple[int, int, int]:
-    return call["p2cread"], call["c2pwrite"], call["errwrite"]
+def _files(call: Mapping[str, Any]) -> list[int]:
+    """Descriptors of standard input, output and errors: this process's where none are given."""
+    given = call["p2cread"], call["c2pwrite"], call["errwrite"]
+    return [wanted if wanted >= 0 else fd for fd, wanted in enumerate(given)]
 
 
 @functools.cache
@@ -140,7 +163,8 @@ def _hang_up(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 class _Forking(subprocess.Popen[bytes]):
-    """A child of the controller, forked from it; a program that is no module of ours is started."""
+    """A child of the controller (a study's runs are some, too), forked from it; a program that is no module of ours is
+    started."""
 
     def _execute_child(self, *given: Any, **named: Any) -> None:
         call = _named(given, named)
@@ -152,14 +176,20 @@ class _Forking(subprocess.Popen[bytes]):
         sys.stderr.flush()
         self.pid = _fork()
         if not self.pid:
-            keep, env = {int(fd): int(fd) for fd in call["pass_fds"]}, dict(call["env"])
-            _become(words, str(Path.cwd()), env, _standard(call), keep, new_session=call["start_new_session"])
+            keep = {int(fd): int(fd) for fd in call["pass_fds"]}
+            env = dict(os.environ if call["env"] is None else call["env"])
+            cwd = os.fspath(call["cwd"] or Path.cwd())
+            _become(words, cwd, env, _files(call), keep, new_session=call["start_new_session"])
         self._child_created = True
         self._close_pipe_fds(*(call[name] for name in _PIPES))
 
 
 def _forkable(words: Sequence[str]) -> bool:
     return list(words[:3]) == _CHILD and words[4] in _IMPORTED
+
+
+def _is_script(words: Sequence[str]) -> bool:
+    return words[0] == sys.executable and words[1].endswith(".py")
 
 
 def _fork() -> int:
@@ -231,16 +261,21 @@ def _prepare(
     _show(words)
     random.seed()
     tempfile.tempdir = None
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # a folder that the parent made is for it to remove
     path = env.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:0] = [*([] if env.get("PYTHONSAFEPATH") else [cwd]), *filter(None, path)]
 
 
 def _run(words: Sequence[str]) -> None:
+    if _is_script(words):
+        sys.argv[:] = words[1:]
+        sys.path.insert(0, str(Path(words[1]).parent))
+        runpy.run_path(words[1], run_name="__main__")
+        return
     if words[2] == "coderepairrl.cli":
         sys.argv[:] = words[2:]
         runpy.run_module(words[2], run_name="__main__", alter_sys=True)
         return
-    asyncio = importlib.import_module("asyncio")
     asyncio._set_running_loop(None)
     importlib.import_module("coderepairrl.processes.child").die_with(int(words[3]))
     sys.argv[:] = words[4:]
@@ -300,8 +335,9 @@ def _main() -> None:
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    children = importlib.import_module("coderepairrl.processes.children")
-    children.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Forking})
+    for name in ("coderepairrl.processes.children", "asyncio.unix_events"):
+        module: Any = importlib.import_module(name)
+        module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Forking})
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         _serve(requests)
 

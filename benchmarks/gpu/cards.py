@@ -13,6 +13,7 @@ what `crrl train --dry-run` proposes where nothing fits. No GPU is needed.
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Iterator
 
 from coderepairrl.assembly.learner import settings
@@ -70,6 +71,7 @@ def places(base: str) -> list[str]:
     ]
 
 
+@functools.cache
 def smallest(size: str, base: str, memory: float, tokens: int) -> tuple[str, Estimate | None]:
     """The place with which it fits, and the run there with the largest share for the engine."""
     for place in places(base):

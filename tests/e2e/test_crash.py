@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import warm
 from coderepairrl.certify import crash
 from coderepairrl.learn.stitch import Account
 from coderepairrl.runs import Log, RunFolder
@@ -118,7 +119,5 @@ def test_it_sees_an_orphan(name: str, seconds: str, half: int) -> None:
 
 
 def test_whom_it_does_not_know_it_does_not_kill() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "lerner"], capture_output=True, text=True
-    )
+    done = warm.run([*warm.CRRL, "check", "crash", "lerner"], capture_output=True, text=True)
     assert done.returncode == 2 and "learner" in done.stderr

@@ -56,13 +56,14 @@ async def test_a_few_steps_bring_the_student_nearer_to_its_teacher(tmp_path: Pat
     config = load(
         "hello",
         [
-            *(f"run.dir={tmp_path / 'runs'}", "run.steps=6", "run.checkpoint_every=6", f"model.path={student}"),
+            *(f"run.dir={tmp_path / 'runs'}", "run.steps=4", "run.checkpoint_every=4", f"model.path={student}"),
             *("train.teacher=builtin:tiny", "eval.before=false", "eval.after=false", "reward=patch_edits"),
-            *("rollout.tasks_per_step=4", "rollout.group_size=4", "tasks.verify=false", "train.lr=1e-3"),
+            *("rollout.tasks_per_step=2", "rollout.group_size=2", "rollout.calls=2"),
+            *("tasks.verify=false", "train.lr=1e-3"),
         ],
     )
     done = await stages.run(config, quiet=True)
-    trained = Path(done["run"]) / "checkpoints" / "00006"
+    trained = Path(done["run"]) / "checkpoints" / "00004"
     before, after = apart(student), apart(trained)
     assert after < 0.7 * before, (before, after)
     assert apart(TEACHER) == pytest.approx(0.0, abs=1e-6)

@@ -43,7 +43,7 @@ STUDY = """
 [study]
 name = "s"
 config = "own.toml"
-seeds = [0, 1]
+seeds = [0]
 server = "shared"
 metric = "classification"
 [arms.base]

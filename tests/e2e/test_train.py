@@ -140,15 +140,15 @@ async def test_a_signal_finishes_the_log(project: Project, number: signal.Signal
 
 
 @pytest.mark.parametrize("victim", ["engine", "learner"])
-async def test_a_killed_child_loses_nothing(cold: Project, victim: str) -> None:
+async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> None:
     """Property 5: the episodes it spoilt are void and made again; the means are those of valid episodes."""
 
     def in_the_first_episodes() -> bool:
-        kinds = [record["type"] for record in cold.records()]
+        kinds = [record["type"] for record in project.records()]
         return kinds.count("turn") >= 4 and kinds.count("verdict") < 6
 
     module = {"engine": "coderepairrl.engines.tiny", "learner": "coderepairrl.learn.learner"}[victim]
-    with cold.started("train", str(cold.config), "run.steps=3", "--json") as process:
+    with project.started("train", str(project.config), "run.steps=2", "--json") as process:
         await frozen(process, in_the_first_episodes)
         children = [pid for pid in children_of(process.pid) if module in command_of(pid)]
         assert len(children) == 1, [command_of(pid) for pid in children_of(process.pid)]
@@ -157,15 +157,15 @@ async def test_a_killed_child_loses_nothing(cold: Project, victim: str) -> None:
         output, errors = await asyncio.to_thread(process.communicate)
     assert process.returncode == 0, errors
     summary = json.loads(output.splitlines()[-1])
-    assert summary["steps"] == 3
+    assert summary["steps"] == 2
     assert summary["account"]["balanced"]
-    for step in (record for record in cold.records() if record["type"] == "step"):
-        valid = [e for e in logged_episodes(cold.records()) if e.id in step["episodes"]]
+    for step in (record for record in project.records() if record["type"] == "step"):
+        valid = [e for e in logged_episodes(project.records()) if e.id in step["episodes"]]
         assert all(e.ending is not Ending.VOID for e in valid)
         mean = sum(e.reward for e in valid) / len(valid)
         assert step["metrics"]["reward"] == pytest.approx(mean)
     if victim == "engine":
-        void = [e for e in logged_episodes(cold.records()) if e.ending is Ending.VOID]
+        void = [e for e in logged_episodes(project.records()) if e.ending is Ending.VOID]
         assert void
         assert {e.reason for e in void} == {"engine"}
         assert "void" in summary["account"]["dropped"] or not any(e.sampled for e in void)
@@ -194,16 +194,17 @@ def command_of(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: int) -> None:
     """Property 3 on the shipped example: held-out reward rises, from random weights, for several seeds."""
     example = Path(__file__).parents[2] / "examples" / "own_reward"
     environment = {**os.environ, "PYTHONPATH": str(example)}
     command = [*warm.CRRL, "train", str(example / "brief.toml"), "--json"]
-    command += ["run.steps=6", "train.lr=1e-3", f"run.seed={seed}", f"run.dir={tmp_path}"]
+    command += ["run.steps=4", "train.lr=2e-3", "rollout.tasks_per_step=2", "eval.attempts=4", "tasks.verify=false"]
+    command += [f"run.seed={seed}", f"run.dir={tmp_path}"]
     done = warm.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]["eval"]
-    before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "6"))
+    before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "4"))
     assert before < 0.4
     assert after > before + 0.5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +38,11 @@ class Architecture:
     """Whether its file has 16 bits a weight."""
     codes: float = 0.0
     """Bytes of a weight of the layers' linear layers where the file has codes for them, else 0."""
+    kinds: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
+    """Layers that differ, and how many there are of each."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", tuple(Counter(self.blocks).items()))
 
     @classmethod
     def of(cls, raw: Raw) -> Self | None:
@@ -72,11 +77,6 @@ class Architecture:
         except ValueError as error:
             raise ConfigError(f"cannot read {folder / 'config.json'}: {error}", fix="download it again") from error
         return cls.of(raw) if isinstance(raw, dict) else None
-
-    @property
-    def kinds(self) -> Iterator[tuple[Layer, int]]:
-        """Layers that differ, and how many there are of each."""
-        yield from Counter(self.blocks).items()
 
     @property
     def layers(self) -> int:

@@ -87,7 +87,18 @@ TritonExperts.apply = apply
 """In the place of vLLM's kernels for experts with adapters, which are in Triton alone: by its own buffers, in torch."""
 
 
-@pytest.mark.parametrize(("model_type", "fused"), [*((each, False) for each in FAMILIES), ("qwen3_moe", True)])
+def case(*values: Any, in_ci: bool) -> Any:
+    """Each takes a start of vLLM: CI asks one of each kind, the rest are asked by hand (``-m slow``)."""
+    return pytest.param(*values, marks=() if in_ci else pytest.mark.by_hand)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fused"),
+    [
+        *(case(each, False, in_ci=each in ("llama", "gpt_oss")) for each in FAMILIES),
+        case("qwen3_moe", True, in_ci=True),
+    ],
+)
 def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_path: Path) -> None:
     """Also of a checkpoint, which has the experts of a layer in one tensor (`fused`)."""
     from coderepairrl.learn.conversions import init_random
@@ -111,8 +122,15 @@ def test_vllm_computes_what_the_learner_does(model_type: str, fused: bool, tmp_p
     assert logprobs(served, tmp_path) == pytest.approx(ours, abs=1e-4)
 
 
-@pytest.mark.parametrize("model_type", [*(each for each, sizes in FAMILIES.items() if "num_experts_per_tok" in sizes)])
-@pytest.mark.parametrize("experts", [True, False], ids=["experts", "the rest"])
+@pytest.mark.parametrize(
+    ("model_type", "experts"),
+    [
+        case(each, experts, in_ci=(each, experts) in (("qwen3_moe", True), ("gpt_oss", False)))
+        for each, sizes in FAMILIES.items()
+        if "num_experts_per_tok" in sizes
+        for experts in (True, False)
+    ],
+)
 def test_vllm_reads_adapters_of_a_mixture_as_the_learner_has_them(
     model_type: str, experts: bool, tmp_path: Path
 ) -> None:

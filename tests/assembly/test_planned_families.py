@@ -70,7 +70,7 @@ def test_parameters_are_those_of_the_model(name):
 def test_what_layers_keep_is_what_was_planned(name):
     """Of the layers that a model of twice as many has more."""
     tokens = TOKENS if shape_of(small(name)).recurrent else TOKENS // 4
-    for settings in MODES:
+    for settings in MODES[1:3]:  # adapters in float32, everything in bfloat16
         measured, planned = deeper(small(name), small(name, 2), settings, tokens)
         print(name, settings.precision, bool(settings.lora), measured, planned, round(measured / planned, 4))
         assert measured == pytest.approx(planned, rel=0.02)

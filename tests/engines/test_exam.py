@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -39,8 +40,10 @@ class Stopped(TinyEngine):
         return self.told
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
+        loading = asyncio.create_task(super().load(path, version, checksum))
+        await asyncio.sleep(0)  # it waits in the pipe with the requests, and comes before their first token
         await self.wake()
-        return await super().load(path, version, checksum)
+        return await loading
 
 
 class Restless(Stopped):

@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: help hello hello-bar hello-short study test crash lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
+.PHONY: help hello hello-bar hello-short study test crash crash-ahead lint test-slow test-programs test-rules test-protocols test-pages test-tutorials test-extras test-vllm benchmarks vllm-cpu docs clean
 
 BIN := .venv/bin
 WORKERS ?= 2
@@ -27,8 +27,10 @@ study: .venv/.base  ## the four questions of the thesis in miniature: two arms a
 test-protocols: .venv/.dev  ## the exams of engines, each part held to its protocol (of sandboxes: make test-slow)
 	$(BIN)/python -m pytest -m "slow and not by_hand" --durations=0 tests/test_protocols.py
 
-crash: .venv/.base  ## kill a small run twelve times, resume it, compare its weights or replay its log (50: crrl check crash)
+crash: .venv/.base crash-ahead  ## kill a small run twelve times, resume it, compare its weights or replay its log (50: crrl check crash)
 	$(BIN)/crrl check crash each kills=6
+
+crash-ahead: .venv/.base  ## six of these times, while it samples ahead of the learner
 	$(BIN)/crrl check crash each kills=6 staleness=2
 
 lint: .venv/.dev  ## ruff and mypy

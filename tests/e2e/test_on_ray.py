@@ -110,6 +110,7 @@ async def test_a_node_that_is_killed_costs_its_attempts_and_nothing_else(project
 @pytest.mark.parametrize(
     ("sent", "said"), [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "does not answer")], ids=["dies", "hangs"]
 )
+@pytest.mark.by_hand
 async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
     sent: signal.Signals, said: str, project: Project, cluster: Any
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
     assert result(there) == result(trained(project, "local", wanted))
 
 
+@pytest.mark.by_hand
 def test_a_node_with_another_version_of_the_package_is_named(
     project: Project, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +169,7 @@ def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> No
     assert [each["type"] for each in RunFolder(tmp_path / "runs" / "e2e").records()].count("step") == 1
 
 
+@pytest.mark.by_hand
 async def test_a_run_that_is_stopped_and_killed_goes_on_on_one_machine(project: Project) -> None:
     here = trained(project, "local")
     there = replace(project, path=project.path / "stopped")
@@ -191,6 +194,7 @@ async def test_a_run_that_is_stopped_and_killed_goes_on_on_one_machine(project: 
     assert not [each for each in logged_episodes(iter(there.records())) if each.ending is Ending.VOID]
 
 
+@pytest.mark.by_hand
 def test_an_evaluation_on_ray(project: Project) -> None:
     for name, settings in (("here", ()), ("there", (*ON_RAY, "rollout.ray.address=local"))):
         project.crrl("eval", str(project.config), *settings, "-o", name)

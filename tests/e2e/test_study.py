@@ -112,6 +112,7 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
 
 
 @pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.timeout(900)
 def test_the_shipped_miniature_answers_every_question_by_name(project: Project, isolating: None) -> None:
     done = project.crrl("study", "miniature", "--jobs", "2", "--json")

@@ -145,6 +145,7 @@ async def test_a_killed_worker_is_a_fault_and_leaves_nothing(real: VllmEngine, t
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.by_hand
 async def test_policies_side_by_side_are_measured_as_each_alone(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

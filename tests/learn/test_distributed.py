@@ -127,7 +127,10 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
     "options",
     [
         {"lora": LORA, "beta": 0.1},
-        {"gradient_checkpointing": True, "updates_per_batch": 2, "minibatches": 2, "old_logprobs": "recomputed"},
+        pytest.param(
+            {"gradient_checkpointing": True, "updates_per_batch": 2, "minibatches": 2, "old_logprobs": "recomputed"},
+            marks=pytest.mark.by_hand,
+        ),
     ],
     ids=["lora, KL", "checkpointing, four updates"],
 )
@@ -136,6 +139,7 @@ async def test_what_is_shared_makes_no_difference(strategy, options, miniature, 
 
 
 @pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero3" not in each.values])
 async def test_adapters_on_experts_are_shared_as_others_are(strategy, make_rows, tmp_path):
     config = ARCHITECTURES["Qwen3 MoE"].write(tmp_path / "config")
@@ -147,6 +151,7 @@ async def test_adapters_on_experts_are_shared_as_others_are(strategy, make_rows,
 
 
 @pytest.mark.slow
+@pytest.mark.by_hand
 @pytest.mark.parametrize(("strategy", "lora"), [("ddp", LORA), ("fsdp2", None)])
 async def test_values_of_rows_in_several_processes_are_those_of_one(strategy, lora, miniature, make_rows, tmp_path):
     """An episode's rows, whose advantages depend on each other's values, are in two of them."""

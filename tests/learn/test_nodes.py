@@ -143,7 +143,13 @@ async def test_two_nodes_do_what_one_process_does(far, hidden, log, miniature, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero2" not in each.values])
-@pytest.mark.parametrize("options", [{}, {"lora": LORA, "beta": 0.1}], ids=["all weights", "lora, KL"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="all weights", marks=pytest.mark.by_hand),
+        pytest.param({"lora": LORA, "beta": 0.1}, id="lora, KL"),
+    ],
+)
 async def test_each_strategy_is_the_same_on_two_nodes(
     strategy, options, far, hidden, log, miniature, make_rows, tmp_path
 ):

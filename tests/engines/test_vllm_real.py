@@ -145,12 +145,12 @@ async def test_a_killed_worker_is_a_fault_and_leaves_nothing(real: VllmEngine, t
     shutil.rmtree(tmp_path)
 
 
-@pytest.mark.by_hand
+@pytest.mark.by_hand  # starts three servers
 async def test_policies_side_by_side_are_measured_as_each_alone(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model and two adapters on it by one server, started once, greedily and all at once; and the last by a server
-    of its own."""
+    """A model and two adapters on it by one server, started once, greedily, in turn and all at once; and the last
+    by a server of its own."""
     require_vllm()
     monkeypatch.chdir(tmp_path)
     rows = [{"id": f"q/{at}", "prompt": f"{at}?", "language": "c", "answer": "yes"} for at in range(3)]
@@ -163,11 +163,13 @@ async def test_policies_side_by_side_are_measured_as_each_alone(
     for seed, rank in enumerate((4, 8)):
         adapted(miniature, tmp_path / f"adapter{seed}", seed, rank)
     policies = [str(miniature), "adapter0", "adapter1"]
-    planned = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "at_once")
-    results = await evaluate.evaluate_each(planned, jobs=3)
+    planned = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "found")
+    results = await evaluate.evaluate_each(planned)
     logs = [Path(result["run"]) / "logs" / "engine.log" for result in results]
     assert [log.exists() for log in logs] == [True, False, False]
     alone = await evaluate.evaluate(evaluate.plan("jsonl", given, policy="adapter1", output=tmp_path / "alone"))
+    at_once = evaluate.plan_each(policies, "jsonl", given, output=tmp_path / "at_once")
+    together = await evaluate.evaluate_each(at_once, jobs=3)
 
     def replies(run: str) -> list[tuple[int, ...]]:
         episodes = sorted(RunFolder(Path(run)).episodes("eval-00000"), key=lambda each: each.task_id)
@@ -176,3 +178,4 @@ async def test_policies_side_by_side_are_measured_as_each_alone(
     found = [replies(result["run"]) for result in results]
     assert len({repr(each) for each in found}) == 3
     assert replies(alone["run"]) == found[2]
+    assert [replies(result["run"]) for result in together] == found

@@ -97,6 +97,7 @@ async def hits(engine: Fleet) -> float:
     return hit / all_
 
 
+@pytest.mark.by_hand
 async def test_prefixes_are_found_with_affinity(
     servers: list[tuple[str, int]], miniature: Path, tmp_path: Path
 ) -> None:

@@ -50,18 +50,16 @@ def check_shown(folder: Path) -> None:
         each, there = found
         raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
     for parent in (place, *place.parents):
-        if found := closed.get(parent):
-            raise _refused(folder, f"lies in {found[0]}")
-
-
-_Places = dict[Path, tuple[Path, Path]]
-"""Folders of the list as they are called and where they are, by another folder."""
+        if parent in closed:
+            raise _refused(folder, f"lies in {closed[parent]}")
 
 
 @functools.lru_cache(1)
-def _private(home: Path | None, caches: tuple[Path, ...], period: int) -> tuple[_Places, _Places]:
-    """What is in a folder or is that one, by all such folders; and those of which all that is in them is closed, by
-    themselves. Of `caches` the first is.
+def _private(
+    home: Path | None, caches: tuple[Path, ...], period: int
+) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
+    """By each folder that is or contains a private one: that one, as it is called and where it is. By each folder of
+    which all that is in it is closed (the first of `caches` is): what it is called.
 
     Kept for a `period`: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a
     hundred of these. Not longer, since they may be moved, and links be set elsewhere.
@@ -70,15 +68,14 @@ def _private(home: Path | None, caches: tuple[Path, ...], period: int) -> tuple[
     homes += [home] if home else []
     whole = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
     within = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
-    around: _Places = {}
-    closed: _Places = {}
-    for each in (*whole, *within):
+    around: dict[Path, tuple[Path, Path]] = {}
+    closed: dict[Path, Path] = {}
+    for number, each in enumerate((*whole, *within)):
         there = each.resolve()
         for outer in (there, *there.parents):
             around.setdefault(outer, (each, there))
-    for each in within:
-        there = each.resolve()
-        closed.setdefault(there, (each, there))
+        if number >= len(whole):
+            closed.setdefault(there, each)
     return around, closed
 
 

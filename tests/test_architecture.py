@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -33,20 +34,6 @@ SERVE_THEIR_FLOOR = {"printable", "protocols", "registry", "processes"}
 """What the others of the same floor may import: text for a terminal, the seams, parts by name, processes and git."""
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Parts of the package that a module imports, by their first name."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "coderepairrl" and len(parts) > 1 and parts[1] != "__version__":
-                yield parts[1]
-
-
 DATA = [ROOT / "tasks" / "handmade", ROOT / "tasks" / "mutants" / "corpus"]
 """Tasks: repositories and functions to break, which nobody imports."""
 
@@ -60,38 +47,40 @@ def test_tasks_are_data() -> None:
     assert not [folder for folder in DATA if (folder / "__init__.py").exists()]
 
 
-def owner(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def imports(path: Path, names: Collection[str]) -> set[str]:
+    """Those of `names` that a module imports anywhere: at its top, in functions, under ``TYPE_CHECKING``."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            module = str(node.module)
+            found |= {full if (full := f"{module}.{alias.name}") in names else module for alias in node.names}
+    return found & set(names)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path: Path) -> None:
-    name = owner(path)
-    assert name in FLOOR, f"{name} has no floor: add it to FLOORS"
-    for other in imports(path):
-        if other == name:
-            continue
-        allowed = FLOOR[other] < FLOOR[name] or (FLOOR[other] == FLOOR[name] and other in SERVE_THEIR_FLOOR)
-        assert allowed, f"{path.relative_to(ROOT)} (floor {FLOOR[name]}) imports {other} (floor {FLOOR[other]})"
-
-
+@functools.cache
 def edges() -> dict[str, set[str]]:
-    """Which modules each module imports as it is imported itself, by dotted names."""
-    names = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in modules()
-    }
-    found: dict[str, set[str]] = {}
-    for name, path in names.items():
-        found[name] = set()
-        for node in ast.parse(path.read_text()).body:
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("coderepairrl"):
-                continue
-            module = (node.module or "").partition(".")[2]
-            for alias in node.names:
-                full = f"{module}.{alias.name}".strip(".")
-                found[name].add(full if full in names else module)
-        found[name].discard(name)
-    return found
+    """The modules that each module imports, by dotted names."""
+    names = {".".join(path.relative_to(ROOT.parent).with_suffix("").parts): path for path in modules()}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    return {name: imports(path, names) - {name} for name, path in names.items()}
+
+
+def room(name: str) -> str:
+    return name.split(".")[1]
+
+
+def test_imports_point_down() -> None:
+    assert not {room(name) for name in edges()} - FLOOR.keys(), "without a floor: add it to FLOORS"
+    pairs = [(name, other) for name, others in edges().items() for other in sorted(others) if room(name) != room(other)]
+    offences = [
+        f"{name} imports {other}"
+        for name, other in pairs
+        if FLOOR[room(other)] > FLOOR[room(name)] - (room(other) not in SERVE_THEIR_FLOOR)
+    ]
+    assert not offences, "\n".join(offences)
 
 
 def test_no_cycle() -> None:

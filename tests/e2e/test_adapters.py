@@ -23,6 +23,7 @@ from coderepairrl.learn import merge
 from coderepairrl.protocols import Engine
 from coderepairrl.runs.storage import SUMS, damage
 from coderepairrl.sync import weights
+from coderepairrl.tokens.verify import verify
 from coderepairrl.types import Sampling
 from e2e.conftest import Project, until
 
@@ -71,7 +72,7 @@ def test_a_checkpoint_of_adapters_is_a_model_wherever_one_is_named(project: Proj
     said = project.crrl("export", str(project.run.path), str(tmp_path / "half"), "--precision", "bf16")
     assert "% of what the adapters add is left after rounding to bf16" in said.stderr
     transformers.AutoModelForCausalLM.from_pretrained(plain)
-    tokens.load(plain, renderer="auto", thinking=False).verify()
+    verify(tokens.load(plain, renderer="auto", thinking=False))
     config = ("train", str(project.config), "run.name=again", "run.steps=0", "eval.before=true", "eval.tasks=2", *short)
     summary = json.loads(project.crrl(*config, f"model.path={project.run.path}", "--json").stdout.splitlines()[-1])
     assert summary["evaluations"]["eval"]["0"]["episodes"]

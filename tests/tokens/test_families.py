@@ -16,7 +16,7 @@ from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import package
-from coderepairrl.tokens.verify import OPENING, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
 EVERY = pytest.mark.parametrize("name", FAMILIES)
 
@@ -40,8 +40,7 @@ def codecs(folders: dict[str, Path]) -> dict[str, tokens.Codec]:
 def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.Codec]) -> None:
     """And what the template itself refuses is named."""
     family, codec = FAMILIES[name], codecs[name]
-    found = codec.examine()
-    assert found.forks == codec.verify()
+    found = verify(codec)
     assert bool(found.forks) == bool(family.forks)
     assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
     assert bool(found.refused) == bool(family.refused)
@@ -140,7 +139,7 @@ def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     codec = tokens.load(folder, renderer=name, thinking=family.always)
     assert codec.family == name
-    found = codec.examine()
+    found = verify(codec)
     assert bool(found.forks) == family.always
     assert all("several tool calls" in each for each in found.refused)
     if not (family.thinks or family.always):
@@ -214,19 +213,21 @@ def test_a_template_that_closes_every_thought_has_none_to_switch_on() -> None:
 def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str, Path]) -> None:
     if FAMILIES[name].always:
         with pytest.raises(ConfigError, match="always reasons|no prefix") as refused:
-            tokens.load(folders[name]).verify()
+            verify(tokens.load(folders[name]))
         assert "model.thinking=true" in refused.value.fix
         return
     if not FAMILIES[name].thinks:
         with pytest.raises(ConfigError, match="no reasoning to switch on|does not follow its prompt") as refused:
-            tokens.load(folders[name], thinking=True).verify()
+            verify(tokens.load(folders[name], thinking=True))
         assert "model.thinking=false" in refused.value.fix
         return
     off, on = tokens.load(folders[name]), tokens.load(folders[name], thinking=True)
     opened, (without, within) = FAMILIES[name].opens, FAMILIES[name].prompts
     assert off.decode(off.render(OPENING, TOOLS)).endswith(without)
     assert on.decode(on.render(OPENING, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
-    assert all("user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in on.verify())
+    assert all(
+        "user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in verify(on).forks
+    )
     added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
         *[added[begin]] * (not opened),
@@ -399,7 +400,7 @@ class TestRefusedAtTheDoor:
     def test_an_end_that_only_the_template_names(self, tmp_path: Path) -> None:
         """A config without an end of sequence is mended by it."""
         codec = tokens.load(self.FAMILY.write(tmp_path, eos_token_id=None))
-        assert codec.verify() == ()
+        assert verify(codec).forks == ()
         assert len(codec.stop_ids) == 1
 
     def test_a_tokenizer_of_another_model(self, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from spoken import said, tagged
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import pythonic
-from coderepairrl.tokens.verify import OPENING, TOOLS
+from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_template_may_write_lists_for_any_model(tmp_path: Path) -> None:
     family = FAMILIES["Llama 4"]
     plain = Family(family.model_type, family.tokens[:-2], family.template, family.eos, bos=family.bos)
     codec = tokens.load(plain.write(tmp_path))
-    assert (codec.format.name, codec.verify()) == ("pythonic", ())
+    assert (codec.format.name, verify(codec).forks) == ("pythonic", ())
 
 
 REPEATED = [
@@ -197,7 +197,7 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
     kept = "{{- m.content | trim if loop.last or not m.tool_calls else '' }}"
     (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
     with pytest.raises(ConfigError, match="is written anew, and without 'I look.'"):
-        tokens.load(folder).verify()
+        verify(tokens.load(folder))
 
 
 def test_gemma_3_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from coderepairrl.protocols import EngineSpec
 from coderepairrl.registry import nearest
 from coderepairrl.sync import weights
 from coderepairrl.tokens import Codec
+from coderepairrl.tokens.verify import verify
 
 RELAY = "relay"
 """The engine of models that somebody else serves."""
@@ -158,7 +159,7 @@ def writer(config: Config, folder: Made[Path], problems: Problems) -> tuple[Made
     """What writes prompts for the model in `folder`, and where it cannot extend them exactly."""
     model = config.model
     codec = problems.attempt(lambda: tokens.load(folder.value, renderer=model.renderer, thinking=model.thinking))
-    return codec, problems.attempt(lambda: tuple(codec.value.verify()))
+    return codec, problems.attempt(lambda: verify(codec.value).forks)
 
 
 def _useful(overrides: Sequence[str], use: Use, problems: Problems) -> list[str]:

@@ -9,6 +9,7 @@ from coderepairrl.engines.tiny.config import ModelConfig, weights_of
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
+from coderepairrl.tokens.verify import verify
 
 
 def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
@@ -17,7 +18,7 @@ def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> 
     Raises `ConfigError` for one that cannot be used at all, with what is missing.
     """
     codec = tokens.load(folder, renderer=renderer, thinking=thinking)
-    found = codec.examine()
+    found = verify(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [

@@ -42,7 +42,7 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER, command_as
 from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.sandbox.session import ResourceLimits
 from coderepairrl.sandbox.template import Template
-from coderepairrl.sandbox.workspace import Prepared, Unpacked
+from coderepairrl.sandbox.workspace import Prepared, Unpacked, prepare_image
 
 WORKDIR = "/workspace"
 _GUEST_INSIDE = "/run/guest.pyc"
@@ -138,7 +138,7 @@ class Bubblewrap(GuestBackend):
 
     @property
     def unpacked(self) -> Unpacked | None:
-        """As `rootfs.prepared`."""
+        """As `prepare_image`."""
         return self._prepared
 
     @property
@@ -257,9 +257,9 @@ class Bubblewrap(GuestBackend):
         return [self._arguments[0], *apart, *mounted]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """As `rootfs.prepared`."""
+        """As `prepare_image`."""
         self._gather()
-        return rootfs.prepared(where, root, self.user, packed=not self._overlays)
+        return prepare_image(where, root, self.user, packed=not self._overlays)
 
     def _gather(self) -> None:
         """Put together what the guest needs in images, once."""

@@ -23,8 +23,6 @@ from typing import Any, Self
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import images_cache
-from coderepairrl.processes.hostgit import bare
-from coderepairrl.sandbox.workspace import Prepared, hand_over, pack
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 IMAGE_RECORD = "image.json"
@@ -137,18 +135,3 @@ def _mode(path: Path) -> str:
     if stat.S_ISLNK(mode):
         return "120000"
     return "" if not stat.S_ISREG(mode) else "100755" if mode & stat.S_IXUSR else "100644"
-
-
-def prepared(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:
-    """The workspace of an unpacked image, in the folder `root`: no file is copied, unless its working folder is to be
-    `packed`. Raises `TaskError`."""
-    folder, image = find(where, user)
-    root.mkdir()
-    bare(root / "attempts")
-    hand_over(root, user)
-    for name in ("tree", "git"):
-        (root / name).symlink_to(folder / name)
-    made = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
-    if packed:
-        pack(made, folder / "tree" / image.workdir.lstrip("/"))
-    return made

@@ -18,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.printable import without_login
@@ -26,9 +25,7 @@ from coderepairrl.processes.hostgit import BARE_CONFIG, bare, git
 from coderepairrl.sandbox import packing
 from coderepairrl.sandbox.contents import Entry, Images, entries_of
 from coderepairrl.sandbox.environment import built_for
-
-if TYPE_CHECKING:
-    from coderepairrl.sandbox.rootfs import Image
+from coderepairrl.sandbox.rootfs import Image, find
 
 Unpacked = Callable[[str, Path], "Prepared"]
 """What makes a workspace, in a folder, of an image (by its name) that was unpacked before."""
@@ -217,6 +214,21 @@ def prepare(
     hand_over(root, owner)
     manifest = {path: (mode, blob_id(data)) for path, mode, data in entries}
     return Prepared(root, base, json.dumps(manifest).encode(), workspace, size=_size(tree))
+
+
+def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> Prepared:
+    """The workspace of an unpacked image, in the folder `root`: no file is copied, unless its working folder is to be
+    `packed`. Raises `TaskError`."""
+    folder, image = find(where, user)
+    root.mkdir()
+    bare(root / "attempts")
+    hand_over(root, user)
+    for name in ("tree", "git"):
+        (root / name).symlink_to(folder / name)
+    made = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
+    if packed:
+        pack(made, folder / "tree" / image.workdir.lstrip("/"))
+    return made
 
 
 def hand_over(root: Path, owner: int | None) -> None:

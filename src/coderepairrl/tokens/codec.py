@@ -6,15 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-
-if TYPE_CHECKING:
-    from coderepairrl.tokens.verify import Findings
 
 GENERATION_PROMPT = 64
 """The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
@@ -183,19 +179,6 @@ class Codec:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens included."""
         return self.tokenizer.decode(ids)
-
-    def verify(self) -> tuple[str, ...]:
-        """Check exact extension at start-up; returns the conversations that are not extended (`tokens.verify`)."""
-        return self.examine().forks
-
-    def examine(self) -> Findings:
-        """As `verify`, with the conversations that the template refuses. Raises `ConfigError`."""
-        from coderepairrl.tokens.verify import verify
-
-        try:
-            return verify(self)
-        except ValueError as error:
-            raise ConfigError(f"{self.name}: {error}") from error
 
     def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
         """`InertTokenizer.bounded` by `most`. Raises `TooLong` for more messages than tokens."""

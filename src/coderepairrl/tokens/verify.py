@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from coderepairrl.tokens.codec import Codec
+from coderepairrl.tokens.codec import Codec
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -102,6 +100,13 @@ def verify(codec: Codec) -> Findings:
     message text can forge, a prompt that is not a prefix of the conversation, an extension that differs from the
     rendering, calls that are not parsed as they were rendered.
     """
+    try:
+        return _verify(codec)
+    except ValueError as error:
+        raise ConfigError(f"{codec.name}: {error}") from error
+
+
+def _verify(codec: Codec) -> Findings:
     _check_texts(codec)
     _check_inert(codec)
     _check_prompt(codec)

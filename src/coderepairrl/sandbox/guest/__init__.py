@@ -17,7 +17,7 @@ import ast
 from functools import cache
 from pathlib import Path
 
-PARTS = ("kernel", "frames", "limits", "files", "walk", "command", "service", "confined", "forked", "main")
+PARTS = ("kernel", "frames", "limits", "files", "walk", "service", "confined", "forked", "main")
 """Each after those that it imports; in the one file their names share a namespace."""
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, PrerequisiteError
-from coderepairrl.learn import rendezvous
+from coderepairrl.learn import remote
 from coderepairrl.protocols import EngineSpec
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -33,19 +33,19 @@ def split(config: Config, serving_takes: bool) -> Split:
 
     Raises `PrerequisiteError` where GPUs are named and none is visible, `ConfigError` for a GPU that is not there or
     named twice, for as many learner processes as have no GPU of their own, and for GPUs of both engine and learner
-    unless ``engine.share_devices`` is set; `UsageError` for a rendezvous that is no address.
+    unless ``engine.share_devices`` is set; `UsageError` for a ``train.listen`` that is no address.
     """
     check_named(config, serving_takes)
-    if config.train.rendezvous:
-        rendezvous.Address.parse(config.train.rendezvous)
+    if config.train.listen:
+        remote.parse_address(config.train.listen)
     serving, learning = config.engine.devices, config.train.devices
     there = visible()
     chosen = Split(
         _environment("engine.devices", serving, there), _environment("train.devices", learning, there)
     )  # checked before they are compared
-    if there and not learning and not config.train.learner and config.train.processes_here > len(there):
+    if there and not learning and not config.train.listen and config.train.processes > len(there):
         raise ConfigError(
-            f"{_processes(config)} take a GPU each, and {len(there)} are visible here",
+            f"train.processes={config.train.processes} take a GPU each, and {len(there)} are visible here",
             fix=f"lower train.processes, or learn on the CPU: {VISIBLE}= (empty)",
         )
     _check_apart(config, shared(config, serving_takes))
@@ -63,19 +63,19 @@ def serving(config: Config, engine: EngineSpec) -> EngineSpec:
     return engine.on_gpus(found[VISIBLE]) if found else engine
 
 
-def require_key(config: Config) -> None:
-    """Raise `PrerequisiteError` where the learner's nodes would not recognise each other."""
-    if config.train.nodes > 1:
-        rendezvous.key()
+def require_secret(config: Config) -> None:
+    """Raise `PrerequisiteError` where torchrun's processes could not prove that they belong to this run."""
+    if config.train.listen:
+        remote.read_secret()
 
 
 def check_named(config: Config, serving_takes: bool) -> None:
     """Raise `ConfigError` for GPUs that contradict each other or other settings, whichever machine it is."""
     serving, learning = config.engine.devices, config.train.devices
     _check_serving(config, serving_takes)
-    if learning and len(learning) != config.train.processes_here:
+    if learning and len(learning) != config.train.processes:
         raise ConfigError(
-            f"train.devices={list(learning)} for {_processes(config)}",
+            f"train.devices={list(learning)} for train.processes={config.train.processes}",
             fix=f"each learner process takes one GPU: train.devices={_so_many(config)}",
         )
     _check_once("train.devices", learning)
@@ -128,6 +128,11 @@ def by_turns(config: Config, engine: EngineSpec) -> EngineSpec:
             " and communicators on their GPUs that nothing moves away",
             fix="train.processes=1, or engine.share_devices=false with GPUs for each",
         )
+    if config.train.listen:
+        raise ConfigError(
+            "engine.share_devices=turns, and the learner of train.listen has GPUs of its own",
+            fix="leave engine.share_devices out",
+        )
     if config.engine.weights != "file":
         raise ConfigError(
             f"engine.share_devices=turns, and engine.weights={config.engine.weights}: engine and learner are never on"
@@ -147,28 +152,22 @@ def _so_many(config: Config) -> list[int]:
     """The learner's GPUs if there were one for each process."""
     own = config.train.devices
     others = (number for number in count() if number not in (*own, *config.engine.devices))
-    return list(islice((*own, *islice(others, config.train.processes_here)), config.train.processes_here))
-
-
-def _processes(config: Config) -> str:
-    """Those on this machine, as the settings have them."""
-    train = config.train
-    return f"train.processes={train.processes}" + (f" on train.nodes={train.nodes}" if train.nodes > 1 else "")
+    return list(islice((*own, *islice(others, config.train.processes)), config.train.processes))
 
 
 def shared(config: Config, serving_takes: bool) -> set[int]:
     """The GPUs that both a server of ours and the learner take."""
     there = range(len(visible()))
-    if not serving_takes or config.train.learner:  # which has GPUs of its own
+    if not serving_takes or config.train.listen:  # whose learner has GPUs of its own
         return set()
-    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes_here])
+    return set(config.engine.devices or there) & set(config.train.devices or there[: config.train.processes])
 
 
 def on_one_gpu(config: Config, serving_takes: bool) -> bool:
     """Whether a server of ours has one GPU alone, and the learner's first process has the same."""
     there = tuple(range(len(visible())))
     serving, learning = config.engine.devices or there, config.train.devices or there
-    return not config.train.learner and serving_takes and len(serving) == 1 and serving == learning[:1]
+    return not config.train.listen and serving_takes and len(serving) == 1 and serving == learning[:1]
 
 
 def visible() -> list[str]:

@@ -60,7 +60,7 @@ def resolve_imitation(config: Config) -> ImitationPlan:
     if learner:
         problems.attempt(lambda: check_teacher(config, model.value))
         problems.attempt(lambda: require_packages(learner.value))
-        problems.attempt(lambda: devices.require_key(config))
+        problems.attempt(lambda: devices.require_secret(config))
     if examples:
         problems.attempt(lambda: _check_measured(config, examples.value))
     engine = problems.attempt(lambda: engine_of(config, None if config.train.lora is None else config.train.lora.rank))

@@ -16,7 +16,6 @@ from coderepairrl.learn import RECIPES, LearnSettings
 def settings(config: Config) -> LearnSettings:
     """The learner's settings. Raises `ConfigError` for those that contradict each other, and what `teacher` raises."""
     config = resolved(config)
-    _check_shared(config)
     terms = {name: getattr(config.train, name) for name in (*Learning.model_fields, "mismatch_correction")}
     recipe = RECIPES.get(config.train.algorithm)
     constant = config.rollout.tokens if recipe and recipe.aggregation == "constant" else None
@@ -25,23 +24,6 @@ def settings(config: Config) -> LearnSettings:
     terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
     terms["quantise"] = form(config)
     return LearnSettings.model_validate(terms)
-
-
-def _check_shared(config: Config) -> None:
-    """Raise `ConfigError` for what a learner that several runs share does not do."""
-    if not config.train.learner:
-        return
-    if config.engine.share_devices == "turns":
-        raise ConfigError(
-            "train.learner with engine.share_devices=turns: the model that other runs train on, too, stays on its GPU",
-            fix="a GPU of its own for the engine, or a learner of the run's own (leave train.learner out)",
-        )
-    if config.engine.weights != "file":
-        raise ConfigError(
-            f"train.learner with engine.weights={config.engine.weights}: while one run sends weights to its engine, the"
-            " others would wait for that engine",
-            fix="leave engine.weights out: adapters are small files",
-        )
 
 
 def form(config: Config) -> str:

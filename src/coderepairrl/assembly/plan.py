@@ -348,7 +348,7 @@ def _lacking(config: Config, engine: Made[EngineSpec], learner: Made[LearnSettin
     absent.attempt(lambda: require_ray(config))
     absent.attempt(lambda: engine.value.require())
     absent.attempt(lambda: require_packages(learner.value))
-    absent.attempt(lambda: devices.require_key(config))
+    absent.attempt(lambda: devices.require_secret(config))
     return tuple(each for each in absent.found if isinstance(each, PrerequisiteError))
 
 

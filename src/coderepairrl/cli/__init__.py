@@ -60,7 +60,7 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
-        *(running.hello, running.train, running.learner, pipeline.pipeline, pipeline.probe),
+        *(running.hello, running.train, pipeline.pipeline, pipeline.probe),
         *(collecting.collect, collecting.select, running.sft),
     ),
     "Measure": (

@@ -1,4 +1,4 @@
-"""``crrl hello``, ``train``, ``sft``: runs; ``learner``: a further node of one, or one that several share."""
+"""``crrl hello``, ``train``, ``sft``: runs."""
 
 from __future__ import annotations
 
@@ -96,37 +96,6 @@ def sft(
         return
     result = asyncio.run(stage.sft(plan, folder, resume=resume))
     show(json.dumps(result) if as_json else table(result))
-
-
-def learner(
-    where: Annotated[
-        str,
-        typer.Argument(help="HOST:PORT, a run's train.rendezvous; with --share a socket, the runs' train.learner"),
-    ],
-    node: Annotated[
-        int | None, typer.Option(min=1, help="which of train.nodes this is; 0 is where `crrl train` runs")
-    ] = None,
-    share: Annotated[
-        bool, typer.Option("--share", help="serve runs of adapters on one model, until it is stopped")
-    ] = False,
-    seconds: Annotated[float, typer.Option(min=1.0, help="with --node: how long the run may take to begin")] = 600.0,
-    logs: Annotated[Path, typer.Option(help="folder for the logs of the processes here")] = Path("logs"),
-) -> None:
-    """A further node of a learner (train.nodes), which ends with the run; or a learner that several runs share."""
-    from coderepairrl.errors import UsageError
-    from coderepairrl.learn.node import run_node
-    from coderepairrl.learn.rendezvous import Address
-    from coderepairrl.learn.shared_server import share as serve
-
-    if share == (node is not None):
-        raise UsageError(
-            "crrl learner is either a node of one run's learner, or a learner that several runs share",
-            fix="crrl learner HOST:PORT --node N, or crrl learner SOCKET --share",
-        )
-    if node is None:
-        asyncio.run(serve(Path(where), log_dir=logs))
-    else:
-        asyncio.run(run_node(Address.parse(where), node, seconds=seconds, log_dir=logs))
 
 
 def config(

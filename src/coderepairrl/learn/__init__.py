@@ -6,7 +6,7 @@ The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
 from coderepairrl.learn.client import Learner, engine_form, init_random, language_model, merge, rounded, survived
-from coderepairrl.learn.node_pool import NodePool
+from coderepairrl.learn.remote import torchrun_command
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
 
@@ -17,7 +17,6 @@ __all__ = [
     "Form",
     "LearnSettings",
     "Learner",
-    "NodePool",
     "Shaping",
     "advantages",
     "batch",
@@ -30,4 +29,5 @@ __all__ = [
     "rounded",
     "stitch",
     "survived",
+    "torchrun_command",
 ]

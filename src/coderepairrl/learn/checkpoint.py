@@ -46,12 +46,6 @@ def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, in
     problem = damage(folder) if strategy.first else ""
     if problem := next(filter(None, strategy.gather(problem)), ""):
         raise UsageError(f"{folder} is not a whole checkpoint: {problem}")
-    with strategy.local_copy(folder) as there:
-        return _read(there, policy, strategy)
-
-
-def _read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
-    """Take weights and moments from a checkpoint; returns its version and updates. Raises `UsageError`."""
     try:
         counters = json.loads((folder / _COUNTERS).read_text())
         version, updates, schema = counters["version"], counters["updates"], counters["schema"]

@@ -13,10 +13,8 @@ from typing import Any, Self
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.config.sections.train import Precision, Quantise
 from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, RunError, UsageError
-from coderepairrl.learn import rendezvous
-from coderepairrl.learn.node_pool import NodePool, RemoteChild
+from coderepairrl.learn.remote import RemoteLearner, common_files
 from coderepairrl.learn.settings import Form, LearnSettings
-from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.processes.children import Child, ChildDied, Frame
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
@@ -28,7 +26,6 @@ PATIENCE = 3600.0
 """Seconds: much longer than any step, yet a hang is noticed."""
 _LOG = "logs/learner.log may say why; continue with --resume"
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
-_Process = Child | RemoteChild | SharedClient
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -42,7 +39,9 @@ class Learner:
     seconds.
     """
 
-    def __init__(self, children: Sequence[_Process], publish_dir: Path, patience: float | None = PATIENCE) -> None:
+    def __init__(
+        self, children: Sequence[Child | RemoteLearner], publish_dir: Path, patience: float = PATIENCE
+    ) -> None:
         self._children = children
         self._publish_dir = publish_dir
         self._patience = patience
@@ -63,29 +62,28 @@ class Learner:
         env: Mapping[str, str] | None = None,
         gpu: bool = False,
         patience: float = PATIENCE,
-        nodes: NodePool | None = None,
-        shared: Path | None = None,
-        run: str = "",
+        listen: str = "",
     ) -> Self:
         """A learner with the weights in `model` (Hugging Face layout) as version 0.
 
         It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
         `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
-        are used if there are any; with `gpu` there must be some. With `nodes` the processes are divided evenly
-        among them; the first ones run here.
+        are used if there are any; with `gpu` there must be some.
 
-        With `shared` it starts nothing, and joins the learner that listens at this socket, as `run`: there `env`, `gpu`
-        and `log_dir` mean nothing, and it is the other end that waits for no longer than `patience` once it is this
-        run's turn.
+        With `listen`, HOST:PORT, it starts no process, and waits up to `patience` seconds for one that torchrun starts
+        (`RemoteLearner`). `env` and `gpu` have no effect there.
         """
-        learner = cls([], publish_dir, patience if shared is None else None)
+        learner = cls([], publish_dir, patience)
+        start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
         try:
-            if shared is not None:
-                learner._children = [await SharedClient.connect(shared, run, patience)]
+            if listen:
+                learner._children = [await RemoteLearner.accept(listen, settings.processes, patience)]
+                models = [model, *([Path(settings.teacher)] if settings.teacher else [])]
+                async with common_files(models, [log_dir, publish_dir]) as files:
+                    learner.notices = await learner._call("start", **start, files=files)
             else:
-                learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {}, nodes)
-            start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
-            learner.notices = await learner._call("start", **start)
+                learner._children = await _spawn(settings.processes, log_dir, publish_dir, env or {})
+                learner.notices = await learner._call("start", **start)
         except BaseException:
             await learner.close()
             raise
@@ -160,8 +158,11 @@ class Learner:
         await self._call("restore", folder=path)
         return self.version
 
-    async def close(self) -> None:
-        """End the processes."""
+    async def close(self, *, again: bool = False) -> None:
+        """End the processes; `again`: another learner is about to start, which torchrun's processes join, too."""
+        for child in self._children:
+            if isinstance(child, RemoteLearner) and not again:
+                await child.dismiss()
         await asyncio.gather(*(child.close() for child in self._children))
 
     async def _call(self, op: str, **arguments: Any) -> Any:
@@ -276,24 +277,20 @@ async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
     """The result of an operation without a trainer, in a process of its own."""
-    learner = Learner(await _spawn(1, log_dir, log_dir, {}, None), log_dir)
+    learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
     try:
         return await learner._call(op, **arguments)
     finally:
         await learner.close()
 
 
-async def _spawn(
-    processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: NodePool | None
-) -> list[_Process]:
+async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
     """Start the processes, with the environment by which they find each other; all or none."""
-    if nodes is not None:
-        return await _spawn_across(processes, log_dir, extra, nodes)
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)
     meeting = shared / f".ranks-{secrets.token_hex(8)}"
-    children: list[_Process] = []
+    children: list[Child] = []
     try:
         for rank in range(processes):
             env = {**extra, "RANK": str(rank), "LOCAL_RANK": str(rank), "CRRL_RANKS_FILE": str(meeting)}
@@ -303,32 +300,6 @@ async def _spawn(
         await asyncio.gather(*(child.close() for child in children))
         raise
     return children
-
-
-async def _spawn_across(processes: int, log_dir: Path, extra: Mapping[str, str], nodes: NodePool) -> list[_Process]:
-    """As `_spawn`, on all `nodes`: the others first, which have to come."""
-    here = processes // nodes.count
-    children: list[_Process] = []
-    try:
-        with nodes.listening_socket() as meeting:  # bound here, so that torch listens there alone
-            address, port = meeting.getsockname()[:2]
-            remote = await nodes.spawn(processes, port)
-            children += remote
-            local: list[_Process] = []
-            for rank in range(here):
-                env = {
-                    **extra,
-                    **rendezvous.process_environment(rank, rank, here, processes, f"{address}:{port}", address),
-                }
-                env |= {} if rank else {"CRRL_LISTEN": str(meeting.fileno())}
-                given = [] if rank else [meeting.fileno()]
-                child = await Child.spawn(_MODULE, log=_log(log_dir, rank), env=env, given=given)
-                local.append(child)
-                children.append(child)
-    except BaseException:
-        await asyncio.gather(*(child.close() for child in children))
-        raise
-    return [*local, *remote]
 
 
 def _log(log_dir: Path, rank: int) -> Path:

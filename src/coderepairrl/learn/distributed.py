@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,17 +16,14 @@ from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from coderepairrl.learn.broadcast import broadcast_folder
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.strategy import SingleProcess, T
 
 RANK, RANKS, RENDEZVOUS_FILE = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
-"""Environment of one of several learner processes: its number, how many there are, the file of their rendezvous."""
-LOCAL_RANK, LOCAL_RANKS, STORE, LISTEN = "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CRRL_STORE", "CRRL_LISTEN"
-"""The same on its node; and where there are several nodes, in place of the file, HOST:PORT of the rendezvous, and the
-first process's descriptor that listens there."""
-_RENDEZVOUS_TIMEOUT = timedelta(seconds=300)
+"""Environment of one of several learner processes: its number, how many there are, the file by which they meet."""
+LOCAL_RANK = "LOCAL_RANK"
+"""Its number on its machine."""
 
 
 class Distributed(SingleProcess):
@@ -37,22 +32,12 @@ class Distributed(SingleProcess):
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
         self.rank, self.ranks = int(os.environ[RANK]), int(os.environ[RANKS])
-        local, local_ranks = int(os.environ[LOCAL_RANK]), int(os.environ[LOCAL_RANKS])
         if self.device.type == "cuda":
+            local = int(os.environ[LOCAL_RANK])
             torch.cuda.set_device(local)
             self.device = torch.device("cuda", local)
-        backend = "cuda:nccl,cpu:gloo" if self.device.type == "cuda" else "gloo"
-        self._leaders: distributed.ProcessGroup | None = None
-        """The first processes of the nodes, where there are several."""
-        if STORE in os.environ:
-            store = _store(self.rank, self.ranks)
-            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
-            self._leaders = distributed.new_group(list(range(0, self.ranks, local_ranks)), backend="gloo")
-        else:
-            distributed.init_process_group(
-                backend, init_method=f"file://{os.environ[RENDEZVOUS_FILE]}", rank=self.rank, world_size=self.ranks
-            )
-        self._first_here = self.rank - local
+        if not distributed.is_initialized():  # torchrun's processes have met before they get a request
+            init_processes(f"file://{os.environ[RENDEZVOUS_FILE]}")
 
     @property
     def load_device(self) -> torch.device:
@@ -79,12 +64,6 @@ class Distributed(SingleProcess):
         distributed.all_gather_object(everyone, value)
         return everyone
 
-    def local_copy(self, folder: Path) -> AbstractContextManager[Path]:
-        """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
-        if self._leaders is None:
-            return nullcontext(folder)
-        return broadcast_folder(folder, self._leaders, self.gather, rank=self.rank, leader=self._first_here)
-
     def _options(self, policy: Policy) -> dict[str, Any]:
         """Arguments for `Accelerator`."""
         cpu = self.device.type == "cpu"
@@ -106,10 +85,8 @@ class Distributed(SingleProcess):
         }
 
 
-def _store(rank: int, ranks: int) -> Any:
-    """The rendezvous of processes on several nodes."""
-    host, _, port = os.environ[STORE].rpartition(":")
-    listening = int(os.environ[LISTEN]) if LISTEN in os.environ else None
-    return distributed.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), ranks, is_master=rank == 0, timeout=_RENDEZVOUS_TIMEOUT, master_listen_fd=listening
-    )
+def init_processes(where: str) -> None:
+    """Connect the processes that meet at `where`, with NCCL between GPUs and gloo between CPUs."""
+    backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
+    rank, ranks = int(os.environ[RANK]), int(os.environ[RANKS])
+    distributed.init_process_group(backend, init_method=where, rank=rank, world_size=ranks)

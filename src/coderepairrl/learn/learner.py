@@ -5,7 +5,8 @@ message, "kind": KIND, "fix": hint}`` after which the process serves the next re
 model or checkpoint), ``prerequisite`` (a package or device is missing), ``storage`` (could not read or write) or
 ``refused`` (a bad batch). Any other exception ends the process, with a traceback in its log.
 
-Where several processes share the work, each gets every request, and all give the same answer.
+Where several processes share the work, each gets every request, and all give the same answer. Those that torchrun
+starts get them in another way: `coderepairrl.learn.torchrun`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from safetensors import SafetensorError
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.conversions import engine_form, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import LearnSettings
-from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
@@ -41,11 +41,9 @@ _PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "o
 
 
 class Service:
-    """Carries out requests, for one run."""
+    """Carries out requests."""
 
-    def __init__(self, provide: ProvideModel | None = None) -> None:
-        """`provide` gives a frozen model that other runs have, too."""
-        self._provide = provide
+    def __init__(self) -> None:
         self._trainer: Trainer | None = None
 
     def answer(self, frame: Frame) -> Frame:
@@ -81,7 +79,7 @@ class Service:
                 fix="install torch with CUDA (pip takes it from PyPI) and a driver that is as new, or leave"
                 " train.devices out to learn on the CPU",
             )
-        self._trainer = Trainer(model, LearnSettings(**settings), self._provide)
+        self._trainer = Trainer(model, LearnSettings(**settings))
         for notice in self._trainer.notices:
             print(logged(notice), file=sys.stderr, flush=True)
         return self._trainer.notices
@@ -109,22 +107,17 @@ def _sample(data: dict[str, Any]) -> Sample:
     return Sample(**columns)
 
 
-def serve(answer: Callable[[Frame], Frame]) -> None:
-    """Answer requests until the parent closes the connection."""
-    parent = Parent.connect()
+def main() -> None:
+    """Answer requests until the process that started this one closes the connection."""
+    service, parent = Service(), Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     while True:
         try:
             frame = parent.receive()
             assert frame is not None  # it blocks
-            parent.send(answer(frame))
+            parent.send(service.answer(frame))
         except (EOFError, BrokenPipeError):
             sys.exit(0)
-
-
-def main() -> None:
-    """Serve the process that started this one."""
-    serve(Service().answer)
 
 
 if __name__ == "__main__":

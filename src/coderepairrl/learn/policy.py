@@ -30,7 +30,6 @@ from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
 from coderepairrl.learn.probe import examine
 from coderepairrl.learn.settings import LOGITS, OF_VALUES, Form, LearnSettings
-from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 
 MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
@@ -79,14 +78,12 @@ class Policy:
         device: torch.device = CPU,
         *,
         frozen: bool = False,
-        provide: ProvideModel | None = None,
     ) -> Policy:
-        """Load the model in `folder`, a `frozen` one without adapters, to be compared with. Where there is a `provide`,
-        it has the model on `device` already, or loads it for other runs, too.
+        """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
 
-        Raises `UsageError` when there is none or it cannot be trained packed, or shared.
+        Raises `UsageError` when there is none or it cannot be trained packed.
         """
-        _check(folder, settings, shared=provide is not None)
+        _check(folder, settings)
         if frozen:
             without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
             settings = settings.but(
@@ -97,12 +94,7 @@ class Policy:
         try:
             if about := models.quantisation_config(folder):
                 settings = settings if frozen else settings.but(quantise="checkpoint")
-            form = f"{str(dtype).removeprefix('torch.')} with model.quantise={settings.quantise}"
-
-            def read() -> PreTrainedModel:
-                return _read(folder, settings, about, dtype, device)
-
-            model = read() if provide is None else provide(folder, form, lambda: read().to(device))  # type: ignore[arg-type]
+            model = _read(folder, settings, about, dtype, device)
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
         if frozen:
@@ -274,13 +266,8 @@ def constants(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def _check(folder: Path, settings: LearnSettings, *, shared: bool) -> None:
+def _check(folder: Path, settings: LearnSettings) -> None:
     """Raise `UsageError` or `PrerequisiteError` for what can be refused before anything is read."""
-    if shared and settings.lora is None:
-        raise UsageError(
-            "a learner that several runs share (train.learner) holds a frozen model, and all weights are to be trained",
-            fix="train.lora=true, or a learner of the run's own: leave train.learner out",
-        )
     if (folder / adapters.CONFIG).is_file():
         raise UsageError(
             f"{folder} holds adapters, not a model", fix="merge them first (peft: merge_and_unload, save_pretrained)"

@@ -133,10 +133,6 @@ class SingleProcess:
             raise OSError(f"another process could not: {reason}")
         return result
 
-    def local_copy(self, folder: Path) -> AbstractContextManager[Path]:
-        """Where the files of the first process's `folder` are within: there, or on another node in a copy."""
-        return nullcontext(folder)
-
 
 def _make_deterministic() -> None:
     """Make training deterministic on a GPU, too: a resumed run repeats steps and compares the weights.

@@ -27,7 +27,6 @@ from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches,
 from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import Form, LearnSettings
-from coderepairrl.learn.shared_model import ProvideModel
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
@@ -63,22 +62,18 @@ class Trainer:
     writes files.
     """
 
-    def __init__(self, model: Path, settings: LearnSettings, provide: ProvideModel | None = None) -> None:
-        """Load `model`, or have it from `provide` below adapters. Raises `UsageError` if it cannot be trained,
-        `PrerequisiteError` if a package is missing."""
+    def __init__(self, model: Path, settings: LearnSettings) -> None:
+        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
         self.settings = settings
-        self._shares_model = provide is not None
         self.strategy = _strategy(settings)
         self.reference: Policy | None = None
-        with self.strategy.local_copy(model) as folder:
-            self.policy = Policy.load(folder, settings, self.strategy.load_device, provide=provide)
-            if settings.beta > 0 and settings.lora is None:
-                self.reference = Policy.load(folder, settings, self.strategy.load_device)
-                self.reference.model.requires_grad_(False)
+        self.policy = Policy.load(model, settings, self.strategy.load_device)
+        if settings.beta > 0 and settings.lora is None:
+            self.reference = Policy.load(model, settings, self.strategy.load_device)
+            self.reference.model.requires_grad_(False)
         self.teacher: Policy | None = None
         if settings.teacher:
-            with self.strategy.local_copy(Path(settings.teacher)) as folder:
-                self.teacher = Policy.load(folder, settings, self.strategy.load_device, frozen=True)
+            self.teacher = Policy.load(Path(settings.teacher), settings, self.strategy.load_device, frozen=True)
         self.version = 0
         self.updates = 0
         self.optimizer = make_optimizer(self.policy, settings)
@@ -226,13 +221,10 @@ class Trainer:
     def put_away(self) -> int:
         """Move all that is on the device to the host's memory, where only `save` finds it; returns its bytes.
 
-        Raises ValueError for one of several processes, which have more there than tensors of ours, and for a model that
-        several runs share.
+        Raises ValueError for one of several processes, which have more there than tensors of ours.
         """
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
-        if self._shares_model:
-            raise ValueError("several runs share the model: it stays on its device")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:

@@ -23,8 +23,7 @@ MAY_CHANGE = (
     # where and how fast the same is computed
     *("engine", "gpu", "plan", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
     *("rollout.executor", "rollout.ray"),
-    *("train.nodes", "train.rendezvous", "train.node_seconds", "train.learner"),
-    "train.gradient_checkpointing",
+    *("train.listen", "train.gradient_checkpointing"),
     # what an attempt may spend
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     # how far an update goes
@@ -71,9 +70,7 @@ WHY_NOT = {
 
 _BESIDE = {"run.dir", "log"}
 """Where a run lies is no change of it, nor who is told of it."""
-_NOT_REPLAYED = {"train.devices", "train.patience", "train.nodes", "train.rendezvous", "train.node_seconds"} | {
-    "train.learner"
-}
+_NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
 _OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
 """Which of what may change decides whether the clip cuts what is no update of the batch."""
 _OF_PROMPTS = ("rollout.tokens", "engine.name", "engine.options")

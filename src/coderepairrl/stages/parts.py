@@ -17,7 +17,7 @@ from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.plan import Plan
 from coderepairrl.config import Config
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Learner, LearnSettings, NodePool, init_random, merge, rendezvous, rounded, survived
+from coderepairrl.learn import Learner, LearnSettings, init_random, merge, rounded, survived, torchrun_command
 from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Curriculum, Rollout, SupervisedEngine
 from coderepairrl.runs import Log, RunFolder
@@ -172,10 +172,8 @@ async def open_policy(
             return made
         return Streamed(made, lambda *offer: policy.send(*offer))  # of the learner that there is then
 
-    nodes = await open_nodes(parts, config)
-
     async def learn(settings: LearnSettings) -> Learner:
-        return await start_learner(plan, settings, folder, model, outbox, nodes)
+        return await start_learner(plan, settings, folder, model, outbox, progress)
 
     async def start_first() -> Engine:
         made = await start_engine()
@@ -191,20 +189,10 @@ async def open_policy(
     started, learner = await _both(start_first(), lambda: learn(plan.learner), in_turn=plan.in_turn)
     engine = SupervisedEngine(started, start_engine, restarts=config.run.retries, on_death=progress.alarm)
     parts.push_async_callback(engine.close)
-    policy = LivePolicy(config, folder, learn, engine, learner, adapters=plan.model.engine.adapters)
+    adapters = plan.model.engine.adapters
+    policy = LivePolicy(config, folder, learn, engine, learner, adapters=adapters, on_death=progress.alarm)
     parts.push_async_callback(policy.close)
     return engine, policy
-
-
-async def open_nodes(parts: AsyncExitStack, config: Config) -> NodePool | None:
-    """The learner's other nodes, for which it listens until `parts` are taken down; None where there are none."""
-    train = config.train
-    if train.nodes == 1:
-        return None
-    address = rendezvous.Address.parse(train.rendezvous)
-    nodes = await NodePool.open(address, train.nodes, rendezvous.key(), train.node_seconds)
-    parts.push_async_callback(nodes.close)
-    return nodes
 
 
 async def start_learner(
@@ -213,20 +201,21 @@ async def start_learner(
     folder: RunFolder,
     model: Path,
     outbox: Path,
-    nodes: NodePool | None = None,
+    progress: Progress,
 ) -> Learner:
-    """A learner with the weights of `model`, on the run's own devices or shared. Raises what `Learner.start` raises."""
+    """A learner with the weights of `model`, which the run or torchrun starts. Raises what `Learner.start` raises."""
+    train = plan.config.train
+    if train.listen:
+        progress.say(f"waiting for the learner; start it: {torchrun_command(train.listen)}")
     return await Learner.start(
         model,
         settings,
         log_dir=folder.logs,
         publish_dir=outbox,
         env=plan.devices.learner,
-        gpu=bool(plan.config.train.devices),
-        patience=plan.config.train.patience,
-        nodes=nodes,
-        shared=Path(plan.config.train.learner) if plan.config.train.learner else None,
-        run=folder.path.name,
+        gpu=bool(train.devices),
+        patience=train.patience,
+        listen=train.listen,
     )
 
 

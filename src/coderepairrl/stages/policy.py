@@ -75,16 +75,19 @@ class LivePolicy:
         learner: Learner,
         *,
         adapters: bool = False,
+        on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`learner` is fresh from `start`; from here on it is this object's to replace and to close. Where the two have
         a device by turns it is the learner's, and `engine` sleeps, until `restore` has ended.
 
-        A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not.
+        A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not. `on_death`
+        gets why a learner died that is replaced.
         """
         self.config = config
         self.run = run
         self.engine = engine
         self._start = start
+        self._on_death = on_death
         self.restarts = 0
         self._form: Form = "adapter" if adapters and config.train.lora is not None else "model"
         self._learner: Learner = learner
@@ -135,7 +138,7 @@ class LivePolicy:
     async def _begin(self, config: Config, step: int) -> None:
         """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
         if not self._fresh or settings(config) != settings(self.config):
-            await self.close()
+            await self._learner.close(again=True)
             self._learner = await self._start(settings(config))
         self._fresh = False
         if step:
@@ -196,9 +199,10 @@ class LivePolicy:
                     self.restarts += 1
                     await self.restore(history)
                 return await action()
-            except LearnerFault:
+            except LearnerFault as fault:
                 if attempt == self.config.run.retries:
                     raise
+                self._on_death(f"{fault}; the run starts another")
         raise AssertionError("a negative number of retries")
 
     async def _save(self, step: int) -> Path:

@@ -23,7 +23,7 @@ from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.learn import Account, Form, Learner, NodePool
+from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
@@ -34,7 +34,7 @@ from coderepairrl.runs.learned import write_learned
 from coderepairrl.runs.storage import digests
 from coderepairrl.stages.executors import open_rollout
 from coderepairrl.stages.history import History, read_history
-from coderepairrl.stages.parts import Bench, initial_model, open_nodes, start_learner, until_called_off
+from coderepairrl.stages.parts import Bench, initial_model, start_learner, until_called_off
 from coderepairrl.stages.progress import Progress
 from coderepairrl.stages.trackers import following
 from coderepairrl.stages.train import evaluate, evaluation_due
@@ -46,7 +46,7 @@ LOSS = "held_out/loss"
 """The metric by which a run stops early."""
 _MAY_CHANGE = {
     *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
-    *("train.devices", "train.patience", "train.learner"),
+    *("train.devices", "train.patience", "train.listen"),
 }
 """Settings that a resumed run may have otherwise: all others would make it another run, or its replay another."""
 
@@ -62,7 +62,6 @@ class _Run:
     history: History
     model: Path
     outbox: Path
-    nodes: NodePool | None
     learner: Learner
     bench: Bench | None
     engine: SupervisedEngine | None
@@ -184,15 +183,16 @@ async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
     for attempt in range(run.plan.config.run.retries + 1):
         try:
             if attempt:  # here, for what ends it once more while it is brought back is one more death
-                await run.learner.close()
+                await run.learner.close(again=True)
                 run.learner = await start_learner(
-                    run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.nodes
+                    run.plan, run.plan.learner, run.folder, run.model, run.outbox, run.progress
                 )
                 await _restore(run)
             return await run.learner.step(_batch(run.plan, step))
-        except LearnerFault:
+        except LearnerFault as fault:
             if attempt == run.plan.config.run.retries:
                 raise
+            run.progress.alarm(f"{fault}; the run starts another")
     raise AssertionError("unreachable")
 
 
@@ -302,7 +302,6 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
         bench, engine = None, None
         if plan.rollouts is not None:
             bench, engine = await _bench(parts, plan, folder, log, progress, model, outbox)
-        nodes = await open_nodes(parts, plan.config)
         run = _Run(
             plan=plan,
             folder=folder,
@@ -311,8 +310,7 @@ async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) ->
             history=history,
             model=model,
             outbox=outbox,
-            nodes=nodes,
-            learner=await start_learner(plan, plan.learner, folder, model, outbox, nodes),
+            learner=await start_learner(plan, plan.learner, folder, model, outbox, progress),
             bench=bench,
             engine=engine,
             first=_first(folder),

@@ -30,7 +30,7 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.jobs import State, flat, state_of
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-_ELSEWHERE = ("run.name", "run.dir", "model.path", "train.learner", "train.devices")
+_ELSEWHERE = ("run.name", "run.dir", "model.path", "train.devices")
 """Settings that a run may have other than its study: where it lies, a policy that is pinned to a checkpoint, and where
 it learns, which changes no bit of it."""
 
@@ -58,8 +58,6 @@ class Header(Section):
     """The arm that the others are compared with, where there are no questions; empty is the first."""
     server: Literal["own", "shared"] = "own"
     """Who samples: a server of each run, or one that the study starts, which all runs join with adapters of theirs."""
-    learner: Literal["own", "shared"] = "own"
-    """Who trains: a learner of each run, or one that the study starts, which has the frozen model once for all."""
 
 
 class ArmFile(Section):
@@ -111,7 +109,7 @@ class Job:
     policy: str = ""
     """What is evaluated."""
     joins: tuple[str, ...] = ()
-    """Further settings, with which it joins the server and the learner of its study."""
+    """Further settings, with which it joins the server of its study."""
 
     @property
     def log(self) -> Path:
@@ -131,7 +129,7 @@ class Job:
         return configs.load(self.source, (*self.overrides, *self.joins))
 
     def alone(self) -> Config:
-        """Its settings if it had a server and a learner of its own. Raises `ConfigError`."""
+        """Its settings if it had a server of its own. Raises `ConfigError`."""
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
@@ -168,11 +166,6 @@ class Study:
     def address(self) -> Path:
         """Where its runs join the server that they share; the log of that is beside it. No arm has such a name."""
         return self.folder / ".server" / "socket"
-
-    @property
-    def learner_address(self) -> Path:
-        """Where its trainings join the learner that they share; the log of that is beside it."""
-        return self.folder / ".server" / "learner"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -253,21 +246,16 @@ class Study:
         return Job("eval", arm, seed, folder, words, source, overrides, policy, joins)
 
     def _joins(self, source: str, given: Sequence[str], *, trains: bool) -> tuple[str, ...]:
-        """Settings with which a run joins the server and the learner of the study, as far as there are."""
+        """Settings with which a run joins the server of the study, if there is one."""
         header, joins = self.file.study, list[str]()
-        shares = trains and header.learner == "shared"
-        if header.server == "own" and not shares:
+        if header.server == "own":
             return ()
         try:
             alone = configs.load(source, given)
-            if shares:
-                joins += [f"train.learner={self.learner_address}"]
-                joins += ["train.devices=[]"] if alone.train.devices else []
-            if header.server == "shared":
-                options = engines.make(alone.engine.name, **alone.engine.options).joining(self.address)
-                joins += [f"engine.options={configs.inline(options)}"]
-                joins += ["engine.devices=[]"] if alone.engine.devices else []
-            if trains and header.server == "shared":
+            options = engines.make(alone.engine.name, **alone.engine.options).joining(self.address)
+            joins += [f"engine.options={configs.inline(options)}"]
+            joins += ["engine.devices=[]"] if alone.engine.devices else []
+            if trains:
                 # which auto stands for by what the engine computes in, and of one that is joined nobody knows that
                 correction = resolved(alone).train.mismatch_correction
                 joins += [f"train.mismatch_correction={correction}"] if correction != "off" else []

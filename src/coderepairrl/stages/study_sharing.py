@@ -23,7 +23,7 @@ class Needs:
 
 
 N = TypeVar("N", bound=Needs)
-Shared = Literal["server", "learner"]
+Shared = Literal["server"]
 
 
 def own(what: Shared) -> str:

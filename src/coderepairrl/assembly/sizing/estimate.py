@@ -81,10 +81,10 @@ class Estimate:
 
     @property
     def learning(self) -> tuple[int, ...]:
-        """The learner's GPUs by number; of a learner that several runs share none, which has GPUs of its own."""
-        if self.config.train.learner:
+        """The learner's GPUs by number; none of them where torchrun starts it (``train.listen``)."""
+        if self.config.train.listen:
             return ()
-        return self.config.train.devices or tuple(range(self.config.train.processes_here))
+        return self.config.train.devices or tuple(range(self.config.train.processes))
 
     @property
     def on_gpus(self) -> bool:
@@ -130,10 +130,10 @@ class Estimate:
         if self.memory is None:
             return ""
         alone = self.learner.peak + learner_side.RESERVE
-        if self.config.train.learner and alone > self.memory:
+        if self.config.train.listen and alone > self.memory:
             return (
-                f"the GPU of the learner that runs share (train.learner) is taken to have {self.memory / GB:.1f} GB,"
-                f" and one run alone needs {alone / GB:.1f}"
+                f"each GPU of the learner (train.listen) is assumed to have {self.memory / GB:.1f} GB, and"
+                f" {alone / GB:.1f} are needed"
             )
         if server and server.room and (tokens := server.memory.cached(server.room)) < server.settings.context:
             return (
@@ -162,8 +162,10 @@ class Estimate:
             plan[names]["needs_gb"] = round(self.needs(gpu) / GB, 2)
             if self.on_gpus:
                 plan[names]["has_gb"] = "unknown" if self.memory is None else round(self.memory / GB, 2)
-        if self.config.train.learner:
-            plan["learner of several runs"] = self._shared()
+        if self.config.train.listen:
+            plan["each learner GPU"] = {
+                f"{name}_gb": round(size / GB, 2) for name, size in self._learner_parts() if size
+            }
         if moved := self.moves():
             plan["turns"] = {
                 "host_gb": round(moved.host / GB, 2),
@@ -246,21 +248,11 @@ class Estimate:
             if self.server.room is not None:
                 yield "engine KV cache", self.server.room - engine.fixed
         if gpu in self.learning:
-            yield from self.learner._asdict().items()
-            yield "reserve", learner_side.RESERVE * self.on_gpus
+            yield from self._learner_parts()
 
-    def _shared(self) -> dict[str, Any]:
-        """What a learner holds that several runs share: the model once, of each run what it trains, and, since it makes
-        one step at a time, what a step needs once."""
-        learner, reserve = self.learner, learner_side.RESERVE * (self.memory is not None)
-        each = learner.adapters + learner.optimizer
-        once = learner.peak - learner.weights - each + reserve
-        shown = {"weights_gb": learner.weights, "step_gb": once, "each_run_gb": each}
-        plan: dict[str, Any] = {name: round(size / GB, 2) for name, size in shown.items()}
-        if self.memory is not None:
-            plan["has_gb"] = round(self.memory / GB, 2)
-            plan["runs"] = int((self.memory - learner.weights - once) // each)
-        return plan
+    def _learner_parts(self) -> Iterator[tuple[str, float]]:
+        yield from self.learner._asdict().items()
+        yield "reserve", learner_side.RESERVE * self.on_gpus
 
     def _alike(self) -> Iterator[tuple[str, int]]:
         """GPUs that hold the same, and one of them."""

@@ -224,8 +224,8 @@ class Planned:
             }
         if moved := self.given.moves():
             shown["switching"] = f"{moved.step / GB:.1f} GB to and from the host's memory at {MOVED / GB:g} GB/s"
-        if self.given.config.train.learner:
-            shown["shared_learner"] = "waits for no other run's step; the hours of its GPU are not counted"
+        if self.given.config.train.listen:
+            shown["learner"] = "the hours of its GPUs are not counted"
         if self.timed:
             return shown | {"speeds": f"those of {plan.run}, its {self.pilot.processes if self.pilot else 1} learners"}
         read = f"{self.given.reading:g} " if self.given.reading != self.given.utilisation else ""

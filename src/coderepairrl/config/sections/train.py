@@ -169,7 +169,7 @@ class Learning(Section):
     attention: Attention = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
-    """Learner processes, one per device, that share each batch: on this machine, or spread over `train.nodes`."""
+    """Learner processes, one per device, that share each batch: on this machine, or those of `train.listen`."""
     strategy: Strategy = "ddp"
     """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
     too. `zero2` and `zero3` need the package deepspeed."""
@@ -204,47 +204,19 @@ class Train(Learning):
     is to measure them, with weight 0."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
-    nodes: int = Field(default=1, ge=1)
-    """Machines that the learner's processes are on, this one included, as many on each (docs/guides/cluster.md)."""
-    rendezvous: str = ""
-    """With `nodes`: HOST:PORT of this machine where the others find it, with `crrl learner HOST:PORT --node N`."""
-    learner: str = ""
-    """The socket of a learner that several runs of adapters share, with one copy of the frozen model
-    (docs/guides/training.md); empty: one of the run's own."""
-    node_seconds: float = Field(default=600.0, gt=0)
-    """With `nodes`: how long the others may take to come, at the start and after one has left."""
+    listen: str = ""
+    """HOST:PORT of this machine where the run waits for learner processes that torchrun starts, on one or more machines
+    (docs/guides/cluster.md). Empty: the run starts its own."""
     patience: float = Field(default=3600.0, gt=0)
     """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
-    killed and restarted (run.retries)."""
-
-    @property
-    def processes_here(self) -> int:
-        """Learner processes on this machine."""
-        return self.processes // self.nodes
+    killed and restarted (run.retries). With `listen` also how long the run waits for torchrun's processes."""
 
     @model_validator(mode="after")
-    def _on_nodes(self) -> Train:
-        if self.processes % self.nodes:
+    def _listens_for_gpus_elsewhere(self) -> Train:
+        if self.listen and self.devices:
             raise ValueError(
-                f"nodes={self.nodes} do not divide processes={self.processes}: as many are on each, so take"
-                f" {self.nodes * max(1, self.processes // self.nodes)}"
-            )
-        if (self.nodes > 1) != bool(self.rendezvous):
-            raise ValueError("nodes, if there are several, and rendezvous belong together: set both or neither")
-        return self
-
-    @model_validator(mode="after")
-    def _shares_its_learner(self) -> Train:
-        if not self.learner:
-            return self
-        if self.lora is None:
-            raise ValueError("a learner that several runs share holds a frozen model: lora=true, or leave learner out")
-        if self.processes > 1:
-            raise ValueError(f"processes={self.processes}, and a learner that several runs share is one process")
-        if self.devices:
-            raise ValueError(
-                "devices are those of a learner of the run's own: leave it out, and start the shared one with"
-                " CUDA_VISIBLE_DEVICES"
+                "devices are those of processes that the run starts: with listen, leave it out, and"
+                " start torchrun with CUDA_VISIBLE_DEVICES"
             )
         return self
 

@@ -1,0 +1,257 @@
+"""The controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`), on one machine or several.
+
+The controller listens, and rank 0 connects. Its first frame has a secret that both read from their environment; until
+then nothing else is read. Frames are JSON, neither encrypted nor signed: the network must be one that nobody else can
+reach, as torch's own connections between ranks demand anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import platform
+import secrets
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError, UsageError
+from coderepairrl.processes.children import ChildDied, Frame, pack
+from coderepairrl.runs.folder import source_digest
+
+SECRET = "CRRL_LEARNER_SECRET"
+"""Environment variable with the secret, of at least 16 characters."""
+GREETING_SECONDS = 10.0
+"""Time limit of each end's first frame."""
+_GREETING_BYTES = 1 << 20
+_GRACE = 5.0
+_PACKAGES = ("coderepairrl", "torch", "transformers", "peft", "accelerate", "safetensors", "deepspeed", "bitsandbytes")
+# the kernel asks a silent peer, and closes the connection to a machine that has been gone for half a minute
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("TCP_USER_TIMEOUT", 30_000))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``. Raises `UsageError`.
+
+    >>> parse_address("10.0.0.1:29500")
+    ('10.0.0.1', 29500)
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"{text!r} is not HOST:PORT", fix="train.listen=10.0.0.1:29500, for example")
+    if host in ("0.0.0.0", "::", "[::]", "*"):
+        raise UsageError(
+            f"train.listen={text} would listen on every network of this machine",
+            fix="name one address of this machine, on a network that nobody else can reach",
+        )
+    return host.strip("[]"), int(port)
+
+
+def read_secret() -> str:
+    """The secret of both ends. Raises `PrerequisiteError`."""
+    secret = os.environ.get(SECRET, "")
+    if len(secret) < 16:
+        raise PrerequisiteError(
+            f"{SECRET} has {len(secret)} characters, and train.listen needs 16 or more",
+            fix=f"export {SECRET}=..., the same for crrl and every torchrun: openssl rand -hex 32 makes one",
+        )
+    return secret
+
+
+def versions() -> dict[str, str]:
+    """Versions that must be equal on all machines."""
+    installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
+    for name in _PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            installed[name] = "missing"
+    return installed
+
+
+def torchrun_command(listen: str) -> str:
+    """The command that starts the learner, once on each machine."""
+    return (
+        "torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100 --rdzv-backend=c10d"
+        f" --rdzv-endpoint={parse_address(listen)[0]}:29400 -m coderepairrl.learn.torchrun {listen}"
+    )
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice when the machine at the other end is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def digest_files(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of files, by path; empty for one that cannot be read."""
+
+    def digest(path: Path) -> str:
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            return ""
+
+    paths = list(paths)
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(map(str, paths), pool.map(digest, paths), strict=True))
+
+
+@asynccontextmanager
+async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
+    """Files that every machine must have, with their SHA-256: those of `models`, and a new one in each of `folders`."""
+    files = [file for model in models for name in ("config.json", "*.safetensors") for file in model.glob(name)]
+    marks = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
+    try:
+        for mark in marks:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.write_text(mark.name)
+        yield await asyncio.to_thread(digest_files, [file.resolve() for file in (*files, *marks)])
+    finally:
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+
+
+class RemoteLearner:
+    """A connection to rank 0. `Learner` uses it as it uses a `Child`."""
+
+    stopped = False
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hello: Mapping[str, Any], listen: str
+    ) -> None:
+        self._reader, self._writer, self._listen = reader, writer, listen
+        self.pid = int(hello["pid"])
+        """Process number of rank 0, on its own machine."""
+        self.name = f"{self.pid} on {str(hello['machines'][0]['host'])[:200]}"
+
+    @classmethod
+    async def accept(cls, listen: str, processes: int, patience: float) -> Self:
+        """Wait up to `patience` seconds for a learner of `processes` ranks to connect to the address `listen`.
+
+        Raises `LearnerFault` when none comes, `UsageError` when the address is not free or the number of ranks differs,
+        and `PrerequisiteError` when versions differ.
+        """
+        (host, port), secret = parse_address(listen), read_secret()
+        joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()
+        rejected = ""
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal rejected
+            try:
+                async with asyncio.timeout(GREETING_SECONDS):
+                    hello = await _receive(reader, _GREETING_BYTES)
+                    if joined.done():
+                        raise ValueError("the run has a learner")
+                    if not hmac.compare_digest(str(hello["secret"]).encode(), secret.encode()):
+                        rejected = f"; a learner with another {SECRET} was rejected"
+                        raise ValueError(f"another {SECRET}")
+                    keep_alive(writer.get_extra_info("socket"))
+                    learner = cls(reader, writer, hello, listen)
+                    _check(hello["machines"], processes)
+                    writer.write(pack({"welcome": os.uname().nodename}))
+                    joined.set_result(learner)
+                    return
+            except CodeRepairError as error:
+                joined.set_exception(error)
+                writer.write(pack({"error": f"{error}; {error.fix}"}))
+            except (OSError, ValueError, LookupError, TypeError, asyncio.IncompleteReadError) as error:  # a stranger
+                writer.write(pack({"error": f"crrl rejects this connection: {str(error) or type(error).__name__}"}))
+            writer.close()
+
+        try:
+            server = await asyncio.start_server(greet, host, port)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen at train.listen={listen}: {error.strerror or error}",
+                fix="name an address of this machine and a free port",
+            ) from error
+        try:
+            async with asyncio.timeout(patience):
+                return await joined
+        except TimeoutError:
+            raise LearnerFault(
+                f"no learner connected to {listen} within {patience:g} s (train.patience){rejected}",
+                fix=f"start it on each machine: {torchrun_command(listen)}; then continue with --resume",
+            ) from None
+        finally:
+            server.close()
+
+    async def send(self, frame: Mapping[str, Any]) -> None:
+        """Send one frame. Raises `ChildDied`."""
+        try:
+            self._writer.write(pack(frame))
+            await self._writer.drain()
+        except OSError as error:
+            raise self._lost(error) from error
+
+    async def receive(self) -> Frame:
+        """The next frame. Raises `ChildDied`."""
+        try:
+            return await _receive(self._reader)
+        except (OSError, ValueError, asyncio.IncompleteReadError) as error:
+            raise self._lost(error) from error
+
+    async def dismiss(self) -> None:
+        """Tell the ranks that the run is over, and wait a moment until they have heard it."""
+        with suppress(ChildDied, OSError, TimeoutError):
+            await self.send({"exit": 0})
+            async with asyncio.timeout(_GRACE):
+                while await self._reader.read(1 << 16):
+                    pass
+
+    def kill(self) -> None:
+        """Close the connection at once, which ends the ranks when they next read from it."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close the connection. The ranks end; torchrun starts them again within its ``--max-restarts``."""
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def _lost(self, error: Exception) -> ChildDied:
+        lost = ChildDied(f"the connection to the learner, process {self.name}, was lost ({error or type(error)})")
+        lost.fix = (
+            "the output of torchrun says why; where it has ended, start it again on each machine:"
+            f" {torchrun_command(self._listen)}; then continue with --resume"
+        )
+        return lost
+
+
+async def _receive(reader: asyncio.StreamReader, most: int = 1 << 32) -> Frame:
+    """One frame of at most `most` bytes. Raises ValueError for anything else."""
+    length = int.from_bytes(await reader.readexactly(4), "big")
+    if length > most:
+        raise ValueError(f"a frame of {length} bytes")
+    frame = json.loads(await reader.readexactly(length))
+    if not isinstance(frame, dict):
+        raise ValueError("not a frame")
+    return frame
+
+
+def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
+    """Raise for a learner that cannot serve this run; `machines` has host and versions of each rank."""
+    if len(machines) != processes:
+        raise UsageError(
+            f"torchrun started {len(machines)} learner processes, and train.processes={processes}",
+            fix="train.processes is --nnodes times --nproc-per-node",
+        )
+    ours = versions()
+    for machine in machines:
+        if differing := [name for name in ours if ours[name] != machine["versions"].get(name)]:
+            listed = ", ".join(f"{name} {machine['versions'].get(name)} (here {ours[name]})" for name in differing)
+            raise PrerequisiteError(
+                f"the learner on {machine['host']} has other versions: {listed}",
+                fix="install the same on every machine: scripts/setup.sh there, from the same commit",
+            )

@@ -1,0 +1,125 @@
+"""A learner process that torchrun starts: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
+
+Rank 0 connects to the run that listens there (`coderepairrl.learn.remote`), takes its requests, broadcasts each to the
+other ranks, and sends the answer, which is the same in all. The requests are those of `coderepairrl.learn.learner`.
+
+When the run is over, all ranks exit with 0. When the connection is lost, they exit with 1, so that torchrun starts them
+again within its ``--max-restarts``, and rank 0 waits for the run once more.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import distributed
+
+from coderepairrl.errors import CodeRepairError, LearnerFault
+from coderepairrl.learn import remote
+from coderepairrl.learn.distributed import LOCAL_RANK, init_processes
+from coderepairrl.learn.learner import Service
+from coderepairrl.processes.child import die_with
+from coderepairrl.processes.children import Frame, Parent
+
+_PATIENCE, _RETRY = 3600.0, 1.0
+"""Seconds to wait for the run, and between two attempts to connect."""
+_IDLE = timedelta(days=365)
+"""Time limit of a broadcast: between two requests the run samples episodes."""
+_HOST = os.uname().nodename
+
+
+def main() -> None:
+    """Carry out the requests of the run at the address that is given."""
+    die_with(os.getppid())
+    address = sys.argv[1]
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in processes that the run starts
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    init_processes("env://")
+    requests = distributed.new_group(backend="gloo", timeout=_IDLE)
+    machines = _gather({"host": _HOST, "versions": remote.versions()}, requests)
+    run = None
+    if distributed.get_rank() == 0:
+        try:
+            run = _connect(address, machines)
+        except CodeRepairError as error:
+            sys.exit(f"{error}\n{error.fix}")
+    service = Service()
+    while True:
+        request = [_next(run) if run else {}]
+        distributed.broadcast_object_list(request, 0, group=requests)
+        if "exit" in request[0]:
+            distributed.destroy_process_group()
+            sys.exit(request[0]["exit"])
+        reply = _answer(service, request[0], requests)
+        refusals = _gather(reply if "error" in reply else None, requests)
+        if run:
+            with suppress(OSError):  # it is gone, which `_next` finds
+                run.send(next(filter(None, refusals), reply))
+
+
+def _connect(address: str, machines: list[Any]) -> Parent:
+    """A connection to the run, which has accepted this learner. Raises `CodeRepairError`."""
+    where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
+    while True:
+        try:
+            connection = socket.create_connection(where, timeout=remote.GREETING_SECONDS)
+            run = Parent(connection)
+            run.send({"secret": secret, "pid": os.getpid(), "machines": machines})
+            answer = run.receive()
+            break
+        except (OSError, EOFError) as error:
+            if time.monotonic() > deadline:
+                raise LearnerFault(
+                    f"no run listens at {address} within {_PATIENCE:g} s: {error}",
+                    fix=f"start crrl train with train.listen={address}; a firewall may be in the way",
+                ) from None
+            time.sleep(_RETRY)
+    assert answer is not None  # `receive` blocks
+    if "error" in answer:
+        raise LearnerFault(str(answer["error"]), fix="see the output of crrl train")
+    connection.settimeout(None)
+    remote.keep_alive(connection)
+    print(f"learner of {distributed.get_world_size()} processes: connected to {address}", file=sys.stderr, flush=True)
+    return run
+
+
+def _next(run: Parent) -> Frame:
+    """The next request, or the exit status when there will be no more."""
+    try:
+        request = run.receive()
+    except (OSError, EOFError) as error:
+        print(f"the connection to the run was lost: {error}", file=sys.stderr, flush=True)
+        return {"exit": 1}
+    assert request is not None
+    return request
+
+
+def _answer(service: Service, request: Frame, requests: distributed.ProcessGroup) -> Frame:
+    """Carry out one request; a ``start`` only where every machine has its ``files``."""
+    files, missing = request.pop("files", {}), ""
+    if files and int(os.environ[LOCAL_RANK]) == 0:
+        digests = remote.digest_files(map(Path, files))
+        missing = next((f"{path} is not on {_HOST}, or differs" for path in files if digests[path] != files[path]), "")
+    if files and (missing := next(filter(None, _gather(missing, requests)), "")):
+        fix = "put model.path, run.dir and engine.weights_dir on a file system that all machines have at the same path"
+        return {"error": missing, "kind": "usage", "fix": fix}
+    return service.answer(request)
+
+
+def _gather(value: Any, group: distributed.ProcessGroup) -> list[Any]:
+    """The `value` of each rank."""
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+if __name__ == "__main__":
+    main()

@@ -1,11 +1,9 @@
-"""What the plan says of every shipped preset: its GPUs, their memory, a step, episodes in a GPU-hour, what binds first.
+"""What the plan says of every shipped preset: GPUs, memory, seconds of a step, episodes in a GPU-hour, what ends one.
 
     python benchmarks/gpu/presets.py [KEY=VALUE ...]
 
-A second table has what this assumes of attempts and GPUs, and which part, were it twice as fast or as many, would
-shorten a step most. Attempts go on until a limit ends them, and a GPU reaches the share of `gpu.tflops` and
-`gpu.bandwidth_gb` that an H100 was seen to reach at the model's size (docs/guides/training.md#where-the-time-goes);
-settings given hold for all, say `gpu.utilisation=0.16` or `plan.calls=8.5 plan.call_tokens=145`. No GPU is needed.
+Settings given hold for all, say `plan.tokens=5000`; what is assumed of speeds, `crrl train NAME --dry-run` prints. No
+GPU is needed.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from typing import Any
 from coderepairrl import stages
 from coderepairrl.config import Config, load, shipped
 
-HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends most attempts")
-ASSUMED = ("preset", "shortens a step most", "tokens of an attempt", "reached of a GPU")
+HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour", "what ends an episode")
 NONE = {
     "sft-tiny": "no episodes, no GPU",
     "sft-thesis": "no episodes",
@@ -27,18 +24,12 @@ NONE = {
 """Presets without a row, and why."""
 
 
-def tables(overrides: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def table(overrides: Sequence[str] = ()) -> list[str]:
     """In Markdown, a row for each preset that makes episodes on GPUs."""
-    speeds, assumed = [HEAD, ("---",) * len(HEAD)], [ASSUMED, ("---",) * len(ASSUMED)]
+    rows: list[Sequence[str]] = [HEAD, ("---",) * len(HEAD)]
     for name in sorted(shipped() - NONE.keys()):
         config = load(name, overrides)
-        needs = stages.needs(config)
-        speeds.append(_speed(name, config, needs))
-        assumed.append(_assumed(name, needs))
-    return _markdown(speeds), _markdown(assumed)
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+        rows.append(_row(name, config, stages.needs(config)))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -47,13 +38,7 @@ def left_out() -> str:
     return f"Without a row: {', '.join(f'`{name}` ({why})' for name, why in sorted(NONE.items()))}."
 
 
-def _assumed(name: str, needs: dict[str, Any]) -> tuple[str, ...]:
-    step, assumed = needs["step"], needs["assumed"]
-    part, seconds = min(step["if_twice"].items(), key=lambda each: float(each[1].split()[0]))
-    return f"`{name}`", f"{part.replace('_', ' ')}: {seconds}", assumed["tokens"], assumed["gpu"]
-
-
-def _speed(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
+def _row(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
     gpus = len({*config.engine.devices, *config.train.devices})
     most = max(each["needs_gb"] for key, each in needs.items() if key.startswith("gpu "))
     return (
@@ -69,8 +54,7 @@ def _speed(name: str, config: Config, needs: dict[str, Any]) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    speeds, assumed = tables(parser.parse_args().overrides)
-    print(*speeds, "", *assumed, "", left_out(), sep="\n")
+    print(*table(parser.parse_args().overrides), "", left_out(), sep="\n")
 
 
 if __name__ == "__main__":

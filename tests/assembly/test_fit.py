@@ -11,16 +11,13 @@ import pytest
 
 from coderepairrl import stages
 from coderepairrl.assembly.learner import settings
-from coderepairrl.assembly.sizing import KNOWN, PUBLISHED, DoesNotFit, Evaluation, estimate, learner_memory, require
-from coderepairrl.assembly.sizing.attempts import computed
+from coderepairrl.assembly.sizing import KNOWN, PUBLISHED, DoesNotFit, estimate, learner_memory
 from coderepairrl.assembly.sizing.engine import EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.estimate import Estimate
-from coderepairrl.assembly.sizing.loop import Planned
-from coderepairrl.assembly.sizing.simulation import Row
-from coderepairrl.config import Config, load, to_toml
+from coderepairrl.assembly.sizing.speed import training_flops
+from coderepairrl.config import Config, load
 from coderepairrl.errors import ConfigError, ExitCode, UsageError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.runs import RunFolder
 from coderepairrl.stages.command import _what_may_not_fit
 
 BASE = """
@@ -121,45 +118,7 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     assert plan["turns"]["moved_in_a_step_gb"] == pytest.approx(moved / 1e9, abs=0.01)
     assert plan["turns"]["host_gb"] < plan["turns"]["moved_in_a_step_gb"]
     assert plan["turns"]["host_at_most_gb"] == pytest.approx(2 * plan["turns"]["host_gb"], abs=0.02)
-    assert "switching" in plan["step"]["learner"] and "switching" in plan["assumed"]
-
-
-def test_a_learner_of_several_runs_has_the_model_once_on_a_gpu_of_its_own(tmp_path: Path) -> None:
-    alone = planned(config(tmp_path)).learner
-    given = ("train.learner=/tmp/learner.sock", "train.devices=[]")
-    plan = stages.needs(config(tmp_path, *given, "gpu.memory_gb=48"))
-    told = plan["learner of several runs"]
-    assert not [name for name in plan if "(learner)" in name] and plan["run"]["gpu_hours"] == plan["run"]["hours"]
-    assert told["weights_gb"] == pytest.approx(alone.weights / 1e9, abs=0.01)
-    assert told["each_run_gb"] == pytest.approx((alone.adapters + alone.optimizer) / 1e9, abs=0.01)
-    assert sum(told[part] for part in ("weights_gb", "step_gb", "each_run_gb")) == pytest.approx(
-        alone.peak / 1e9 + 2, abs=0.02
-    )
-    assert told["runs"] == (48 - told["weights_gb"] - told["step_gb"]) // told["each_run_gb"]
-    with pytest.raises(DoesNotFit, match="the learner that runs share .* one run alone needs") as refused:
-        stages.needs(config(tmp_path, *given, "train.gradient_checkpointing=false"))
-    assert "train.gradient_checkpointing=true" in refused.value.fix
-
-
-def test_switching_costs_its_time_and_no_more(tmp_path: Path) -> None:
-    """On the same attempts as a card that holds both."""
-    args = "engine.options.args=['--gpu-memory-utilization','0.4']"
-    given = ("train.devices=[0]", "gpu.memory_gb=80", "rollout.seconds=3600", args)
-    shared, turns = (stages.needs(config(tmp_path, f"engine.share_devices={how}", *given)) for how in ("true", "turns"))
-    switch = turns["turns"]["moved_in_a_step_gb"] / 20
-    assert turns["step"]["seconds"] - shared["step"]["seconds"] == pytest.approx(switch, abs=0.1)
-
-
-def test_an_evaluation_does_not_switch(tmp_path: Path) -> None:
-    more = ("engine.options.args=['--gpu-memory-utilization','0.4']", "gpu.memory_gb=80", "rollout.seconds=3600")
-    given = [
-        planned(config(tmp_path, f"engine.share_devices={how}", "train.devices=[0]", *more))
-        for how in ("true", "turns")
-    ]
-    shared, turns = (Planned.of(each) for each in given)
-    assert shared is not None and turns is not None and turns.loop.switch > 0
-    evaluation = Evaluation(("",) * 4, 1, 1)
-    assert turns.evaluating(evaluation) == shared.evaluating(evaluation)
+    assert plan["step"]["switch_seconds"] == pytest.approx(moved / 20e9, rel=1e-3)
 
 
 def test_what_nothing_helps_says_so(tmp_path: Path) -> None:
@@ -300,161 +259,62 @@ def needs(tmp_path: Path, *overrides: str) -> dict[str, Any]:
 
 def test_what_ends_an_episode_first_bounds_sampling_and_training(tmp_path: Path) -> None:
     """A row that no episode reaches in its time is not trained on either."""
-    by_tokens, by_time = (needs(tmp_path, f"rollout.seconds={seconds}")["step"] for seconds in (3600, 20))
-    assert by_tokens["limit"] == "rollout.tokens=8192" and by_tokens["ends_by"] == "tokens 100%"
-    assert by_tokens["tokens"] == by_tokens["episodes"] * 8192
-    assert by_time["ends_by"] == "time 100%"
-    assert by_time["tokens"] < by_tokens["tokens"] / 2
-    reached = round(by_time["tokens"] / by_time["episodes"])
-    assert by_time["limit"] == f"rollout.seconds=20: an episode gets to {reached} of 8192 tokens"
+    by_tokens, by_time, given = (
+        needs(tmp_path, *more)["step"]
+        for more in (("rollout.seconds=3600",), ("rollout.seconds=20",), ("plan.tokens=500", "rollout.seconds=3600"))
+    )
+    assert by_tokens["limit"] == "rollout.tokens=8192" and by_tokens["tokens"] == by_tokens["episodes"] * 8192
+    reached = by_time["tokens"] // by_time["episodes"]
+    assert by_time["limit"] == f"rollout.seconds=20: an episode gets to {reached} of 8192 tokens" and reached < 4096
     assert by_time["seconds"] < by_tokens["seconds"] / 2
+    assert (given["limit"], given["tokens"]) == ("", 500 * given["episodes"])
 
 
-def test_hours_are_those_of_all_steps_and_gpus(tmp_path: Path) -> None:
-    plan = needs(tmp_path, "run.steps=100")
-    assert plan["run"]["hours"] == pytest.approx(100 * plan["step"]["seconds"] / 3600, abs=0.06)
-    assert plan["run"]["gpu_hours"] == pytest.approx(2 * plan["run"]["hours"], abs=0.2)
-    rate = plan["step"]["episodes"] * 100 / plan["run"]["gpu_hours"]
-    assert plan["run"]["episodes_per_gpu_hour"] == pytest.approx(rate, rel=0.02)
+def test_measured_speeds_are_taken_as_they_are(tmp_path: Path) -> None:
+    """By hand: 32 episodes of 5,000 tokens, of which 1,000 are prompt and 2,000 sampled; refills are sampled alone."""
+    speeds = ("plan.tokens=5000", "plan.engine_tokens_per_second=1000", "plan.learner_tokens_per_second=4000")
+    common = (*speeds, "rollout.seconds=3600", "train.denominator=informative", "run.steps=100")
+    plan = needs(tmp_path, *common, "curriculum.refill=4")
+    step, run = plan["step"], plan["run"]
+    assert (step["episodes"], step["tokens"]) == (64, 32 * 5000)
+    assert (step["rollout_seconds"], step["learn_seconds"]) == (128, 40)
+    assert step["seconds"] == pytest.approx(168 + step["weights_seconds"], abs=0.1)
+    assert plan["assumed"]["engine"] == "1,000 sampled tokens/s: plan.engine_tokens_per_second"
+    assert run["hours"] == pytest.approx(100 * step["seconds"] / 3600, abs=0.06)
+    assert run["gpu_hours"] == pytest.approx(2 * run["hours"], abs=0.1)
+    assert run["episodes_per_gpu_hour"] == pytest.approx(32 * 3600 / (2 * step["seconds"]), abs=1)
+    assert list(needs(tmp_path, *common, "run.steps=0")["step"]) == ["episodes"], "an evaluation takes no steps"
 
 
-def test_evaluations_are_hours_of_the_same_gpus(tmp_path: Path) -> None:
-    def run(*evaluations: Evaluation) -> dict[str, float]:
-        given = config(tmp_path, "run.steps=100")
-        found: dict[str, float] = require(given, settings, evaluations)["run"]
+def test_overlap_is_the_larger_of_both_and_alternation_the_sum(tmp_path: Path) -> None:
+    def step(*overrides: str) -> dict[str, float]:
+        args = "engine.options.args=['--gpu-memory-utilization','0.4']"
+        found: dict[str, float] = needs(tmp_path, "gpu.memory_gb=80", args, "train.devices=[0]", *overrides)["step"]
         return found
 
-    without, twice, larger = run(), run(Evaluation(("",) * 500, 1, 2)), run(Evaluation(("",) * 500, 4, 2))
-    assert "evaluation_hours" not in without and without["hours"] == twice["hours"]
-    assert larger["evaluation_hours"] == pytest.approx(4 * twice["evaluation_hours"], rel=0.15)
-    hours = twice["hours"] + twice["evaluation_hours"]
-    assert twice["gpu_hours"] == pytest.approx(2 * hours, abs=0.3) and twice["evaluation_hours"] > 0.2
+    ahead = ("rollout.max_staleness=2", "train.old_logprobs=recomputed")
+    apart = step("train.devices=[1]", *ahead)
+    work = apart["rollout_seconds"], apart["learn_seconds"]
+    assert apart["seconds"] == pytest.approx(max(work) + apart["weights_seconds"], rel=1e-3)
+    shared, turns = (step(f"engine.share_devices={how}", *ahead) for how in ("true", "turns"))
+    assert shared["seconds"] == pytest.approx(sum(work) + shared["weights_seconds"], rel=1e-3)
+    assert turns["seconds"] == pytest.approx(shared["seconds"] + turns["switch_seconds"], rel=1e-3)
 
 
-def test_an_evaluation_has_the_kinds_of_its_own_tasks(tmp_path: Path) -> None:
-    """However often training draws a kind: an evaluation of one alone takes what it takes where all are like that."""
-    sources = "tasks.sources=[{source='hello', kind='short', weight=9}, {source='mutants', kind='long'}]"
-    same = "rollout.seconds=3600", "plan.call_tokens=200"
-
-    def seconds(kinds: tuple[str, ...], *overrides: str) -> float:
-        plan = Planned.of(planned(config(tmp_path, *same, *overrides)))
-        assert plan
-        return plan.evaluating(Evaluation(kinds * 40, 3, 1))
-
-    both = sources, "kinds.short.calls=2", "kinds.long.calls=8"
-    short, long, mixed = (seconds(kinds, *both) for kinds in (("short",), ("long",), ("short", "long")))
-    assert [short, long] == pytest.approx([seconds(("",), f"rollout.calls={calls}") for calls in (2, 8)])
-    assert mixed == pytest.approx(short + long, rel=0.1) and 2 * short < long
-
-
-def test_kinds_of_tasks_have_limits_of_their_own(tmp_path: Path) -> None:
-    """Half of the groups is cut after two calls."""
-    same = "plan.call_tokens=200", "rollout.seconds=3600"
-    both = "tasks.sources=[{source='hello', kind='short'}, {source='mutants', kind='long'}]"
-    step = needs(tmp_path, both, "kinds.short.calls=2", "kinds.long.calls=8", *same)["step"]
-    assert step["limit"] == "the calls of the run and its kinds" and step["ends_by"] == "calls 100%"
-    of_two, of_eight = (needs(tmp_path, f"rollout.calls={calls}", *same)["step"] for calls in (2, 8))
-    assert of_two["tokens"] < step["tokens"] < of_eight["tokens"]
-    assert of_two["seconds"] < step["seconds"] < of_eight["seconds"]
-
-
-def test_an_evaluation_alone_takes_no_steps(tmp_path: Path) -> None:
-    assert list(needs(tmp_path, "run.steps=0")["step"]) == ["episodes"]
-
-
-def test_overlap_never_costs_time_and_alternation_is_the_sum(tmp_path: Path) -> None:
-    def seconds(*overrides: str) -> float:
-        return float(needs(tmp_path, "rollout.seconds=3600", *overrides)["step"]["seconds"])
-
-    alone, ahead = seconds(), seconds("rollout.max_staleness=2", "train.old_logprobs=recomputed")
-    recomputed = seconds("train.old_logprobs=recomputed")
-    assert alone / 2 < ahead < recomputed
-    room = ("gpu.memory_gb=80", "engine.options.args=['--gpu-memory-utilization','0.4']")  # alike: no more is evicted
-    room += ("rollout.max_staleness=2", "train.old_logprobs=recomputed")
-    in_turn = seconds("engine.share_devices=true", "train.devices=[0]", *room)
-    assert in_turn > seconds(*room), "on one GPU the engine stops while the learner learns"
-
-
-@pytest.mark.parametrize(
-    ("size", "share"), [("0.6B", 0.08), ("1.7B", 0.08), ("4B", 0.2), ("8B", 0.2), ("14B", 0.32), ("32B", 0.32)]
-)
+@pytest.mark.parametrize(("size", "share"), [("1.7B", 0.08), ("8B", 0.2), ("32B", 0.32)])
 def test_a_gpu_reaches_what_was_measured_at_that_size(size: str, share: float, tmp_path: Path) -> None:
-    given = (f"model.path=Qwen/Qwen3-{size}", "gpu.memory_gb=200")
-    assert planned(config(tmp_path, *given)).utilisation == share
-    assert planned(config(tmp_path, *given, "gpu.utilisation=0.5")).utilisation == 0.5
+    told = needs(tmp_path, f"model.path=Qwen/Qwen3-{size}", "gpu.memory_gb=200")["assumed"]
+    assert told["learner"].endswith(f"1 process, {share} of 312 TFLOP/s")
 
 
-def test_a_group_s_prompt_is_computed_once_in_a_pass() -> None:
-    rows = [Row(100, 150, 30), Row(100, 180, 30)]
-    assert sum(tokens for _, tokens, _ in computed([rows], 1000)) == 230
-    assert sum(tokens for _, tokens, _ in computed([rows], 1000, parts=2)) == 330
-    assert sum(tokens for _, tokens, _ in computed([rows], 140)) == 130 + 4 * 100  # 40 of its own in each
-    positions = sum(each for _, _, each in computed([rows], 1000))
-    assert positions == pytest.approx((150**2 + 180**2 - 100**2) / 2)
-
-
-def test_the_proposed_division_is_the_best_of_those_that_fit(tmp_path: Path) -> None:
-    """Of four GPUs, of which three serve, and a learner alone is too slow for them."""
-    server = ("engine.devices=[0,1,2]", "engine.options.args=['--data-parallel-size','3']")
-    overrides = (*server, "train.devices=[3]", "gpu.memory_gb=80", "rollout.concurrency=64")
-    split = needs(tmp_path, *overrides)["split"]
-    rates = {name: float(said.split()[0]) for name, said in split.items() if name != "proposed"}
-    assert rates.keys() == {f"{a}_engine_{4 - a}_learner" for a in (1, 2, 3)}
-    best = max(rates, key=lambda name: rates[name])
-    assert rates[best] > 1.1 * rates["3_engine_1_learner"], "else it is proposed to leave it"
-    assert split["proposed"] == f"{best[0]} for the engine, {best[-9]} to learn"
-    assert "split" not in needs(tmp_path)
-
-
-def test_an_average_number_of_calls_is_drawn(tmp_path: Path) -> None:
-    few = needs(tmp_path, "plan.calls=5", "plan.call_tokens=145", "rollout.seconds=3600")
-    assert few["step"]["ends_by"].startswith("done 100%")
-    assert few["step"]["limit"] == ""
-    mean = few["step"]["tokens"] / few["step"]["episodes"]
-    assert mean == pytest.approx(1000 - 73 + 5 * 145 + 73, rel=0.25)
-    assert few["assumed"]["attempts"] == "5 calls on average"
-    assert few["assumed"]["tokens"] == "1000 of prompt; a call samples 73, and 72 are given to it"
-
-
-@pytest.mark.parametrize("what", ["nothing", "a run without a step", "a fine-tuning"])
-def test_a_run_that_says_nothing_is_refused(what: str, tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "empty"
-    if what != "nothing":
-        RunFolder(run).create(to_toml(load("hello")), {})
-        step = {"type": "step", "step": 1, "metrics": {"learn_seconds": 1.0}}
-        run.joinpath("log.jsonl").write_text(json.dumps(step) + "\n" if what == "a fine-tuning" else "")
-    with pytest.raises(UsageError) as refused:
-        needs(tmp_path, f"plan.run={run}")
-    assert str(run) in str(refused.value) and refused.value.fix
-
-
-def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
+def test_flops_of_a_token_by_hand(tmp_path: Path) -> None:
     """Of adapters with checkpointing: forward, again, and the gradient of activations."""
-    given = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2"))
-    model, n = KNOWN["Qwen3-4B"], 8192
     linear = 36 * (2 * 2560 * 4096 + 2 * 2560 * 1024 + 3 * 2560 * 9728)
-    square = 2 * 2 * (n / 2) * 4096 * 36  # a token's scores and values
-    scored = 0.5 * 2 * 2560 * 151_936 * 2  # at half the speed, in TF32
-    assert model.products == linear
-    rows = [[Row(0, n, n // 2)] * 2]  # which share nothing
-    assert given.training_flops(rows) == pytest.approx(2 * n * (2 * linear * 3 + square * 4 + scored * 4))
-    terms = ("train.old_logprobs=recomputed", "train.minibatches=2")  # the second is scored before the first update
-    looked = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
-    forward = 2 * n * (2 * linear + square + scored)
-    assert looked.training_flops(rows) == pytest.approx(given.training_flops(rows) + forward / 2)
-    terms = ("train.algorithm=ppo", "train.value_head=true", "train.old_logprobs=recomputed")  # both in one pass
-    valued = planned(config(tmp_path, "rollout.tasks_per_step=1", "rollout.group_size=2", *terms))
-    assert valued.training_flops(rows) == pytest.approx(given.training_flops(rows) + forward)
-
-
-def test_refill_is_sampled_and_not_trained(tmp_path: Path) -> None:
-    plain = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600")
-    more = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600", "curriculum.refill=4")
-
-    def learning(plan: Any) -> float:
-        share = float(plan["step"]["learner"].split("learning ")[1].split("%")[0]) / 100
-        return share * float(plan["step"]["seconds"])
-
-    assert more["step"]["episodes"] == 2 * plain["step"]["episodes"]
-    assert more["step"]["seconds"] > 1.3 * plain["step"]["seconds"]
-    assert learning(more) == pytest.approx(learning(plain), rel=0.1)
+    scored = 0.5 * 2560 * 151_936 * 2  # at half the speed, in TF32
+    assert training_flops(planned(config(tmp_path))) == pytest.approx(2 * (linear * 3 + scored * 4))
+    for terms, more in (
+        (("train.old_logprobs=recomputed", "train.minibatches=2"), 0.5),  # the second is scored before the first update
+        (("train.algorithm=ppo", "train.value_head=true", "train.old_logprobs=recomputed"), 1),  # both in one pass
+    ):
+        wanted = 2 * (linear * (3 + more) + scored * (4 + more))
+        assert training_flops(planned(config(tmp_path, *terms))) == pytest.approx(wanted)

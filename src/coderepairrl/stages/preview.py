@@ -12,7 +12,7 @@ from coderepairrl.assembly.learner import settings
 from coderepairrl.assembly.plan import Plan, resolve
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.prompts import LongestPrompt
-from coderepairrl.assembly.sizing import Evaluation, require
+from coderepairrl.assembly.sizing import require
 from coderepairrl.assembly.verify import as_planned
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, several
@@ -31,7 +31,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
     shown: dict[str, Any] = {}
     problems, parts = Problems(), Problems()
     made = parts.attempt(lambda: resolve(config))
-    if known := problems.attempt(lambda: needs(config, made.value if made else None)):
+    if known := problems.attempt(lambda: needs(config)):
         shown["needs"] = known.value
     for each in parts.found:
         problems.add(each)
@@ -72,7 +72,8 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """A plan as ``--dry-run`` prints it."""
     config, held_out = plan.config, plan.eval_tasks
     steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
-    evaluations, refill = _evaluations(plan), config.curriculum.refill
+    times, refill = sum(evaluation_due(config, step) for step in range(steps + 1)), config.curriculum.refill
+    attempts = sum(len(tasks) * config.eval.each[name].attempts for name, tasks in held_out.items())
     return {
         "run": str(folder.path),
         "model": str(plan.model.folder),
@@ -88,8 +89,8 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "training_episodes": per_step * steps,
         **({"refilled_at_most": refill * config.rollout.group_size * steps} if refill else {}),
         "epochs": round(plan.curriculum.passes(steps), 2),
-        "evaluations": sum(each.times for each in evaluations),
-        "evaluation_episodes": sum(len(each.kinds) * each.attempts * each.times for each in evaluations),
+        "evaluations": times * sum(map(bool, held_out.values())),
+        "evaluation_episodes": times * attempts,
         "longest_prompt": "" if plan.prompt is None else _prompt_shown(plan.prompt),
         "limits": asdict(plan.limits),
         **(
@@ -110,22 +111,10 @@ def _terms_shown(terms: Terms) -> dict[str, Any]:
     return {"agent": terms.agent.name, "limits": asdict(terms.limits), "reward": paid}
 
 
-def _evaluations(plan: Plan) -> list[Evaluation]:
-    config = plan.config
-    times = sum(evaluation_due(config, step) for step in range(config.run.steps + 1))
-    each = config.eval.each
-    return [
-        Evaluation(tuple(task.kind for task in tasks), each[name].attempts, times)
-        for name, tasks in plan.eval_tasks.items()
-        if tasks
-    ]
-
-
-def needs(config: Config, plan: Plan | None = None) -> dict[str, Any]:
-    """What a run needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here;
-    with its `plan` also how long it evaluates.
+def needs(config: Config) -> dict[str, Any]:
+    """What a run needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """
     check_named(config, engines.make(config.engine.name, **config.engine.options).takes_gpus)
-    return require(config, settings, _evaluations(plan) if plan else ())
+    return require(config, settings)

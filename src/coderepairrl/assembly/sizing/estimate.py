@@ -1,4 +1,4 @@
-"""What a run needs of each GPU, by arithmetic alone: bytes, and the operations of a step."""
+"""Memory that a run needs of each GPU, by arithmetic alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from coderepairrl import models
 from coderepairrl.assembly.sizing import engine as engine_side
 from coderepairrl.assembly.sizing import learner as learner_side
 from coderepairrl.assembly.sizing.architecture import KINDS, Architecture
-from coderepairrl.assembly.sizing.attempts import computed
 from coderepairrl.assembly.sizing.engine import TENSOR_NAMES, EngineMemory, EngineSettings, engine_memory
 from coderepairrl.assembly.sizing.learner import LearnerMemory, learner_memory
 from coderepairrl.assembly.sizing.published import known
-from coderepairrl.assembly.sizing.replica import Server
-from coderepairrl.assembly.sizing.simulation import Groups
 from coderepairrl.config import Config
 from coderepairrl.config.sections.train import Model
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings
 
 GB = 1e9
-REACHED = ((14e9, 0.32), (4e9, 0.2), (0, 0.08))
-"""Share of an H100's peak that a step reached, by parameters from so many on: of 14B, of 4B, of 0.6B."""
 _SMALL = 70e9  # bytes of a GPU below which vLLM takes smaller steps
 
 
@@ -104,6 +99,12 @@ class Estimate:
         return learner + engine
 
     @property
+    def trained(self) -> int:
+        """Parameters that are trained."""
+        lora, model = self.settings.lora, self.model
+        return model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else model.parameters
+
+    @property
     def turns(self) -> bool:
         """Whether the engine sleeps while the learner steps."""
         return self.config.engine.share_devices == "turns"
@@ -152,9 +153,7 @@ class Estimate:
 
     def shown(self) -> dict[str, Any]:
         """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
-        lora = self.settings.lora
-        trained = self.model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else self.model.parameters
-        plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
+        plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": self.trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active
         for names, gpu in self._alike():
@@ -177,63 +176,6 @@ class Estimate:
             plan["kv_tokens"] = tokens * server.replicas
             plan["longest_sequences_at_once"] = server.replicas * min(server.slots, tokens // server.context)
         return plan
-
-    @property
-    def gpus(self) -> int:
-        """How many take part."""
-        return len({*self.serving, *self.learning})
-
-    @property
-    def utilisation(self) -> float:
-        """The share of a GPU's products that is reached, by the parameters that a token goes through."""
-        return self.config.gpu.utilisation or _reached(self.model.active)
-
-    @property
-    def reading(self) -> float:
-        """The share of a GPU's bandwidth that is reached, by all parameters: many sequences need nearly all experts."""
-        return self.config.gpu.utilisation or _reached(self.model.parameters)
-
-    def served(self) -> Server | None:
-        """The server by the seconds of its parts, of which each reaches its share of what a GPU can: a step of
-        decoding reads the weights, and keys and values of what is cached, and every token is a product with the layers'
-        weights. None where there is no server of ours, or it is not known how much it holds."""
-        if self.server is None or (tokens := self.server.kv_tokens) is None:
-            return None
-        gpu, settings, memory = self.config.gpu, self.server.settings, self.server.memory
-        read = gpu.bandwidth_gb * GB * self.reading
-        products = 2 * (self.model.products + sum(layer.mixer.mixing for layer in self.model.blocks))
-        token = products * settings.replicas / (settings.gpus * gpu.tflops * 1e12 * self.utilisation)
-        own = memory.kv_sequence / memory.kv_token
-        return Server(
-            step=memory.weights / read,
-            sequence=token + memory.kv_sequence / read,
-            cached=memory.kv_token / read,
-            given=token,
-            replicas=settings.replicas,
-            slots=settings.slots,
-            cache=tokens * (1 + own / memory.context),
-            own=own,
-        )
-
-    def training_flops(self, groups: Groups) -> float:
-        """Of a step on rows of `groups`, each distinct token once in a pass, what checkpointing computes again, the KL
-        term's reference, values and old logprobs included; as products in bfloat16, so that what is slower counts for
-        more."""
-        model, settings = self.model, self.settings
-        recomputed = (settings.old_logprobs == "recomputed") * (1 - 1 / settings.minibatches)
-        looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
-        extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
-        passes = (2 if settings.lora else 3) + extra
-        tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
-        scoring = 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
-        mixing = 2 * sum(layer.mixer.mixing for layer in model.blocks) * (3 + extra)
-        linear, flops = 2 * model.products * passes + mixing, 0.0
-        layers = [(each.mixer.window, 2 * count * each.mixer.scores * (3 + extra)) for each, count in model.kinds]
-        for row, tokens, positions in computed(groups, settings.micro_tokens, settings.minibatches):
-            flops += tokens * linear + row.sampled * scoring
-            for window, scores in layers:  # and values, of a token with those that it looks at
-                flops += scores * (min(positions, tokens * window) if window else positions)
-        return settings.updates_per_batch * flops
 
     def _parts(self, gpu: int) -> list[tuple[str, float]]:
         return [(name, size) for name, size in self._all_parts(gpu) if size]
@@ -262,10 +204,6 @@ class Estimate:
         for (serving, learning), gpus in groups.items():
             who = " and ".join(["engine"] * serving + ["learner"] * learning)
             yield f"{'gpu' if self.on_gpus else 'process'} {', '.join(map(str, gpus))} ({who})", gpus[0]
-
-
-def _reached(parameters: int) -> float:
-    return next(share for least, share in REACHED if parameters >= least)
 
 
 def estimate(config: Config, settings: LearnSettings) -> Estimate | str:

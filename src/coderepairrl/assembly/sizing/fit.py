@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from coderepairrl import engines
 from coderepairrl.assembly.sizing.engine import SHARE_NAMES, TENSOR_NAMES, with_argument
 from coderepairrl.assembly.sizing.estimate import Estimate, estimate
-from coderepairrl.assembly.sizing.loop import Evaluations, SettingsOf
-from coderepairrl.assembly.sizing.loop import shown as loop_shown
+from coderepairrl.assembly.sizing.speed import shown as speed_shown
 from coderepairrl.config import Config, override
 from coderepairrl.errors import ConfigError
+from coderepairrl.learn import LearnSettings
 
 _MOST = 3  # changes at once
+SettingsOf = Callable[[Config], LearnSettings]
 
 
 class DoesNotFit(ConfigError):
@@ -34,8 +35,8 @@ class Move(NamedTuple):
     """And the learner."""
 
 
-def require(config: Config, settings_of: SettingsOf, evaluations: Evaluations = ()) -> dict[str, Any]:
-    """The plan of a run, as it is printed, with the time of its `evaluations` where they are known.
+def require(config: Config, settings_of: SettingsOf) -> dict[str, Any]:
+    """The plan of a run, as it is printed.
 
     Raises `DoesNotFit` when it needs more memory than there is, with the nearest change that fits, and what `estimate`
     raises.
@@ -49,7 +50,7 @@ def require(config: Config, settings_of: SettingsOf, evaluations: Evaluations = 
             found.problem,
             fix=f"nearest change that fits: {shlex.join(change)}" if change else "take a smaller model, or larger GPUs",
         )
-    return found.shown() | loop_shown(found, settings_of, evaluations)
+    return found.shown() | speed_shown(found)
 
 
 def nearest(given: Estimate, settings_of: SettingsOf) -> tuple[str, ...]:

@@ -79,27 +79,17 @@ class Gpu(Section):
     """Peak of dense bf16 products in TFLOP/s; the default is an A100's."""
     bandwidth_gb: float = Field(default=2_000.0, gt=0)
     """Memory bandwidth in GB/s; the default is an A100's of 80 GB."""
-    utilisation: float = Field(default=0.0, ge=0, le=1)
-    """The share of both that training and sampling are taken to reach; 0 is what the learner's products reached on an
-    H100 with a model of this size, or the next smaller one (docs/measurements/performance.md)."""
 
 
 class Plan(Section):
-    """What the plan of `--dry-run` takes attempts to be (docs/guides/training.md). Nothing else depends on it."""
+    """What the plan of `--dry-run` takes episodes and speeds to be (docs/guides/training.md). Nothing else depends on
+    it."""
 
-    run: str = ""
-    """The folder of a run: its training attempts are drawn, turn by turn, in place of what the settings below say, and
-    where it had the same model and engine, these are taken to be as fast as they were in it."""
-    calls: float = Field(default=0.0, ge=0)
-    """Calls of an attempt to the model, on average; 0: it goes on until a limit ends it."""
-    prompt: int = Field(default=1000, ge=1)
-    """Tokens that an attempt begins with, and shares with its group; half of its tokens at most."""
-    call_tokens: int = Field(default=0, ge=0)
-    """That a further call adds, half of them sampled; 0: so many that the calls allowed reach the tokens allowed."""
-    call_seconds: float = Field(default=0.2, ge=0)
-    """Of a core between a reply and the next call, for the tools."""
-    attempt_seconds: float = Field(default=1.0, ge=0)
-    """Of a core to open a sandbox, take the diff and grade it."""
-    cores: int = Field(default=0, ge=0)
-    """Cores of all machines on which sandboxes, agents and graders work, one each or shared evenly; 0: those of this
-    machine where the engine is `tiny`, which is on one of them, else as many as are wanted."""
+    tokens: int = Field(default=0, ge=0)
+    """Tokens of an episode on average; 0: all that `rollout.tokens` and `rollout.seconds` allow."""
+    engine_tokens_per_second: float = Field(default=0.0, ge=0)
+    """What the engine samples in all episodes together, as a short run's metric `tokens_per_second` has it; 0: assumed
+    by the section `gpu`."""
+    learner_tokens_per_second: float = Field(default=0.0, ge=0)
+    """What all learner processes together train on, as a short run has it: `learn/row_tokens` over `learn_seconds`; 0:
+    assumed by the section `gpu`."""

@@ -13,10 +13,10 @@ import pytest
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants, pairs
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
+from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.tasks.mutants.verify import verify
 from coderepairrl.types import Task
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -15,18 +12,18 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl import __version__
-from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.protocols import TaskSource
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.tasks.base import LoadedSource, cached_json
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
-from coderepairrl.tasks.mutants.environment import Environment, build, source_folder, waited_for
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.tasks.needs import PYTEST
 from coderepairrl.tasks.patches import lines_of
+from coderepairrl.tasks.project_environment import Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
@@ -39,7 +36,7 @@ _KIND = "bugs that were verified in a sandbox"
 """Part of the cache's key: bugs that an earlier version found in another way are searched for again."""
 
 
-class MutantSource(TaskSource):
+class MutantSource(LoadedSource):
     """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
 
     Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
@@ -88,7 +85,6 @@ class MutantSource(TaskSource):
         if not 0 < timeout <= LONGEST:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         self.path = path
-        self.split = split
         self.n = n or (BUGS if path else 0)
         self.seed = seed
         self.quoted = quoted
@@ -101,28 +97,16 @@ class MutantSource(TaskSource):
         self.sandbox_options = dict(sandbox_options)
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
         self._workspaces = self.cache / "workspaces"
-        self._tasks: list[Task] | None = None
+        self._splits: tuple[str, ...] = get_args(Split) if split is None else (split,)
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Inject, verify and write the workspaces; what is in the cache is not made again."""
-        if self._tasks is None:
-            try:
-                self._tasks = self._package() if self.path else self._corpus()
-            except OSError as error:
-                raise TaskError(
-                    f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE"
-                ) from error
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
-
-    @property
-    def _splits(self) -> tuple[str, ...]:
-        return get_args(Split) if self.split is None else (self.split,)
-
-    def _corpus(self) -> list[Task]:
-        return [task for split in self._splits for task in self._corpus_split(split)]
+        try:
+            if self.path:
+                return self._package()
+            return [task for split in self._splits for task in self._corpus_split(split)]
+        except OSError as error:
+            raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _corpus_split(self, split: str) -> list[Task]:
         pool = [mutant for mutant in mutants() if mutant.split == split]
@@ -175,23 +159,24 @@ class MutantSource(TaskSource):
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
         where = (self.sandbox, self.sandbox_options)
-        asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
-        known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
-        if known.exists():
-            entries = json.loads(known.read_text(encoding="utf-8"))
-            return [_bug(entry) for entry in entries]
-        options: dict[str, Any] = {"most": self.n, "only": self.only, "seed": self.seed, "timeout": self.timeout}
-        options |= {"environment": environment, "modules": modules, "leave_out": self.command == list(PYTEST)}
-        backend = sandboxes.make(sandboxes.choose(self.sandbox).name, **self.sandbox_options)
-        try:
-            found = waited_for(bugs(files, command, backend, **options))
-        finally:
-            backend.close()
-        known.parent.mkdir(parents=True, exist_ok=True)
-        making = known.with_suffix(f".{os.getpid()}")
-        making.write_text(json.dumps([asdict(bug) for bug in found]), encoding="utf-8")
-        making.replace(known)
-        return found
+        key = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
+
+        async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
+            found = await bugs(
+                files,
+                command,
+                backend,
+                most=self.n,
+                only=self.only,
+                seed=self.seed,
+                timeout=self.timeout,
+                environment=environment,
+                modules=modules,
+                leave_out=self.command == list(PYTEST),
+            )
+            return [asdict(bug) for bug in found]
+
+        return [_bug(entry) for entry in cached_json(self.cache / "bugs", key, find, *where)]
 
     def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")

@@ -16,8 +16,8 @@ from coderepairrl.certify.task_source import study
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl
-from coderepairrl.tasks.mutants import MutantSource
 from coderepairrl.tasks.mutants.package_tasks import bugs
+from coderepairrl.tasks.mutants.source import MutantSource
 from projects import SHOP, cache, write
 
 __all__ = ["cache"]

@@ -13,10 +13,10 @@ import pytest
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks.mutants import MutantSource
-from coderepairrl.tasks.mutants.corpus_tasks import mutants, pairs, verified
+from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants, pairs
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
+from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.tasks.mutants.verify import verify
 from coderepairrl.types import Task
 
@@ -67,7 +67,7 @@ def test_shipped_verdicts_are_true() -> None:
     known = pairs()
     keys = list(known)[::4]
     assert {known[key][0].key for key in keys} == {f.key for f in functions()}
-    shipped = json.loads(verified().read_text())
+    shipped = json.loads(VERIFIED.read_text())
     judged = verify(keys)
     expected = {key: shipped[key] for key in ("corpus", *keys) if key in shipped}
     assert expected == {key: judged.get(key) for key in expected}

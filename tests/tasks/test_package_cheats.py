@@ -13,7 +13,7 @@ from coderepairrl.certify.task_source import study
 from coderepairrl.errors import TaskError
 from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.tasks import JsonlSource, write_jsonl
-from coderepairrl.tasks.mutants import MutantSource
+from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Command, Task
 from rewards.folder import Local
 

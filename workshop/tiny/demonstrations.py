@@ -16,7 +16,7 @@ from typing import Any
 
 from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise
-from coderepairrl.tasks.mutants.grammars import mutations_in
+from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tokens import Codec, rows
 from workshop.tiny import prompt
 from workshop.tiny.workspace import Workspace
@@ -145,7 +145,7 @@ def _edits(exercise: Exercise, line: str) -> list[str]:
     """What one-line mutations make of `line` where it stands."""
     source = exercise.files[exercise.path]
     number = next(n for n, text in enumerate(source.splitlines(), 1) if text.strip() == line)
-    made = [m for m in mutations_in(source, exercise.mutant.function.language) if m.line == number]
+    made = [m for m in mutations(source) if m.line == number]
     changed = [m.apply(source).splitlines()[number - 1].strip() for m in made]
     return [text for text in dict.fromkeys(changed) if text != line]
 

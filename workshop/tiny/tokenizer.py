@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.tasks.mutants.issues import OPENINGS, QUOTES
+from coderepairrl.tasks.mutants.corpus_tasks import OPENINGS, QUOTES
 from coderepairrl.tasks.mutants.mutations import RIVALS
 from coderepairrl.tasks.mutants.slices import UNSEEN_MODULES, functions
 from workshop.tiny import prompt

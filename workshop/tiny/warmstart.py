@@ -114,7 +114,7 @@ def as_example(name: str, task: Exercise, messages: Sequence[Message], codec: Co
         id=name,
         episode=name,
         task_id=f"mutants/{task.mutant.key}-{'q' if task.quoted else 'u'}",
-        language=task.mutant.function.language,
+        language="python",
         source="workshop",
         agent="nano",
         policy="scripted-expert",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 from coderepairrl.environments import dockerfile
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.rootfs import pinned
+from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.patches import language, paths
 from coderepairrl.tasks.rows import Row, from_hub, read
@@ -33,7 +33,7 @@ class Images(NamedTuple):
     """Where the checks run, if not there."""
 
 
-class Benchmark(TaskSource, ABC):
+class Benchmark(LoadedSource):
     """Tasks that are the rows of a published table, which is read once.
 
     The rows are in `path`, a file or folder, or else in the data set `hub` of that split and revision. `row` keeps what
@@ -45,7 +45,6 @@ class Benchmark(TaskSource, ABC):
         self.hub, self.split, self.revision = hub, split, revision
         self._rows: tuple[Row, ...] | None = None
         self._described: dict[str, tuple[Task, Row]] = {}
-        self._tasks: tuple[Task, ...] = ()
 
     def rows(self) -> Sequence[Row]:
         """The rows as they were published. Raises `TaskError` and `PrerequisiteError`."""
@@ -101,14 +100,9 @@ class Benchmark(TaskSource, ABC):
     def _unwritten(self, error: OSError) -> TaskError:
         return TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE")
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
-        if not self._tasks:
-            self._tasks = tuple(self.ready(self.described()))
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks)
+        return self.ready(self.described())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """The row of which the task of that id was made. Raises KeyError."""

@@ -24,11 +24,11 @@ from pydantic import (
 from coderepairrl.environments import KIND, Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.grading import RESULTS, RULES, results_of, rules_of
-from coderepairrl.protocols import TaskSource
 from coderepairrl.registry import nearest
 from coderepairrl.runs import open_run
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
 from coderepairrl.sandbox.rootfs import pinned
+from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.types import Checks, Command, Task
 
 _FIXES = {
@@ -151,7 +151,7 @@ _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
 """Fields with the same value in a line and in a `Task`."""
 
 
-class JsonlSource(TaskSource):
+class JsonlSource(LoadedSource):
     """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder.
 
     The file of a run, ``RUN/tasks.jsonl``, is read as the run has it.
@@ -162,24 +162,15 @@ class JsonlSource(TaskSource):
     def __init__(self, path: str | os.PathLike[str], split: str | None = None) -> None:
         self.path = Path(path)
         self.split = split
-        self._tasks: tuple[Task, ...] | None = None
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Read and validate the whole file. Raises `TaskError` that names the file, the line, the field and the fix."""
-        if self._tasks is None:
-            run = self.path.parent
-            kept = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
-            self._tasks = self._select(tuple(open_run(run).tasks().values() if kept else _read(self.path)))
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        assert self._tasks is not None
-        return iter(self._tasks)
-
-    def _select(self, tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+        run = self.path.parent
+        of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
+        tasks = list(open_run(run).tasks().values() if of_run else _read(self.path))
         if not tasks:
             raise TaskError(f"{self.path} has no tasks", fix="write one JSON object per line (docs/guides/tasks.md)")
-        chosen = tuple(task for task in tasks if self.split in (None, task.split))
+        chosen = [task for task in tasks if self.split in (None, task.split)]
         if not chosen:
             splits = sorted({task.split for task in tasks})
             raise TaskError(f"{self.path} has no task of split {self.split!r}", fix=nearest(self.split or "", splits))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.benchmark import Benchmark
 from coderepairrl.tasks.patches import Size, size
 from coderepairrl.tasks.quarantine import outside
@@ -116,33 +117,27 @@ class Selection:
         return found
 
 
-class Selected(TaskSource):
+class Selected(LoadedSource):
     """A selection from another source."""
 
     def __init__(self, source: TaskSource, selection: Selection) -> None:
         self.name, self.evaluation_set = source.name, source.evaluation_set
         self.source, self.selection = source, selection
-        self._tasks: list[Task] | None = None
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Prepare the source, and select. Raises what that does, and `TaskError` where nothing is left."""
-        if self._tasks is None:
-            benchmark = self.source if isinstance(self.source, Benchmark) else None
-            if benchmark is not None:  # images are made for what is selected alone
-                there = benchmark.described()
-            else:
-                self.source.prepare()
-                there = list(self.source)
-            found = self.selection.of(there)
-            if not found:
-                raise TaskError(
-                    f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
-                )
-            self._tasks = found if benchmark is None else benchmark.ready(found)
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
+        benchmark = self.source if isinstance(self.source, Benchmark) else None
+        if benchmark is not None:  # images are made for what is selected alone
+            there = benchmark.described()
+        else:
+            self.source.prepare()
+            there = list(self.source)
+        found = self.selection.of(there)
+        if not found:
+            raise TaskError(
+                f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
+            )
+        return found if benchmark is None else benchmark.ready(found)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """The row of a task of a benchmark. Raises KeyError, and `TaskError` for a source without rows."""

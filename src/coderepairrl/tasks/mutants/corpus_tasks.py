@@ -4,30 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
-from pathlib import Path
 from random import Random
 from typing import Literal
 
-from coderepairrl.tasks.mutants.grammars import mutations_in
-from coderepairrl.tasks.mutants.issues import Symptom, issue
-from coderepairrl.tasks.mutants.languages import LANGUAGES
-from coderepairrl.tasks.mutants.mutations import Mutation
-from coderepairrl.tasks.mutants.slices import CORPUS, UNSEEN_MODULES, Check, Function, functions, repository
+from coderepairrl.tasks.mutants.mutations import Mutation, mutations
+from coderepairrl.tasks.mutants.slices import CORPUS, UNSEEN_MODULES, Function, functions, repository
 
 Split = Literal["train", "test", "unseen"]
 HELD_OUT_PERCENT = 25
-PER_FUNCTION = 6
-"""Mutations of a function in another language than Python, where each has to be compiled to be verified."""
+VERIFIED = CORPUS / "verified.json"
+"""Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus``: a digest of the corpus."""
+
+LONGEST = 40
+"""Characters of a value in an issue; longer ones are cut."""
+
+OPENINGS = (
+    "{name}() in {file} is broken: {call} gives {got} instead of {want}.",
+    "Bug in {file}: {call} should be {want} but is {got}.",
+    "{file}: I expected {want} from {call} and got {got}. Please repair {name}().",
+)
+QUOTES = (
+    "\nThe wrong value comes from this line:\n    {line}",
+    "\nSuspicious line:\n    {line}",
+    "\nIt happens here:\n    {line}",
+)
 
 
-def verified(language: str = "python") -> Path:
-    """Key of each verified mutant to ``[check that fails, what it gives]``; key ``corpus``: a digest of the corpus."""
-    return CORPUS / ("verified.json" if language == "python" else f"{language}.json")
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """How a bug shows: the call, what it gives (or the exception's name), and what it should give."""
+
+    call: str
+    got: str
+    want: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +58,11 @@ class Mutant:
 
     @property
     def split(self) -> Split:
-        """Decided by the key alone, so that no seed and no machine moves a task between splits.
-
-        A function that is ``unseen`` is so in every language.
-        """
+        """Decided by the key alone, so that no seed and no machine moves a task between splits."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
-        return (
-            "test"
-            if int(_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100 < HELD_OUT_PERCENT
-            else "train"
-        )
+        drawn = int(_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
+        return "test" if drawn < HELD_OUT_PERCENT else "train"
 
     @property
     def broken_line(self) -> str:
@@ -108,30 +115,23 @@ def pair_key(function: Function, mutation: Mutation) -> str:
 
 
 @cache
-def mutants(language: str = "python") -> tuple[Mutant, ...]:
+def mutants() -> tuple[Mutant, ...]:
     """Every verified mutant of the corpus, in order; hanging and equivalent ones are left out.
 
     Verdicts are shipped, so that no machine's speed decides what hangs. Raises RuntimeError when they are not those
-    of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them anew (half a minute for Python).
+    of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them again (half a minute).
     """
-    symptoms = json.loads(verified(language).read_text(encoding="utf-8"))
-    known = pairs(language)
+    symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
+    known = pairs()
     if symptoms["corpus"] != corpus_digest(known):
-        raise RuntimeError(f"{verified(language)} is not of this corpus: run python -m {__package__}.verify {language}")
+        raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__package__}.verify")
     found = []
     for key, (function, mutation) in known.items():
         if key in symptoms:
             index, got = symptoms[key]
-            found.append(Mutant(function, mutation, _symptom(function, function.checks[index], got)))
+            check = function.checks[index]
+            found.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
     return tuple(found)
-
-
-def _symptom(function: Function, check: Check, got: str) -> Symptom:
-    """Of a check that gives `got`, as one writes it in the language of `function`."""
-    if function.language == "python":
-        return Symptom(check.call, got, check.want)
-    layout = LANGUAGES[function.language]
-    return Symptom(layout.call(check.call, function.module), got, layout.value(check.want))
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
@@ -142,8 +142,7 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    of_module = functions(function.language)
-    neighbours = [f for f in of_module if f.module == function.module and f.name != function.name]
+    neighbours = [f for f in functions() if f.module == function.module and f.name != function.name]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
     for other in neighbours:
@@ -160,38 +159,42 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
         tests=made.tests,
         command=made.command,
         fixed=repository((function, other) if first else (other, function)).text,
-        prompt=issue(made.path, _spelled(function), mutant.symptom, line, rng),
+        prompt=issue(made.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
 
 
-def _spelled(function: Function) -> str:
-    return function.name if function.language == "python" else LANGUAGES[function.language].spelled(function.name)
+def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
+    """The text of an issue. `line` is the broken line to quote, or None for an issue without a quote.
 
-
-def pairs(language: str = "python") -> dict[str, tuple[Function, Mutation]]:
-    """Every (function, mutation) by its key, mutations that yield the same text counted once.
-
-    Of other languages than Python `PER_FUNCTION` of each function, those with the smallest digests.
+    >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
+    'f() in a.py is broken: f(1) gives 2 instead of 1.'
     """
+    values = {"call": symptom.call, "got": _cut(symptom.got), "want": _cut(symptom.want)}
+    text = _fill(rng.choice(OPENINGS), file=file, name=name, **values)
+    quote = rng.choice(QUOTES)
+    return text if line is None else text + _fill(quote, line=line.strip())
+
+
+def _cut(value: str) -> str:
+    return value if len(value) <= LONGEST else value[: LONGEST - 3] + "..."
+
+
+def _fill(text: str, **values: str) -> str:
+    for name, value in values.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def pairs() -> dict[str, tuple[Function, Mutation]]:
+    """Every (function, mutation) by its key, mutations that yield the same text counted once."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in functions(language):
-        # a line that is lost cannot be quoted
-        possible = [m for m in mutations_in(function.source, language) if m.kind != "missing statement"]
-        found = sorted(possible, key=lambda m: m.apply(function.source))
+    for function in functions():
+        found = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
         for _, same in groupby(found, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
             by_key[pair_key(function, mutation)] = (function, mutation)
-    if language == "python":
-        return by_key
-    chosen: Counter[str] = Counter()
-    kept = set()
-    for key in sorted(by_key, key=_digest):
-        function, _ = by_key[key]
-        if chosen[function.name] < PER_FUNCTION:
-            chosen[function.name] += 1
-            kept.add(key)
-    return {key: pair for key, pair in by_key.items() if key in kept}
+    return by_key
 
 
 def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:

@@ -18,13 +18,9 @@ from coderepairrl.grading import CANNOT, Outcome, results_of, tried
 from coderepairrl.processes import hostgit
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.tasks.folders import write_tree
-from coderepairrl.tasks.mutants.grammars import mutations_in
-from coderepairrl.tasks.mutants.languages import LANGUAGES
-from coderepairrl.tasks.mutants.mutations import Mutation
-from coderepairrl.tasks.patches import is_test, language_of
-from coderepairrl.types import Checks, Command, ExecResult, Task
+from coderepairrl.tasks.mutants.mutations import Mutation, mutations
+from coderepairrl.types import Checks, Command, Task
 
 SKIPPED = frozenset({".git", ".hg", ".venv", "venv", "__pycache__", "node_modules", "build", "dist", ".tox", "target"})
 _DESELECTED = 20
@@ -84,33 +80,26 @@ def _read_tree(root: Path) -> dict[str, bytes]:
 
 
 def candidates(
-    files: Mapping[str, bytes],
-    only: str = "*",
-    modules: Collection[str] = (),
-    languages: Collection[str] = ("python",),
+    files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
 ) -> list[tuple[str, str, Mutation]]:
-    """Every (path, source, mutation) of code in `languages` that matches the glob `only` and is not a test.
+    """Every (path, source, mutation) of Python code that matches the glob `only` and is not a test.
 
-    `modules` are the Python files that the project installs, if known: no others are broken. Raises `TaskError`, and
-    `PrerequisiteError` where a grammar is not installed.
+    `modules` are the files that the project installs, if known: no others are broken. Raises `TaskError`.
     """
     found: list[tuple[str, str, Mutation]] = []
     broken: list[str] = []
     for path, data in files.items():
-        language = language_of(path)
-        installed = language != "python" or path in (modules or files)
-        if language in languages and fnmatch(path, only) and not _is_test(path) and installed:
+        installed = path.endswith(".py") and path in (modules or files)
+        if installed and fnmatch(path, only) and not _is_test(path):
             try:
                 source = data.decode("utf-8")
-                found += [(path, source, mutation) for mutation in mutations_in(source, language)]
+                found += [(path, source, mutation) for mutation in mutations(source)]
             except (SyntaxError, ValueError) as error:
                 broken.append(f"{path}: {error}")
     if not found:
         why = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
-        others = sorted({language_of(path) for path in files} - {"", *languages})
         raise TaskError(
-            f"no mutable function of {', '.join(languages)} in {len(files)} files (only={only!r}){why}",
-            fix=f"point path at code, or name its language: languages={others[0]}" if others else "point path at code",
+            f"no mutable function of Python in {len(files)} files (only={only!r}){why}", fix="point path at Python code"
         )
     return found
 
@@ -127,12 +116,8 @@ async def bugs(
     environment: str = "",
     modules: Collection[str] = (),
     leave_out: bool = False,
-    languages: Collection[str] = ("python",),
-    build: Sequence[str] = (),
 ) -> list[Bug]:
     """Up to `most` verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
-
-    `build`, if given, runs before it, and passes in both cases.
 
     Each run has a fresh sandbox, with the task's `environment`, and is judged as repairs are (`grading.tried`). Where
     the command reports single tests it first runs twice without any bug: only tests that pass both times are counted
@@ -141,19 +126,19 @@ async def bugs(
     the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail;
     `SandboxFault` and `PrerequisiteError`.
     """
-    pool = candidates(files, only, modules, languages)
+    pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
     found: dict[str, Bug] = {}
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
-        runner, steady = await _healthy(_Runner(command, timeout, sandbox, healthy, build), leave_out)
+        runner, steady = await _healthy(_Runner(command, timeout, sandbox, healthy), leave_out)
         tries = pool[: 4 * most]
         for path, source, mutation in tries:
             broken = mutation.apply(source)
             ran = await runner.run({path: broken.encode()})
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
-            if ran.problem and ran.built and not ran.late and (failing or not runner.results):
+            if ran.problem and not ran.late and (failing or not runner.results):
                 bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
                 found.setdefault(bug.key, bug)
             if len(found) == most:
@@ -194,9 +179,8 @@ class _Ran(NamedTuple):
     output: str
     passing: frozenset[str]
     failing: tuple[str, ...]
-    missing: str = ""
-    """The program that may not be there."""
-    built: bool = True
+    startable: bool = True
+    """False where the program may be missing."""
 
     @property
     def shown(self) -> str:
@@ -214,21 +198,18 @@ _NAME_IT = "name its package in the option requirements, as in requirements='pyt
 
 
 class _Runner:
-    """Runs `build`, then the tests by `command`, each within `timeout` seconds, in sandboxes of the task `healthy`."""
+    """Runs the tests by `command` within `timeout` seconds, in sandboxes of the task `healthy`."""
 
-    def __init__(
-        self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task, build: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
         self.results = results_of(command)
         self._timeout = timeout
         self._sandbox = sandbox
         self._healthy = healthy
-        self._build = tuple(build)
 
     def with_command(self, command: Sequence[str]) -> _Runner:
         """The same with another command."""
-        return _Runner(command, self._timeout, self._sandbox, self._healthy, self._build)
+        return _Runner(command, self._timeout, self._sandbox, self._healthy)
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
         """The tests with the files `changed`."""
@@ -237,18 +218,12 @@ class _Runner:
             for path, content in changed.items():
                 await fresh.write(path, content)
             workdir = fresh.workdir
-            if self._build:
-                result = await fresh.exec(self._build, timeout=self._timeout)
-                if not result.ok:
-                    missing = self._build[0] if result.exit_code in CANNOT else ""
-                    output = _printed(result, workdir)
-                    return _Ran("it does not build", result.timed_out, output, frozenset(), (), missing, built=False)
             ran = await tried(fresh, asked, Checks())
-        output = _printed(ran.result, workdir)
+        output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
-        missing = self.command[0] if ran.result.exit_code in CANNOT and not ran.outcomes else ""
-        return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, missing)
+        startable = ran.result.exit_code not in CANNOT or bool(ran.outcomes)
+        return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, startable)
 
     async def without_failing(self) -> tuple[str, ...]:
         """The command without the tests that fail; nothing if that is none of pytest, or too many fail for that."""
@@ -260,29 +235,17 @@ class _Runner:
 
     async def refusal(self, ran: _Ran) -> TaskError:
         """Why tests that do not pass without any bug cannot be used, and what to do."""
-        command = " ".join(self.command if ran.built else self._build)
+        command = " ".join(self.command)
         if ran.late:
-            return TaskError(
-                f"the {'tests' if ran.built else 'build'} did not end in {self._timeout:g} s: {command}",
-                fix="raise the option timeout",
-            )
+            return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
         if re.search(r"no tests ran|collected 0 items|Ran 0 tests", ran.output) and not ran.failing:
             return TaskError(
                 f"there are no tests: {command}\n{ran.shown}",
                 fix="name the repository (archives of a release may come without tests), or the command that runs them",
             )
-        if ran.missing:
-            package = next(
-                (each.programs[ran.missing] for each in LANGUAGES.values() if ran.missing in each.programs), ""
-            )
+        if not ran.startable:
             return TaskError(
-                f"{command} cannot be run in the sandbox: {ran.shown}",
-                fix=install_command(package) if package else "name a program in the option command",
-            )
-        if not ran.built:
-            return TaskError(
-                f"it does not build before any bug is injected: {command}\n{ran.shown}",
-                fix="give the command that builds it in the sandbox, without a network: the option build",
+                f"{command} cannot be run in the sandbox: {ran.shown}", fix="name a program in the option command"
             )
         problem = f"the tests fail before any bug is injected ({ran.problem}): {command}\n{ran.shown}"
         if lacking := _MODULE.search(ran.output):
@@ -304,13 +267,7 @@ class _Runner:
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
-def _printed(result: ExecResult, workdir: str) -> str:
-    return result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
-
-
 def _is_test(path: str) -> bool:
-    if language_of(path) != "python":
-        return is_test(path)
     parts = path.split("/")
     name = parts[-1]
     return (

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
-
-from coderepairrl.tasks.mutants.languages import LANGUAGES, SCRIPT
 
 CORPUS = Path(__file__).parent / "corpus"
 """Data, not modules of ours: pure functions without imports, each with a ``check_`` twin of plain ``assert`` lines."""
@@ -43,20 +40,16 @@ class Function:
     name: str
     source: str
     checks: tuple[Check, ...]
-    """In Python, whatever the language."""
-    language: str = "python"
 
     @property
     def key(self) -> str:
-        """``module.name``, or ``language/module.name`` of another language than Python."""
-        return f"{'' if self.language == 'python' else f'{self.language}/'}{self.module}.{self.name}"
+        """``module.name``."""
+        return f"{self.module}.{self.name}"
 
 
 @cache
-def functions(language: str = "python") -> tuple[Function, ...]:
-    """Every function of the corpus, in order of module and place. Other languages have some of those in Python."""
-    if language != "python":
-        return tuple(_translated(language))
+def functions() -> tuple[Function, ...]:
+    """Every function of the corpus, in order of module and place."""
     found = []
     for path in sorted(CORPUS.glob("check_*.py")):
         module = path.stem.removeprefix("check_")
@@ -71,52 +64,25 @@ def functions(language: str = "python") -> tuple[Function, ...]:
     return tuple(found)
 
 
-def _translated(language: str) -> Iterator[Function]:
-    layout, own = LANGUAGES[language], {f.key: f for f in functions()}
-    for path in sorted((CORPUS / language).iterdir()):
-        names = {layout.spelled(f.name): f.name for f in own.values() if f.module == path.stem}
-        for source in path.read_text(encoding="utf-8").rstrip("\n").split("\n\n"):
-            name = names[next(word for word in re.findall(r"\w+", source) if word in names)]
-            yield Function(path.stem, name, f"{source}\n", own[f"{path.stem}.{name}"].checks, language)
-
-
 class Repository(NamedTuple):
-    """A file of functions at `path`, and how they are checked: files by path, and the command."""
+    """A file of functions at `path`, and the script `tests` that checks it."""
 
     path: str
     text: str
-    tests: Mapping[str, str]
+    tests: dict[str, str]
     command: tuple[str, ...]
 
 
 def repository(parts: Sequence[Function]) -> Repository:
-    """Functions of one module and language as a tiny repository."""
-    module, names = parts[0].module, [f.name for f in parts]
-    checks = [check for f in parts for check in f.checks]
-    sources = [f.source for f in parts]
-    if parts[0].language == "python":
-        tests = {f"test_{module}.py": check_script(module, names, checks)}
-        # -S -E and -B: 10 ms instead of 20, no environment, no bytecode in the diff
-        return Repository(f"{module}.py", module_source(sources), tests, ("python3", "-S", "-E", "-B", *tests))
-    layout = LANGUAGES[parts[0].language]
-    program = layout.tests_text(module, names, [(check.call, check.want) for check in checks])
-    return Repository(
-        layout.module_path(module),
-        layout.module_text(module, names, sources),
-        {layout.tests_path(module): program, SCRIPT: layout.script(module)},
-        ("sh", SCRIPT),
-    )
-
-
-def module_source(parts: Sequence[str]) -> str:
-    """Functions as one module, two blank lines apart."""
-    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def check_script(module: str, names: Sequence[str], checks: Sequence[Check]) -> str:
-    """A plain script that ends at the first check that fails."""
-    lines = [f"from {module} import {', '.join(sorted(names))}", "", *(check.statement for check in checks)]
-    return "\n".join(lines) + "\n"
+    """Functions of one module as a tiny repository: two blank lines apart, and a script that ends at the first check
+    that fails."""
+    module = parts[0].module
+    names = ", ".join(sorted(f.name for f in parts))
+    lines = [f"from {module} import {names}", "", *(check.statement for f in parts for check in f.checks)]
+    tests = {f"test_{module}.py": "\n".join(lines) + "\n"}
+    text = "\n\n\n".join(f.source.strip("\n") for f in parts) + "\n"
+    # -S -E and -B: 10 ms instead of 20, no environment, no bytecode in the diff
+    return Repository(f"{module}.py", text, tests, ("python3", "-S", "-E", "-B", *tests))
 
 
 def _check(node: ast.Assert) -> tuple[str, Check]:

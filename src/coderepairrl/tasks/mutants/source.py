@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
-import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
 from typing import Any, get_args
 
 from coderepairrl import __version__
-from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.protocols import TaskSource
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.tasks.base import LoadedSource, cached_json
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
-from coderepairrl.tasks.mutants.environment import Environment, build, source_folder, waited_for
-from coderepairrl.tasks.mutants.grammars import COMPILED
-from coderepairrl.tasks.mutants.languages import LANGUAGE_NAMES, LANGUAGES
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.tasks.needs import PYTEST
-from coderepairrl.tasks.patches import is_test, language_of, lines_of
+from coderepairrl.tasks.patches import lines_of
+from coderepairrl.tasks.project_environment import Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
 
 CHECK_SECONDS = 5.0
@@ -38,34 +32,27 @@ BUGS = 16
 LONGEST = 86_400.0
 """Seconds that one's own tests may take."""
 LICENCE = "Apache-2.0"
-_OF_THIS_MACHINE = ("auto", "bwrap", "sandlock", "unsafe-local")
-"""Sandboxes that have the programs of this machine."""
 _KIND = "bugs that were verified in a sandbox"
 """Part of the cache's key: bugs that an earlier version found in another way are searched for again."""
 
 
-class MutantSource(TaskSource):
-    """Bugs injected into healthy code, each verified: its checks pass without it and fail with it.
-
-    `languages` are one or several of ``python``, ``javascript``, ``java``, ``go``, ``rust`` and ``c``.
+class MutantSource(LoadedSource):
+    """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
 
     Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
     functions) or ``unseen`` (functions that are never trained on), all of them if it is not given. `n` tasks of each in
-    an order given by `seed`, one of each language in turn; 0 is all. Other languages have some of Python's functions,
-    and need their compilers where the sandbox looks for programs. `quoted` is the share of issues that quote the broken
-    line: 1, 0 or between. With ``both`` every pair comes twice, once quoted and once not, one after the other.
+    an order given by `seed`; 0 is all. `quoted` is the share of issues that quote the broken line: 1, 0 or between.
+    With ``both`` every pair comes twice, once quoted and once not, one after the other.
 
     With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
-    if not given, for Python; within `timeout` seconds each); `only` is a glob of the files to break. `build` is a
-    command that fails where a change does not compile, which is no bug; only Python and JavaScript go without. Bugs are
-    verified in the sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`.
+    if not given; within `timeout` seconds each); `only` is a glob of the files to break. Bugs are verified in the
+    sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`.
     What the tests need, and `requirements` besides, is built into an environment that sandboxes are shown
     (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
     ``train``.
 
-    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``, of other languages than Python
-    ``mutants/LANGUAGE/MODULE.FUNCTION/...``; what stands before the last slash is the function, by which intervals are
-    clustered. Workspaces are plain folders in the cache.
+    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is the
+    function, by which intervals are clustered. Workspaces are plain folders in the cache.
     Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, `SandboxFault`,
     `PrerequisiteError` where no sandbox works, and what `environment.build` does.
     """
@@ -76,13 +63,11 @@ class MutantSource(TaskSource):
         self,
         path: str = "",
         *,
-        languages: str | Sequence[str] = "python",
         split: str | None = None,
         n: int = 0,
         seed: int = 0,
         quoted: float | str = "both",
         command: str = "",
-        build: str = "",
         requirements: str | Sequence[str] = (),
         environment: bool = True,
         only: str = "*",
@@ -99,20 +84,7 @@ class MutantSource(TaskSource):
             raise ConfigError(f"tasks.options.quoted is a share from 0 to 1 or 'both', not {quoted!r}")
         if not 0 < timeout <= LONGEST:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
-        self.languages = _languages(languages)
-        self.build = _words(build) if build else []
-        if path and not build and (compiled := [name for name in self.languages if name in COMPILED]):
-            raise ConfigError(
-                f"the task source mutants breaks {compiled[0]} code only with a command that shows what compiles",
-                fix="name it: tasks.options.build='go build ./...', 'cargo check --offline', 'make'",
-            )
-        if path and not command and "python" not in self.languages:
-            raise ConfigError(
-                "the task source mutants needs the command that runs the tests",
-                fix="name it: tasks.options.command='node --test', 'go test ./...', 'make check'",
-            )
         self.path = path
-        self.split = split
         self.n = n or (BUGS if path else 0)
         self.seed = seed
         self.quoted = quoted
@@ -125,39 +97,22 @@ class MutantSource(TaskSource):
         self.sandbox_options = dict(sandbox_options)
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "mutants"
         self._workspaces = self.cache / "workspaces"
-        self._tasks: list[Task] | None = None
+        self._splits: tuple[str, ...] = get_args(Split) if split is None else (split,)
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Inject, verify and write the workspaces; what is in the cache is not made again."""
-        if self._tasks is None:
-            try:
-                self._tasks = self._package() if self.path else self._corpus()
-            except OSError as error:
-                raise TaskError(
-                    f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE"
-                ) from error
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
-
-    @property
-    def _splits(self) -> tuple[str, ...]:
-        return get_args(Split) if self.split is None else (self.split,)
-
-    def _corpus(self) -> list[Task]:
-        for name in self.languages if self.sandbox in _OF_THIS_MACHINE else ():
-            if name != "python":
-                LANGUAGES[name].check_programs()
-        return [task for split in self._splits for task in self._corpus_split(split)]
+        try:
+            if self.path:
+                return self._package()
+            return [task for split in self._splits for task in self._corpus_split(split)]
+        except OSError as error:
+            raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _corpus_split(self, split: str) -> list[Task]:
-        pools = []
-        for language in self.languages:
-            pools.append([mutant for mutant in mutants(language) if mutant.split == split])
-            Random(f"{split}/{self.seed}").shuffle(pools[-1])
+        pool = [mutant for mutant in mutants() if mutant.split == split]
+        Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
-        for mutant in (each for turn in zip_longest(*pools) for each in turn if each is not None):
+        for mutant in pool:
             variants: tuple[bool, ...] = (True, False)
             if self.quoted != "both":
                 variants = (Random(f"quote/{mutant.key}/{self.seed}").random() < float(self.quoted),)
@@ -171,15 +126,13 @@ class MutantSource(TaskSource):
 
     def _exercise_task(self, made: Exercise) -> Task:
         files = {name: content.encode() for name, content in made.files.items()}
-        language = made.mutant.function.language
-        seconds = CHECK_SECONDS if language == "python" else LANGUAGES[language].seconds
         return Task(
             id=f"mutants/{made.mutant.key}-{'q' if made.quoted else 'u'}",
             prompt=made.prompt,
-            language=language,
+            language="python",
             workspace=f"dir:{store(self._workspaces, files)}",
             reference=unified(made.path, made.files[made.path], made.fixed),
-            checks=Checks((Command(made.command, seconds),), made.tests),
+            checks=Checks((Command(made.command, CHECK_SECONDS),), made.tests),
             split=made.mutant.split,
             licence=LICENCE,
         )
@@ -205,45 +158,43 @@ class MutantSource(TaskSource):
         """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
-        where = (self.sandbox, self.sandbox_options, *self.languages, *self.build)
-        asked = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
-        known = self.cache / "bugs" / f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:24]}.json"
-        if known.exists():
-            entries = json.loads(known.read_text(encoding="utf-8"))
-            return [_bug(entry) for entry in entries]
-        options: dict[str, Any] = {"most": self.n, "only": self.only, "seed": self.seed, "timeout": self.timeout}
-        options |= {"environment": environment, "modules": modules, "leave_out": self.command == list(PYTEST)}
-        options |= {"languages": self.languages, "build": self.build}
-        backend = sandboxes.make(sandboxes.choose(self.sandbox).name, **self.sandbox_options)
-        try:
-            found = waited_for(bugs(files, command, backend, **options))
-        finally:
-            backend.close()
-        known.parent.mkdir(parents=True, exist_ok=True)
-        making = known.with_suffix(f".{os.getpid()}")
-        making.write_text(json.dumps([asdict(bug) for bug in found]), encoding="utf-8")
-        making.replace(known)
-        return found
+        where = (self.sandbox, self.sandbox_options)
+        key = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
+
+        async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
+            found = await bugs(
+                files,
+                command,
+                backend,
+                most=self.n,
+                only=self.only,
+                seed=self.seed,
+                timeout=self.timeout,
+                environment=environment,
+                modules=modules,
+                leave_out=self.command == list(PYTEST),
+            )
+            return [asdict(bug) for bug in found]
+
+        return [_bug(entry) for entry in cached_json(self.cache / "bugs", key, find, *where)]
 
     def _bug_task(self, bug: Bug, split: str, files: Mapping[str, bytes], environment: str) -> Task:
         rng = Random(f"{bug.key}/{self.seed}")
         quoted = rng.random() < (0.5 if self.quoted == "both" else float(self.quoted))
         line = bug.broken.split("\n")[bug.mutation.line - 1].strip()
-        language = language_of(bug.path)
         prompt = f"{bug.path}: {bug.mutation.function} is broken. `{shlex.join(bug.command)}` fails:\n\n{bug.output}\n"
         if quoted and line:
-            prompt += f"\nThe {'traceback' if language == 'python' else 'bug'} leads to this line:\n    {line}\n"
+            prompt += f"\nThe traceback leads to this line:\n    {line}\n"
         tests = {
             name: data.decode("utf-8", "surrogateescape")
             for name, data in files.items()
-            if (language_of(name) == "python" and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}"))
-            or (language_of(name) in self.languages and language_of(name) != "python" and is_test(name))
+            if name.endswith(".py") and (name.split("/")[-1].startswith("test_") or "/tests/" in f"/{name}")
         }
         command = Command(bug.command, self.timeout, results_of(bug.command))
         return Task(
             id=f"mutants/{bug.key}-{'q' if quoted else 'u'}",
             prompt=prompt,
-            language=language,
+            language="python",
             workspace=f"dir:{store(self._workspaces, {**files, bug.path: bug.broken.encode()})}",
             reference=unified(bug.path, bug.broken, bug.fixed),
             checks=Checks((command,), tests, bug.fail_to_pass, bug.pass_to_pass),
@@ -256,16 +207,6 @@ def _bug(entry: dict[str, Any]) -> Bug:
     """As it was before it became JSON."""
     lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
-
-
-def _languages(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Each once. Raises `ConfigError`."""
-    names = tuple(dict.fromkeys(given.replace(",", " ").split() if isinstance(given, str) else given))
-    unknown = [name for name in names if name not in LANGUAGE_NAMES]
-    if unknown or not names:
-        wrong = f"knows no {unknown[0]!r}" if unknown else "needs a language"
-        raise ConfigError(f"the task source mutants {wrong}", fix=f"one or more of {', '.join(LANGUAGE_NAMES)}")
-    return names
 
 
 def _words(command: str) -> list[str]:

@@ -15,7 +15,7 @@ from coderepairrl.types import Task
 SHIPPED = {
     "jsonl": "coderepairrl.tasks.jsonl:JsonlSource",
     "handmade": "coderepairrl.tasks.handmade:HandmadeSource",
-    "mutants": "coderepairrl.tasks.mutants:MutantSource",
+    "mutants": "coderepairrl.tasks.mutants.source:MutantSource",
     "git_history": "coderepairrl.tasks.sources.git_history:GitHistory",
     "repair": "coderepairrl.tasks.sources.repair:Repair",
     "functions": "coderepairrl.tasks.sources.functions:Functions",

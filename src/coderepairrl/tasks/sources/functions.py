@@ -6,10 +6,7 @@ compared with the original by any reward, and run by the docstring's own example
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
@@ -17,17 +14,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
-from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.tasks.base import LoadedSource, cached_json, log_left_out
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.masking import IMPLEMENT, Function, functions, parses
-from coderepairrl.tasks.mutants.environment import build, source_folder, waited_for
 from coderepairrl.tasks.mutants.package_tasks import read_tree
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.patches import is_test
+from coderepairrl.tasks.project_environment import build, source_folder
 from coderepairrl.tasks.rows import ENDINGS, Row, read
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out
 from coderepairrl.types import Checks, Command, Task
@@ -60,7 +56,6 @@ assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} e
 """
 _PROGRAM = resources.files(__package__) / "programs/examples.py"
 """Runs the examples of many functions, with them and without."""
-_log = logging.getLogger(__name__)
 
 
 class _Tree(NamedTuple):
@@ -79,7 +74,7 @@ class _Masked(NamedTuple):
     function: Function
 
 
-class Functions(TaskSource):
+class Functions(LoadedSource):
     """Functions that their docstrings specify, each masked in a copy of the files around it.
 
     `path` is a Python file, a folder of them (a package, a git repository), or a file of rows as The Stack has them:
@@ -118,28 +113,16 @@ class Functions(TaskSource):
         self.sandbox, self.sandbox_options = sandbox, dict(sandbox_options)
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "functions"
         self.left_out = Counter[str]()
-        self._tasks: list[Task] | None = None
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Read, mask, run the examples, and write the workspaces; what is in the cache is not made again."""
-        if self._tasks is not None:
-            return
         try:
             found = [task for tree in self._trees() for task in self._of(tree)]
         except OSError as error:
             raise TaskError(f"{self.path}: {error}", fix="give what you may read; the cache: set CRRL_CACHE") from error
-        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
-        if not found:
-            raise TaskError(
-                f"{self.path}: no function can be used ({reasons or 'there is none with a docstring'})",
-                fix="quality=false takes poor docstrings, too, examples=false those without examples",
-            )
-        _log.warning("%s: %s; left out: %s", self.path, counted(len(found), "function"), reasons or "none")
-        self._tasks = found
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
+        fix = "quality=false takes poor docstrings, too, examples=false those without examples"
+        log_left_out(str(self.path), "function", found, self.left_out, fix=fix)
+        return found
 
     def _trees(self) -> list[_Tree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
@@ -193,21 +176,14 @@ class Functions(TaskSource):
         """Of each function, why its examples do not judge it; empty if they do. Cached."""
         asked = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
-        matter = json.dumps([_PROGRAM.read_text(), digest(files), asked, imports, environment, where])
-        known = self.cache / "examples" / f"{hashlib.sha256(matter.encode()).hexdigest()[:24]}.json"
-        if not known.exists():
+        key = [_PROGRAM.read_text(), digest(files), asked, imports, environment, where]
+
+        async def find(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
-            backend = sandboxes.make(sandboxes.choose(self.sandbox).name, **self.sandbox_options)
-            try:
-                found = waited_for(_probe(backend, task, json.dumps([imports or ".", asked])))
-            finally:
-                backend.close()
-            known.parent.mkdir(parents=True, exist_ok=True)
-            making = known.with_suffix(f".{os.getpid()}")
-            making.write_text(json.dumps(found), encoding="utf-8")
-            making.replace(known)
-        problems: list[str] = json.loads(known.read_text(encoding="utf-8"))
+            return await _probe(backend, task, json.dumps([imports or ".", asked]))
+
+        problems: list[str] = cached_json(self.cache / "examples", key, find, *where)
         return problems
 
     def _task(

@@ -6,7 +6,6 @@ prompt is the message of the commit, which was written by somebody who knew the 
 
 from __future__ import annotations
 
-import logging
 import re
 import shlex
 from collections import Counter
@@ -18,8 +17,7 @@ from pathlib import Path, PurePosixPath
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
-from coderepairrl.printable import counted
-from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.base import LoadedSource, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, History, history
 from coderepairrl.tasks.needs import PYTEST, extra_of, needs_of
 from coderepairrl.tasks.patches import is_test, is_test_module, language
@@ -47,14 +45,13 @@ _READ = ("pyproject.toml", "setup.cfg")
 _TEST_BYTES = 8 << 20
 _AT_ONCE = 64
 """Commits whose changes are listed by one git."""
-_log = logging.getLogger(__name__)
 
 
 class _LeftOut(Exception):
     pass
 
 
-class GitHistory(TaskSource):
+class GitHistory(LoadedSource):
     """A task for each commit of a local repository that repairs something, by its message, and changes tests and code.
 
     `path` is a repository, bare or not; the commits are those that its HEAD reaches, with one parent, committed on the
@@ -119,28 +116,16 @@ class GitHistory(TaskSource):
         self.packages_before = str(packages_before)
         self.repository = repository
         self.left_out = Counter[str]()
-        self._tasks: list[Task] | None = None
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Read the history. Raises `TaskError`, also where no commit can be used."""
-        if self._tasks is not None:
-            return
         with history(self.path) as known:
             name = self.repository or known.name.name.removesuffix(".git")
             found = list(self._mined(known, name))
-        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
-        if not found:
-            raise TaskError(
-                f"{self.path}: no commit can be used ({reasons or 'none is of that time'})",
-                fix="other dates, match='' for all messages, larger max_files and max_lines",
-            )
-        _log.warning("%s: %s; left out: %s", name, counted(len(found), "commit"), reasons or "none")
+        fix = "other dates, match='' for all messages, larger max_files and max_lines"
+        log_left_out(str(self.path), "commit", found, self.left_out, fix=fix)
         test = len(found) // 4
-        self._tasks = [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
+        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
         """Tasks, the newest first. Raises `TaskError` for a repository without changes."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import hashlib
-import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Literal
 
-from coderepairrl import sandbox as sandboxes
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import Sandbox, SandboxBackend
+from coderepairrl.tasks.base import cached_json
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
-from coderepairrl.tasks.mutants.environment import waited_for
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.rows import Row
@@ -94,24 +92,13 @@ class HumanEval(Files):
     def _mutants(self) -> dict[str, str]:
         """The broken program of each whole one."""
         rows = self.rows()
-        asked = json.dumps([self.seed, [(_fixed(row), row.text("test")) for row in rows]])
+        key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
-        known = folder / f"{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
-        if not known.exists():
-            backend = sandboxes.make(sandboxes.choose(self.sandbox).name)
-            try:
-                found = waited_for(self._found(rows, backend))
-            finally:
-                backend.close()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                making = known.with_suffix(f".{os.getpid()}")
-                making.write_text(json.dumps(found), encoding="utf-8")
-                making.replace(known)
-            except OSError as error:
-                raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
-        read: dict[str, str] = json.loads(known.read_text(encoding="utf-8"))
-        return read
+        try:
+            found: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
+        except OSError as error:
+            raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
+        return found
 
     async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
         place = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")

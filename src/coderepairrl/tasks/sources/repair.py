@@ -6,9 +6,8 @@ They are made of contents before and after, or of the tasks of another source, a
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,10 +15,10 @@ from typing import Any
 
 from coderepairrl.agents.blocks import Inexpressible, between
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.printable import counted
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
+from coderepairrl.tasks.base import LoadedSource, log_left_out
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.patches import language_of, patched, paths
@@ -27,14 +26,13 @@ from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
 
 KIND = "repair"
-_log = logging.getLogger(__name__)
 
 
 class _LeftOut(Exception):
     """Why a task is not made, as a plural."""
 
 
-class Repair(TaskSource):
+class Repair(LoadedSource):
     """Repairs of one file whose prompts have its code.
 
     `path` is a file of rows with ``before``, and ``after`` or ``patch`` (a unified diff); with what there is of
@@ -69,7 +67,6 @@ class Repair(TaskSource):
         self.context_lines = context_lines
         self.cache = (Path(cache).expanduser() if cache else user_cache()) / "repair"
         self.left_out = Counter[str]()
-        self._tasks: list[Task] | None = None
         self._source: TaskSource | None = None
         if source:
             from coderepairrl.tasks.sources import make
@@ -77,25 +74,14 @@ class Repair(TaskSource):
             self._source = make(source, **options)
             self.evaluation_set = self._source.evaluation_set
 
-    def prepare(self) -> None:
+    def load(self) -> list[Task]:
         """Read the rows, or prepare the source, and write the prompts."""
-        if self._tasks is not None:
-            return
         if self._source is not None:
             self._source.prepare()
         what = self._source.name if self._source else str(self.path)
         found = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
-        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.most_common())
-        if not found:
-            raise TaskError(
-                f"repair: no task of {what} changes one file ({reasons})", fix="prepare it, or name another source"
-            )
-        _log.warning("repair, of %s: %s; left out: %s", what, counted(len(found), "task"), reasons or "none")
-        self._tasks = found
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks or ())
+        log_left_out(f"repair, of {what}", "task", found, self.left_out, fix="prepare it, or name another source")
+        return found
 
     def _taken(self, given: Task | Row) -> Task | None:
         try:

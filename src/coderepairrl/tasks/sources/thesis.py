@@ -11,7 +11,7 @@ from random import Random
 from typing import Literal
 
 from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError, several
-from coderepairrl.protocols import TaskSource
+from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.benchmark import Repositories, Workspace
 from coderepairrl.tasks.select import HELD_OUT, TRAIN
 from coderepairrl.tasks.sources.swe_bench import SweBench
@@ -22,7 +22,7 @@ DROPPED = "fastlane/fastlane"
 """Its large files made clones fail, which became rewards of zero."""
 
 
-class Thesis(TaskSource):
+class Thesis(LoadedSource):
     """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual to train on, shuffled by
     `seed`; the rest of the latter is held out (split ``test``). None is of `DROPPED`, or has an issue of more than
     `max_prompt` characters, which would leave little of an episode's tokens for anything else.
@@ -63,13 +63,10 @@ class Thesis(TaskSource):
         }
         self._asked = {"swe_gym": from_swe_gym, "multilingual": from_multilingual}
         self._drawn, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
-        self._tasks: tuple[Task, ...] = ()
 
-    def prepare(self) -> None:
+    def load(self) -> Iterator[Task]:
         """Read both tables, and select. Raises `TaskError` and `PrerequisiteError` that name what to give instead of
         the hub, and `TaskError` for fewer rows than are asked for."""
-        if self._tasks:
-            return
         there, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
@@ -92,15 +89,8 @@ class Thesis(TaskSource):
         train = [task for name, tasks in taken.items() for task in tasks[: self._asked[name]]]
         Random(self._seed).shuffle(train)
         held_out = taken.get("multilingual", [])[self._asked["multilingual"] :]
-        self._tasks = tuple(
-            replace(task, split=split)
-            for split, tasks in ((TRAIN, train), (HELD_OUT, held_out))
-            for task in self._usable(tasks)
-        )
-
-    def __iter__(self) -> Iterator[Task]:
-        self.prepare()
-        return iter(self._tasks)
+        for split, tasks in ((TRAIN, train), (HELD_OUT, held_out)):
+            yield from (replace(task, split=split) for task in self._usable(tasks))
 
     def _usable(self, tasks: list[Task]) -> list[Task]:
         return [task for task in tasks if task.repository != DROPPED and len(task.prompt) <= self._max_prompt]

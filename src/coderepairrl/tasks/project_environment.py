@@ -6,32 +6,27 @@ from the workspace, which is where the bug is.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import shlex
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
-from typing import Any, TypeVar
 
 from coderepairrl import environments
 from coderepairrl.errors import PrerequisiteError, TaskError
-from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.sandbox.environment import built_for
+from coderepairrl.tasks.base import waited_for
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
-T = TypeVar("T")
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
 from email.parser import Parser
 from pathlib import Path
-from typing import Any, TypeVar
 import sysconfig
 
 for record in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info"):
@@ -114,27 +109,3 @@ def _digest(files: Mapping[str, bytes]) -> str:
         for path, data in sorted(files.items())
     }
     return hashlib.sha256(json.dumps(matter).encode()).hexdigest()
-
-
-def waited_for(job: Coroutine[Any, Any, T]) -> T:
-    """What `job` returns, also where an event loop runs, which waits. Raises `Interrupted` on a signal."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(until_interrupted(job))
-    begun: Future[Callable[[], object]] = Future()
-
-    async def cancellable() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
-        return await job
-
-    with ThreadPoolExecutor(1) as beside:
-        done = beside.submit(asyncio.run, cancellable())
-        try:
-            return done.result()
-        except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first
-            if not done.done():
-                begun.result()()
-            raise

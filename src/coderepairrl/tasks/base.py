@@ -1,0 +1,99 @@
+"""What sources have in common: tasks that are made once, what was left out, and what a sandbox found."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from coderepairrl import sandbox as sandboxes
+from coderepairrl.errors import TaskError
+from coderepairrl.printable import counted
+from coderepairrl.processes.signals import until_interrupted
+from coderepairrl.protocols import SandboxBackend, TaskSource
+from coderepairrl.types import Task
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class LoadedSource(TaskSource):
+    """A source whose tasks are made by `load`, once, when they are first asked for."""
+
+    _tasks: tuple[Task, ...] = ()
+
+    @abstractmethod
+    def load(self) -> Iterable[Task]:
+        """Make the tasks. Raises `TaskError` where there are none."""
+
+    def prepare(self) -> None:
+        """Make the tasks, if they are not there. Raises as `load`."""
+        if not self._tasks:
+            self._tasks = tuple(self.load())
+
+    def __iter__(self) -> Iterator[Task]:
+        self.prepare()
+        return iter(self._tasks)
+
+
+def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
+    """Log how many tasks there are, and why others are left out. Raises `TaskError` with `fix` where there are none."""
+    reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
+    if not tasks:
+        raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
+    _log.warning("%s: %s; left out: %s", where, counted(len(tasks), noun), reasons or "none")
+
+
+def cached_json(
+    folder: Path,
+    key: Any,
+    find: Callable[[SandboxBackend], Coroutine[Any, Any, Any]],
+    sandbox: str,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """What `find` returns in the backend `sandbox`, as plain data; kept in `folder` under the plain data `key`."""
+    known = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+    if not known.exists():
+        backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
+        try:
+            found = waited_for(find(backend))
+        finally:
+            backend.close()
+        known.parent.mkdir(parents=True, exist_ok=True)
+        partial = known.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(known)
+    return json.loads(known.read_text(encoding="utf-8"))
+
+
+def waited_for(job: Coroutine[Any, Any, T]) -> T:
+    """What `job` returns, also where an event loop runs, which waits. Raises `Interrupted` on a signal."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(until_interrupted(job))
+    begun: Future[Callable[[], object]] = Future()
+
+    async def cancellable() -> T:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
+        return await job
+
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(asyncio.run, cancellable())
+        try:
+            return done.result()
+        except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first
+            if not done.done():
+                begun.result()()
+            raise

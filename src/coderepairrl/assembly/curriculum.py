@@ -1,4 +1,4 @@
-"""The order in which a run attempts its tasks, and what a probe says of them."""
+"""The order in which a run attempts its tasks, and what earlier attempts say of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.rollout import Band, Curriculum, EasyFirst, Share
-from coderepairrl.runs import foreign
+from coderepairrl.runs import RunFolder, foreign, open_run
+from coderepairrl.stats import resolved
+from coderepairrl.types import Ending, Episode
 
 _FIX = "write JSON lines of task, attempts, solved and reward (docs/guides/curriculum.md)"
 
@@ -50,11 +52,16 @@ class Probed(BaseModel):
 
 
 def read_probe(path: Path) -> dict[str, Probed]:
-    """The lines of the file `path` by task. Raises `UsageError` that names the line."""
+    """The attempts at each task in `path`: a run folder of `crrl eval`, or a file. Raises `UsageError`, which names the
+    line of a file."""
+    if (path / "run.json").is_file():
+        return _read_evaluation(open_run(path))
     try:
         written = foreign.text(path)
     except ValueError as error:
-        raise UsageError(f"{path} is not read: {error}", fix="name a file of a probe, or leave it out") from None
+        raise UsageError(
+            f"{path} is not read: {error}", fix="name a run folder of crrl eval, or leave it out"
+        ) from None
     found: dict[str, Probed] = {}
     for number, row in foreign.objects(path, written, _FIX):
         try:
@@ -67,6 +74,23 @@ def read_probe(path: Path) -> dict[str, Probed]:
             raise UsageError(f"{path}, line {number}: task {probed.task} has a line already", fix="leave one out")
         found[probed.task] = probed
     return found
+
+
+def _read_evaluation(run: RunFolder) -> dict[str, Probed]:
+    """Valid attempts of the evaluation ``eval`` of `run`, by task."""
+    by_task: dict[str, list[Episode]] = {}
+    for episode in run.episodes("eval-00000"):
+        if episode.ending is not Ending.VOID:
+            by_task.setdefault(episode.task_id, []).append(episode)
+    if not by_task:
+        raise UsageError(f"{run.path} has no evaluation with an attempt", fix="name a run folder of crrl eval")
+    return {task: _probed(task, own) for task, own in by_task.items()}
+
+
+def _probed(task: str, own: Sequence[Episode]) -> Probed:
+    verdicts = [verdict for each in own if (verdict := resolved(each)) is not None]
+    reward = sum(each.reward for each in own) / len(own)
+    return Probed(task=task, attempts=len(own), solved=sum(verdicts) if verdicts else None, reward=reward)
 
 
 def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
@@ -104,7 +128,7 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
         raise ConfigError(
             f"curriculum.easy_first: {len(lacking)} of {len(tasks)} training tasks have no difficulty"
             f"{f' in {probe}' if probe else ''} ({min(lacking)}, ...)",
-            fix="name a probe of all of them (crrl probe makes one; curriculum.easy_first.probe=FILE), or take"
+            fix="attempt all of them with crrl eval (eval.split=train; curriculum.easy_first.probe=RUN), or take"
             " curriculum.band, which finds them out",
         )
     return sources

@@ -27,11 +27,10 @@ from coderepairrl.cli import (
     data,
     env,
     evaluating,
-    pipeline,
+    jobs,
     reading,
     running,
     serving,
-    study,
 )
 from coderepairrl.cli.output import show
 from coderepairrl.errors import ExitCode, exit_on_error
@@ -60,12 +59,12 @@ def _root(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Learn": (
-        *(running.hello, running.train, pipeline.pipeline, pipeline.probe),
+        *(running.hello, running.train, jobs.run),
         *(collecting.collect, collecting.select, running.sft),
     ),
     "Measure": (
         *(evaluating.eval, evaluating.merge, evaluating.grade),
-        *(comparing.compare, comparing.choose, study.study, reading.score),
+        *(comparing.compare, reading.score),
     ),
     "Look and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
     "What there is": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),

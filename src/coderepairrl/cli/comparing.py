@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -57,24 +56,3 @@ def compare(
         pairs=pairs,
     )
     show(verdict.render(answer(arguments), "json" if as_json else form))
-
-
-def choose(
-    evaluation: Annotated[
-        str, typer.Argument(help="RUN, RUN@NAME or RUN@NAME-STEP, with several attempts at each task")
-    ],
-    attempts: Annotated[int | None, typer.Option(help="choose among the first K; else among all")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="outcomes by rule, for `crrl compare FILE@RULE`")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """One patch out of several: what a vote, or each score as a judge, would choose in a finished evaluation."""
-    from coderepairrl.report import choosing
-    from coderepairrl.runs.folder import write_atomic
-
-    target = choosing.path_of(output) if output else None
-    found = choosing.choose(evaluation, attempts)
-    if target:
-        write_atomic(target, "".join(json.dumps(row) + "\n" for row in choosing.rows(found)))
-    show(json.dumps([choosing.as_plain(each) for each in found]) if as_json else choosing.as_text(found))

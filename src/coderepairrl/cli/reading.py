@@ -73,7 +73,7 @@ def view(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, several side by side; or a pipeline's")
+        list[Path], typer.Argument(metavar="RUN...", help="run folders, several side by side; or one of `crrl run`")
     ],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="not RUN/report/index.html")] = None,
     figure: Annotated[Path | None, typer.Option(help="write an SVG of reward and tests passing, not the page")] = None,
@@ -86,14 +86,14 @@ def report(
 ) -> None:
     """What a run has come to: curves, before and after with intervals, time, tokens, faults, on one page."""
     from coderepairrl import report as reports
-    from coderepairrl.report import pipeline as pipelines
+    from coderepairrl.report import jobs
 
     if sum((as_json, figure is not None, export is not None, output is not None)) > 1:
         raise UsageError("--json, --figure, --export and --output are different things", fix="ask for one at a time")
-    if any(pipelines.is_pipeline(each) for each in runs):
+    if any(jobs.is_jobs(each) for each in runs):
         if len(runs) > 1 or figure is not None or export is not None or baseline:
-            raise UsageError("a pipeline has a page, and numbers (--json)", fix="crrl report PIPELINE")
-        show(json.dumps(pipelines.result(runs[0]).numbers) if as_json else pipelines.write_page(runs[0], output))
+            raise UsageError("jobs have a page, and numbers (--json)", fix="crrl report FOLDER")
+        show(json.dumps(jobs.result(runs[0]).numbers) if as_json else jobs.write_page(runs[0], output))
         return
     loaded = reports.load(runs)
     if export is not None:

@@ -86,8 +86,8 @@ class EasyFirst(Section):
     steps: int = Field(default=20, ge=1)
     """The step from which on all tasks are in."""
     probe: str = ""
-    """A file of attempts at the tasks (docs/guides/curriculum.md): one that was solved less often is harder. Empty is
-    the tasks' own difficulty."""
+    """Attempts at the tasks (docs/guides/curriculum.md), a run folder of `crrl eval` or a file: a task that was solved
+    less often is harder. Empty is the tasks' own difficulty."""
 
 
 class Band(Section):
@@ -105,7 +105,7 @@ class Band(Section):
     newest: int = Field(default=16, ge=1)
     """Newest attempts at a task that its rate is taken over."""
     probe: str = ""
-    """A file of attempts before the run, as for `easy_first`: they count until there are newer ones."""
+    """Attempts before the run, as for `easy_first`: they count until there are newer ones."""
 
     @model_validator(mode="after")
     def _something_within(self) -> Band:

@@ -1,0 +1,60 @@
+"""``crrl run``: jobs from one file, what each needs, and arms for each seed."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from coderepairrl.cli import output
+from coderepairrl.cli.output import Format, Json, note, show
+from coderepairrl.errors import UsageError
+
+
+def run(
+    file: Annotated[str, typer.Argument(help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys of a job, and its settings")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run this job alone; several times")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="jobs at a time")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="check all jobs, and print what each does")] = False,
+    commands: Annotated[bool, typer.Option("--commands", help="print commands for Slurm, and start nothing")] = False,
+    table: Annotated[bool, typer.Option("--table", help="print the table of what is done, and start nothing")] = False,
+    form: Format = "text",
+    as_json: Json = False,
+) -> None:
+    """Run jobs of a file that are not done yet (train, sft, collect, eval), and print one table of their arms."""
+    from coderepairrl.report import verdict
+    from coderepairrl.stages import jobs as reading
+    from coderepairrl.stages import jobs_run as running
+
+    if sum([dry_run, commands, table]) > 1:
+        raise UsageError("these options exclude each other", fix="one of --dry-run, --commands, --table")
+    form = "json" if as_json else form
+    planned = reading.read(file, overrides or [])
+    if commands:
+        if overrides:
+            raise UsageError("overrides are not passed on by --commands", fix="write them into the file")
+        show(running.commands(planned))
+        return
+    failures: dict[str, str] = {}
+    if not table:
+        known = [job.name for job in planned.jobs]
+        if unknown := [each for each in only or [] if each not in known]:
+            raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(known)}")
+        found, problem = running.check(planned)
+        if dry_run:
+            data = verdict.Result([], [running.plan_table(planned, found)], [], {})
+            plan = json.dumps(running.plan_json(found)) if form == "json" else verdict.render(data, form).strip()
+            show(plan)
+        if problem is not None:
+            raise problem
+        if dry_run:
+            return
+        failures = output.run(running.run(planned, jobs, note, only or []))
+    show(verdict.render(running.table(planned), form))
+    note(f"crrl report {planned.folder}  the same as a page")
+    if failures:
+        raise running.failed(failures, planned)

@@ -1,0 +1,178 @@
+"""What the jobs of a file cost and brought, and what its arms say, read from their folders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from coderepairrl.errors import UsageError
+from coderepairrl.printable import counted, visible
+from coderepairrl.processes.meter import Used, total
+from coderepairrl.report import arms, plots
+from coderepairrl.report.command import write
+from coderepairrl.report.verdict import Result, Table
+from coderepairrl.report.view.text import templates
+from coderepairrl.runs import RunFolder, logged_episodes
+from coderepairrl.stats import Interval
+from coderepairrl.stats.spending import Spent, spent
+
+NAME = "jobs.json"
+_LOSS = "held_out/loss"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job as its folder has it."""
+
+    name: str
+    kind: str
+    about: str
+    missing: str
+    """Why it has no output that counts; empty where it has."""
+    used: Used | None
+    """None where nothing was measured yet."""
+    cost: Spent
+    brought: str
+    """Its result in words."""
+    commit: str
+    """The commit of the code that made it."""
+
+
+def is_jobs(folder: Path) -> bool:
+    """Whether `folder` is that of a jobs file."""
+    return (folder / NAME).is_file()
+
+
+def record_of(job: Path) -> Path:
+    """The file beside the folder `job` that says what it was made by, and whether it ended."""
+    return job.with_name(f"{job.name}.job.json")
+
+
+def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
+    """What `folder` says of itself, and its jobs. Raises `UsageError` where it is none of a jobs file."""
+    try:
+        data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
+        return data, [_job(folder, row) for row in data["jobs"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{folder} is no folder of jobs: {error!r}", fix="crrl run FILE makes one") from error
+
+
+def _job(home: Path, row: Mapping[str, str]) -> Job:
+    folder = RunFolder(home / row["name"])
+    record = record_of(folder.path)
+    known = json.loads(record.read_text("utf-8")) if record.is_file() else {}
+    there = (folder.path / "run.json").is_file() and folder.log.is_file()
+    records = list(folder.records()) if there else []
+    missing = row["stale"] and f"is not what the file asks for now: {row['stale']}"
+    if not known.get("ended"):
+        reason = f": {known['failed']}" if known.get("failed") else ""
+        missing = f"{'is not finished' if known else 'has not begun'}{reason}"
+    return Job(
+        name=row["name"],
+        kind=row["kind"],
+        about=row["about"],
+        missing=missing,
+        used=total(records),
+        cost=spent(logged_episodes(records)),
+        brought=_BROUGHT[row["kind"]](folder) if there else "",
+        commit=folder.about().get("commit", "") if there else "",
+    )
+
+
+def _collected(folder: RunFolder) -> str:
+    path = folder.path / "examples.json"
+    if not path.is_file():
+        return ""
+    found = json.loads(path.read_text("utf-8"))
+    return f"{found['kept']:,} of {found['attempts']:,} attempts kept"
+
+
+def _trained(folder: RunFolder) -> str:
+    steps = folder.metrics()
+    first = [record["metrics"] for record in folder.records() if record["type"] == "held_out"]
+    losses = [float(each[_LOSS]) for each in [*first, *steps] if _LOSS in each]
+    return counted(len(steps), "step") + (f", held-out loss {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "")
+
+
+def _evaluated(folder: RunFolder) -> str:
+    for record in folder.records():
+        if record["type"] == "eval" and record["name"] == "eval":
+            found = record["summary"]["outcomes"] | record["summary"]["values"]
+            return ", ".join(f"{name} {Interval(**found[name])}" for name in ("reward", "resolved") if name in found)
+    return ""
+
+
+_BROUGHT: dict[str, Callable[[RunFolder], str]] = {
+    "collect": _collected,
+    "sft": _trained,
+    "train": _trained,
+    "eval": _evaluated,
+    "command": lambda folder: "",
+}
+
+
+def result(folder: Path) -> Result:
+    """Answers and tables of the jobs in `folder`, for `verdict.render`. Raises `UsageError` where it is none of a jobs
+    file."""
+    data, jobs = read(folder)
+    missing = [each for each in jobs if each.missing]
+    notes = [f"{each.name} {each.missing}." for each in missing]
+    if missing:
+        notes.append(f"{len(missing)} of {len(jobs)} jobs are missing: this is a table of the others.")
+    commits = {each.commit: each.name for each in jobs if each.commit}
+    if len(commits) > 1:
+        made = ", ".join(f"{name} {commit[:12]}" for commit, name in commits.items())
+        notes.append(f"Jobs were made by different commits: {made}.")
+    done = {each.name for each in jobs if not each.missing}
+    runs = {
+        arm: {int(seed): folder / name for seed, name in own["jobs"].items() if name in done}
+        for arm, own in data["arms"].items()
+    }
+    questions = [arms.Question(**each) for each in data["questions"]]
+    about = Table("arms", ("arm", "what it is"), [(arm, own["about"]) for arm, own in data["arms"].items()])
+    found = arms.result(questions, runs, data["seeds"], about, notes) if questions else Result([], [], notes, {})
+    numbers = {"name": data["name"], **found.numbers, "jobs": [_numbers(each) for each in jobs]}
+    numbers["notes"] = [*found.notes]
+    return Result(found.verdicts, [*found.tables, _costs(data["name"], jobs)], found.notes, numbers)
+
+
+def _costs(name: str, jobs: Sequence[Job]) -> Table:
+    rows = [(each.name, each.kind, *_spent(each.used, each.cost), each.brought or "-") for each in jobs]
+    cost = Spent()
+    for each in jobs:
+        cost = cost.plus(each.cost)
+    used = [each.used for each in jobs if each.used]
+    whole = Used(sum(each.seconds for each in used), sum(each.cpu_seconds for each in used))
+    rows.append(("all", "", *_spent(whole, cost), ""))
+    heads = ("job", "kind", "seconds", "CPU seconds", "prompt tokens", "sampled tokens", "result")
+    return Table(f"{name}: jobs", heads, rows)
+
+
+def _spent(used: Used | None, cost: Spent) -> tuple[str, str, str, str]:
+    seconds = ("-", "-") if used is None else (f"{used.seconds:,.0f}", f"{used.cpu_seconds:,.0f}")
+    return (*seconds, f"{cost.prompt_tokens:,}", f"{cost.sampled_tokens:,}")
+
+
+def _numbers(job: Job) -> dict[str, Any]:
+    return {
+        "name": job.name,
+        "kind": job.kind,
+        "done": not job.missing,
+        "missing": job.missing,
+        "used": job.used and job.used._asdict(),
+        "cost": job.cost._asdict(),
+        "result": job.brought,
+    }
+
+
+def write_page(folder: Path, output: Path | None) -> Path:
+    """Write the result as a page to `output`, else to ``report/index.html`` in `folder`. Raises `UsageError`."""
+    found = result(folder)
+    template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
+    page = template.get_template("jobs.html.j2").render(name=folder.name, found=found, style=Markup(plots.STYLE))
+    return write(output or folder / "report" / "index.html", page)

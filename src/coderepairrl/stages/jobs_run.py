@@ -1,0 +1,590 @@
+"""Runs the jobs of a file, each as the command that anybody could type, unless it is done already.
+
+JOB.job.json has what a job was made by: its settings, checksums of the files and job outputs that it reads, and our
+version. A job of which all this is as before is kept, or goes on where it was killed. If anything differs, its folder is
+put aside and it runs again; what needs it runs again if its output changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+from coderepairrl import __version__, models
+from coderepairrl import config as configs
+from coderepairrl.assembly.imitation import resolve_imitation
+from coderepairrl.config import Config
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
+from coderepairrl.printable import counted
+from coderepairrl.processes.children import NOT_FROM_HERE
+from coderepairrl.registry import nearest
+from coderepairrl.report import jobs as report
+from coderepairrl.report.metrics import PER_TOOL, names
+from coderepairrl.report.verdict import Result, Table, render
+from coderepairrl.runs.examples import NAME as EXAMPLES
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs.storage import SUMS, checksum
+from coderepairrl.stages import evaluation
+from coderepairrl.stages.command import pinned
+from coderepairrl.stages.jobs import ATTEMPT, TRAIN, Job, Jobs
+from coderepairrl.stages.preview import dry_run
+from coderepairrl.stages.shards import WHOLE
+
+Say = Callable[[str], None]
+Doing = Literal["is done", "goes on", "runs", "runs again"]
+_SERVER_STARTS = 600.0
+"""Seconds until a server of a policy must listen."""
+_STOPS = 120.0
+"""Seconds that a job has to stop in order."""
+_LAST = 1 << 14
+_DIFFERENCES = 4
+"""Settings that differ and are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a job is."""
+
+    doing: Doing
+    differs: Sequence[str] = ()
+    """How what was made differs from what the file says now."""
+    waits: Sequence[str] = ()
+    """Needed jobs that are not done, so that their output may change."""
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.doing == "is done" and not self.waits
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a job will do."""
+
+    job: Job
+    standing: Standing
+    attempts: int
+    gpu_hours: float | None
+    """Of a training, by the plan; None where nothing is known."""
+
+
+# -- before anything is started
+
+
+def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
+    """What each job will do, and all mistakes together, each with its jobs. Seeds of an arm are checked once."""
+    found, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
+    costs: dict[tuple[str, str], tuple[int, float | None]] = {}
+    standings = standing(jobs)
+    for job in jobs.jobs:
+        key = (job.arm, job.folder.name)
+        if key not in costs:
+            costs[key] = (0, None)
+            try:
+                costs[key] = _checked(job, jobs)
+            except CodeRepairError as error:
+                for each in getattr(error, "problems", (error,)):
+                    where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
+                    wrong.setdefault((type(each), str(each), each.fix), []).append(where)
+        found.append(Planned(job, standings[job.name], *costs[key]))
+    problems = [kind(f"{', '.join(where)}: {what}", fix=fix) for (kind, what, fix), where in wrong.items()]
+    return found, several(problems) if problems else None
+
+
+def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+    """Attempts and GPU-hours of `job`. Raises what its command would, but for what needed jobs have yet to make."""
+    if job.kind == "command":
+        return 0, None
+    try:
+        return _resolved(job, jobs)
+    except CodeRepairError as error:
+        absent = [str(each.folder) for each in jobs.jobs if not _ended(each)]
+        problems = getattr(error, "problems", (error,))
+        if left := [each for each in problems if not any(path in str(each) for path in absent)]:
+            raise several(left) from None
+        return 0, None
+
+
+def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+    config = job.config()
+    path, init = _initial(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
+    if job.kind in TRAIN:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
+        if job.kind == "sft":
+            resolve_imitation(pinned(config))
+            return 0, None
+        shown, problem = dry_run(config)
+        if problem is not None:
+            raise problem
+        hours = shown.get("needs", {}).get("run", {}).get("gpu_hours")
+        return config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size, hours
+    if init == "random" and not any(models.folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
+        return 0, None
+    source = Path(configs.shipped().get(job.source, job.source)).expanduser()
+    policy, collects = path.replace("{port}", "1"), job.kind == "collect"
+    plan = evaluation.resolve(policy, job.evaluated_by(), settings_of=source, collects=collects)
+    if problems := _of_questions(job, jobs, config, names(plan.reward_versions)):
+        raise several(problems)
+    return evaluation.attempts(plan, WHOLE), None
+
+
+def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
+    """The model that `policy` will be made of, and whether from its weights or at random, where it is yet to be."""
+    maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
+    if maker is None or _ended(maker):
+        return policy, "weights"
+    if maker.policy:
+        return _initial(maker.policy, jobs)
+    if maker.kind == "command":
+        return policy, "weights"
+    model = maker.config().model
+    return model.path, model.init
+
+
+def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
+    """What questions ask of the evaluation `job`, which has the metrics `known`, that it cannot answer."""
+    arm = job.arm or job.name
+    if jobs.arms().get(arm, {}).get(job.seed) != job:
+        return []
+    asked = [each for each in jobs.questions() if arm in each.arms]
+    found: list[CodeRepairError] = [
+        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
+        for each in asked
+        if each.metric not in known and not each.metric.startswith(PER_TOOL)
+    ]
+    found += [
+        ConfigError(
+            f"question {each.name}: there is no evaluation {each.evaluation!r}",
+            fix=f"there are: {', '.join(sorted(config.eval.each))}; eval.also adds further ones",
+        )
+        for each in asked
+        if each.evaluation not in config.eval.each
+    ]
+    if job.arm and len(jobs.file.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
+        what = "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks"
+        found.append(ConfigError(what, fix="eval.tasks=0, and eval.options.select.n for fewer"))
+    return found
+
+
+def plan_table(jobs: Jobs, planned: Sequence[Planned]) -> Table:
+    """`planned` for people."""
+    hours = any(each.gpu_hours is not None for each in planned)
+    rows = [
+        (
+            each.job.name,
+            each.job.kind,
+            ", ".join(each.job.needs) or "-",
+            f"{each.attempts:,}" if each.attempts else "-",
+            *([] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]),
+            in_words(each.standing),
+        )
+        for each in planned
+    ]
+    heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
+    return Table(f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}", heads, rows)
+
+
+def in_words(standing: Standing) -> str:
+    """What happens to a job, in a line."""
+    if standing.doing == "runs again":
+        return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
+    if standing.waits and standing.doing != "runs":
+        return f"{standing.doing}; runs again if the output of {', '.join(standing.waits)} changed"
+    return standing.doing
+
+
+def plan_json(planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """`planned` as plain data."""
+    return [
+        {
+            "job": each.job.name,
+            "kind": each.job.kind,
+            "needs": list(each.job.needs),
+            "attempts": each.attempts,
+            "gpu_hours": each.gpu_hours,
+            "doing": each.standing.doing,
+            "differs": list(each.standing.differs),
+            "command": each.job.words(),
+        }
+        for each in planned
+    ]
+
+
+def commands(jobs: Jobs) -> str:
+    """A script that submits each job to Slurm after the jobs that it needs; each line's comment is the job's command.
+
+    ``sbatch`` reads its other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end
+    at once, so that the script can be run again.
+    """
+    lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}
+    for job in jobs.jobs:
+        after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
+        call = shlex.join(["crrl", "run", jobs.named, "--only", job.name])
+        lines.append(f"# {job.name}: {shlex.join(job.words())}")
+        name = shlex.quote(f"--job-name={jobs.file.name}-{job.name.replace('/', '-')}")
+        lines.append(f"{ids[job.name]}=$(sbatch --parsable {name}{after} --wrap={shlex.quote(call)})")
+    return "\n".join(lines)
+
+
+# -- what a job was made by
+
+
+def standing(jobs: Jobs) -> dict[str, Standing]:
+    """How far each job is, by its name. Raises `UsageError` for a folder that this file did not make, and `RunError`
+    for a record that cannot be read."""
+    known: dict[str, Standing] = {}
+    by_name = {job.name: job for job in jobs.jobs}
+    for job in jobs.jobs:
+        waits = [name for name in job.needs if not known[name].done]
+        record = _read(job)
+        if record is None:
+            if job.folder.exists():
+                raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
+            known[job.name] = Standing("runs", (), waits)
+            continue
+        needed = {name: by_name[name] for name in job.needs}
+        differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
+        known[job.name] = Standing("runs again" if differs else doing, differs, waits)
+    return known
+
+
+def _read(job: Job) -> dict[str, Any] | None:
+    """The record of `job`; None where there is none. Raises `RunError`."""
+    try:
+        found: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
+        return {"made_by": found["made_by"], "ended": found["ended"], "port": found["port"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        what = shlex.join(["rm", "-r", str(job.folder), str(job.record)])
+        raise RunError(f"{job.record} cannot be read: {error!r}", fix=what) from None
+
+
+def _ended(job: Job) -> bool:
+    record = _read(job)
+    return record is not None and record["ended"] and job.folder.exists()
+
+
+def _begun(job: Job) -> bool:
+    log = job.folder / "log.jsonl"
+    return log.is_file() and log.stat().st_size > 0
+
+
+def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
+    """All that the output of `job` depends on, but its code. The jobs `needed` are done. Raises OSError."""
+    found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
+    if job.kind == "command":
+        found["run"], read = job.run, {Path(word) for word in shlex.split(job.run)}
+    else:
+        settings = job.config().model_dump(mode="json")
+        unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
+        if job.kind in ATTEMPT:  # `policy` is what attempts
+            unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
+        settings = {key: value for key, value in settings.items() if key not in unread}
+        settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
+        found["settings"], read = settings, {Path(each) for each in [job.policy, *_texts(settings)]}
+    homes = {each.folder: name for name, each in needed.items()}
+    found["needs"] = {name: digest(each.folder) for name, each in needed.items()}
+    found["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    return found
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping | list | tuple):
+        for each in data.values() if isinstance(data, Mapping) else data:
+            yield from _texts(each)
+
+
+def _is_input(path: Path) -> bool:
+    """Whether a word of the settings is a file or folder that a job reads; a bare name is one of ours."""
+    with contextlib.suppress(OSError, ValueError):  # too long, say
+        return ("/" in str(path) or "." in path.name) and path.name not in ("", "..") and path.exists()
+    return False
+
+
+def digest(path: Path) -> str:
+    """A checksum of what jobs read of `path`: of a run its newest checkpoint, else its examples, else its log; of any
+    other folder or file all bytes. Raises OSError."""
+    if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
+        found = models.named(str(path))
+        place = found.adapter or found.folder
+        files = models.files(place)
+        if (sums := place / SUMS).is_file():  # compared with the files whenever they are read
+            read = {file.name for file in files}
+            lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
+            return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    elif path.is_file():
+        files = [path]
+    elif (path / EXAMPLES).is_file():
+        files = sorted(path.glob("*.parquet"))
+    elif (path / "log.jsonl").is_file():
+        files = [path / "log.jsonl"]
+    else:
+        files = sorted(each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts)
+    lines = [f"{checksum([each])}  {os.path.relpath(each, path)}" for each in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    old, new = _flat(before), _flat(json.loads(json.dumps(now)))
+    found = []
+    for key in dict.fromkeys([*new, *old]):
+        if old.get(key) != new.get(key):
+            kind, _, name = key.partition(".")
+            if kind in ("needs", "files"):
+                found.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
+            else:
+                found.append(f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now")
+    return found
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
+    return found
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+# -- running
+
+
+async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
+    """Run what is not done (`only` the jobs of these names), `at_once` at a time; why jobs failed, by name.
+
+    A job that fails fails those that need it; the others go on. Cancelling it stops the jobs in order; the kernel kills
+    them where this process is killed.
+    """
+    jobs.folder.mkdir(parents=True, exist_ok=True)
+    slots, before = asyncio.Semaphore(at_once), standing(jobs)
+    by_name = {job.name: job for job in jobs.jobs}
+    tasks: dict[str, asyncio.Task[str]] = {}
+
+    async def one(job: Job) -> str:
+        for need in job.needs:
+            if need not in tasks and not before[need].done:
+                return f"{need}, which it needs, is not done"
+            if need in tasks and await tasks[need]:
+                return f"{need}, which it needs, failed"
+        async with slots:
+            reason = await _run(job, {name: by_name[name] for name in job.needs}, say)
+        if reason:
+            say(f"{job.name} failed: {reason}\n{job.log}")
+        return reason
+
+    async with asyncio.TaskGroup() as group:
+        for job in jobs.jobs:  # each after those that it needs
+            if not only or job.name in only:
+                tasks[job.name] = group.create_task(one(job))
+    return {name: task.result() for name, task in tasks.items() if task.result()}
+
+
+async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
+    """Run `job` if it is not done; why it failed, else empty."""
+    try:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(job):
+            return await _until_done(job, await asyncio.to_thread(made_by, job, needed), say)
+    except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
+        return str(error)
+
+
+async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
+    record = _read(job)
+    if record and (differs := _differences(record["made_by"], now)):
+        aside = _put_aside(job)
+        say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
+        record = None
+    elif record and record["ended"] and job.folder.exists():
+        say(f"{job.name} is done")
+        return ""
+    elif record and job.kind == "command":
+        _put_aside(job)  # half done
+    resume = _begun(job) and job.kind != "command"
+    port = record["port"] if record else _free_port() if job.serve else 0
+
+    def write(*, ended: bool, failed: str = "") -> None:
+        # before the run folder, so that what has begun is known to have begun so
+        data = {"made_by": now, "port": port, "ended": ended, "failed": failed}
+        write_atomic(job.record, json.dumps(data, indent=2) + "\n")
+
+    write(ended=False)
+    start = job.log.stat().st_size
+    say(f"{job.name} {'goes on' if resume else 'begins'}")
+    async with _serving(job, port, say):
+        code = await _process([*job.words(port), *(["--resume"] if resume else [])], job.log)
+    if code == ExitCode.INTERRUPTED:
+        reason = "it was stopped by a signal"
+    elif code:
+        last = last_error(job.log, start)
+        reason = last or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+    else:
+        reason = "" if job.folder.exists() else f"it ended without an error, and made no {job.folder}"
+    write(ended=not reason, failed=reason)
+    return reason
+
+
+@contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Hold `job` against other processes. Raises `RunError` where one has it."""
+    with job.log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process runs {job.name}", fix="wait for it, or stop it") from None
+        yield
+
+
+def _put_aside(job: Job) -> Path | None:
+    """Rename what a job has made; where to, if there was anything."""
+    if not job.folder.exists():
+        return None
+    to = next(path for n in count(1) if not (path := job.folder.with_name(f"{job.folder.name}.old-{n}")).exists())
+    job.folder.rename(to)
+    return to
+
+
+async def _process(words: Sequence[str], log: Path) -> int:
+    """The exit code of a command of ours or any program, whose output is appended to `log`."""
+    process = await _start(words, log)
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        await _stop(process)
+        raise
+
+
+async def _start(words: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    """`words` as a child that dies with this process."""
+    called = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
+    with log.open("ab") as sink:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), *called),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, **NOT_FROM_HERE},
+            start_new_session=True,  # the terminal's Ctrl-C is for us, who stop it
+        )
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End `process`: in order, or by force after two minutes."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOPS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error that a process printed, from `start` of its output on; empty if it printed none."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _LAST))
+        lines = file.read().decode(errors="replace").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return found[-1] if found else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probed:
+        probed.bind(("127.0.0.1", 0))
+        port: int = probed.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
+    """The policy of `job`, served while it runs if the file says how. Raises `RunError` where it does not start."""
+    if not job.serve:
+        yield
+        return
+    words, log = job.server(port), job.folder.with_name(f"{job.folder.name}.serve.log")
+    say(f"{job.name}: starting {shlex.join(words)}")
+    process = await _start(words, log)
+    try:
+        await _until_listening(process, port, log)
+        yield
+    finally:
+        if process.returncode is None:
+            await _stop(process)
+
+
+async def _until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    try:
+        async with asyncio.timeout(_SERVER_STARTS):
+            while process.returncode is None:
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise RunError("the server of its policy does not listen", fix=f"see {log}") from None
+    why = last_error(log) or f"exit code {process.returncode}"
+    raise RunError(f"the server of its policy has ended: {why}", fix=f"see {log}")
+
+
+def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
+    """The error that a call with `failures` ends with."""
+    lines = [f"{name}: {reason}" for name, reason in failures.items()]
+    what = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
+    return RunError(what, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
+
+
+# -- the table
+
+
+def table(jobs: Jobs) -> Result:
+    """What the jobs that are done cost and brought; written into their folder, too. Jobs whose settings or inputs are
+    others now are not among them."""
+    now = standing(jobs)
+    about = {
+        "schema": 1,
+        "name": jobs.file.name,
+        "seeds": list(jobs.file.seeds) if jobs.file.arms else [0],
+        "questions": [asdict(each) for each in jobs.questions()],
+        "arms": {
+            arm: {"about": jobs.about(arm), "jobs": {seed: job.name for seed, job in seeds.items()}}
+            for arm, seeds in jobs.arms().items()
+        },
+        "jobs": [
+            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _stale(now[job.name])}
+            for job in jobs.jobs
+        ],
+    }
+    write_atomic(jobs.folder / report.NAME, json.dumps(about, indent=2) + "\n")
+    found = report.result(jobs.folder)
+    for name, form in (("report.md", "markdown"), ("report.json", "json")):
+        write_atomic(jobs.folder / name, f"{render(found, form)}\n")
+    return found
+
+
+def _stale(standing: Standing) -> str:
+    """Why what a job made is not what the file asks for, else empty."""
+    if standing.doing == "runs again":
+        return "; ".join(standing.differs[:_DIFFERENCES])
+    return f"it needs {standing.waits[0]}, which is not done" if standing.waits else ""

@@ -18,6 +18,7 @@ from coderepairrl.learn.node_pool import NodePool, RemoteChild
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.learn.shared_client import SharedClient
 from coderepairrl.processes.children import Child, ChildDied, Frame
+from coderepairrl.processes.extras import require_train
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
@@ -287,6 +288,7 @@ async def _spawn(
     processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str], nodes: NodePool | None
 ) -> list[_Process]:
     """Start the processes, with the environment by which they find each other; all or none."""
+    require_train()
     if nodes is not None:
         return await _spawn_across(processes, log_dir, extra, nodes)
     if processes == 1:

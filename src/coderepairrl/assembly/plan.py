@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +27,7 @@ from coderepairrl.config import Config
 from coderepairrl.config.sections.tasks import Data
 from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError, several
 from coderepairrl.learn import LearnSettings, require_packages
+from coderepairrl.processes.extras import require_extra
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.rollout import Curriculum, Share, Terms
 from coderepairrl.types import Limits, Task
@@ -295,13 +295,10 @@ def _left_out(read: Sequence[Share], kept: Sequence[Share]) -> tuple[str, ...]:
 
 def require_trackers(names: Sequence[str]) -> None:
     """Raise `PrerequisiteError` for one of these trackers that is not installed, for several `Several`."""
-    absent = [
-        PrerequisiteError(f"log={name} needs the package {name}", fix=f"pip install 'coderepairrl[{name}]'")
-        for name in names
-        if find_spec(name) is None
-    ]
-    if absent:
-        raise several(absent)
+    absent = Problems()
+    for name in names:
+        absent.attempt(lambda name=name: require_extra(name, f"log={name}"))  # type: ignore[misc]
+    absent.report()
 
 
 def _check_learns_from_rewards(config: Config) -> None:

@@ -35,6 +35,7 @@ from coderepairrl.certify.descendants import adopting, below, freeze, kill_all
 from coderepairrl.errors import PrerequisiteError, RunError, UsageError
 from coderepairrl.learn.account import run_account
 from coderepairrl.printable import logged
+from coderepairrl.processes.extras import require_train
 from coderepairrl.registry import Finding, nearest
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.runs.storage import SUMS
@@ -110,6 +111,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
     if sys.platform != "linux":
         raise PrerequisiteError("the crash test looks for orphans in a way that only Linux has", fix="run it there")
     sandbox.make(sandbox.choose().name).require()
+    require_train()
     chance = random.Random(seed)
     with adopting(), _workplace() as work:
         untouched = _Trial(work, "untouched", staleness)

@@ -14,6 +14,7 @@ from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.printable import logged
 from coderepairrl.processes import hostgit
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.registry import Finding
 from coderepairrl.sandbox.interpreter import install_command
 
@@ -44,11 +45,12 @@ def _git() -> Finding:
 
 def _packages() -> list[Finding]:
     findings = []
-    for package in ("torch", "transformers", "renderers", "aiohttp"):
+    for package in ("torch", "transformers", "renderers"):
         try:
             findings.append(Finding(package, True, metadata.version(package)))
         except metadata.PackageNotFoundError:
-            findings.append(Finding(package, False, "not installed", "scripts/setup.sh"))
+            lacking = "not installed: models run and learn elsewhere, behind a URL"
+            findings.append(Finding(package, False, lacking, install_extra("train"), required=False))
     return findings
 
 

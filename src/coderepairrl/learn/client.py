@@ -16,6 +16,7 @@ from coderepairrl.errors import CodeRepairError, LearnerFault, PrerequisiteError
 from coderepairrl.learn.remote import RemoteLearner, common_files
 from coderepairrl.learn.settings import Form, LearnSettings
 from coderepairrl.processes.children import Child, ChildDied, Frame
+from coderepairrl.processes.extras import require_train
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
@@ -286,6 +287,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
     """Start the processes, with the environment by which they find each other; all or none."""
+    require_train()
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn.muon import Muon
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import LearnSettings
+from coderepairrl.processes.extras import require_extra
 
 
 def make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
@@ -28,13 +28,9 @@ def make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optim
         return Muon(_muon_groups(groups, policy, settings), lr=settings.lr, betas=settings.betas)
     if settings.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"train.optimizer={settings.optimizer}: {error}",
-            fix="pip install 'coderepairrl[bitsandbytes]', or train.optimizer=adamw",
-        ) from error
+    require_extra("bitsandbytes", f"train.optimizer={settings.optimizer}")
+    from bitsandbytes.optim import AdamW8bit
+
     return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
 
 

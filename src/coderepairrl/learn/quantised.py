@@ -20,8 +20,9 @@ from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
 from coderepairrl.config.sections.train import Quantise
-from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.learn.settings import INT8_BLOCK, NF4_BLOCK
+from coderepairrl.processes.extras import require_extra
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
 """Of linear attention: decay and strength of a token's update, a number per head."""
@@ -141,13 +142,9 @@ def _read_nf4(codes: Codes) -> Tensor:
 
 
 def _bitsandbytes() -> Any:
-    try:
-        from bitsandbytes import functional
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"model.quantise=nf4: {error}",
-            fix="pip install 'coderepairrl[bitsandbytes]', or model.quantise=int8, which needs no package",
-        ) from error
+    require_extra("bitsandbytes", "model.quantise=nf4")
+    from bitsandbytes import functional
+
     return functional
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from coderepairrl.config.sections.train import Correction, Kind, KLEstimator, KLPlace, Learning, Quantise
-from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.errors import ConfigError
 from coderepairrl.learn.algorithms import RECIPES, Recipe
+from coderepairrl.processes.extras import require_extra, require_train
 
 Form = Literal["model", "adapter"]
 """Form of the weights for an engine: a whole model, or adapters on the model it has."""
@@ -301,13 +301,12 @@ class LearnSettings(Learning):
 
 def require_packages(settings: LearnSettings) -> None:
     """Raise `PrerequisiteError` for a package that these settings need and that is not installed."""
+    require_train()
     wanted = {
         f"train.strategy={settings.strategy}": "deepspeed" if settings.strategy.startswith("zero") else "",
         f"train.optimizer={settings.optimizer}": "bitsandbytes" if settings.optimizer == "adamw_8bit" else "",
         f"model.quantise={settings.quantise}": "bitsandbytes" if settings.quantise == "nf4" else "",
     }
-    for setting, package in wanted.items():
-        if package and find_spec(package) is None:
-            raise PrerequisiteError(
-                f"{setting} needs the package {package}", fix=f"pip install 'coderepairrl[{package}]'"
-            )
+    for setting, extra in wanted.items():
+        if extra:
+            require_extra(extra, setting)

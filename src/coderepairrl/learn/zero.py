@@ -11,29 +11,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import deepspeed
 import torch
 from accelerate.utils import DeepSpeedPlugin
+from deepspeed.utils import (
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from coderepairrl.errors import PrerequisiteError
 from coderepairrl.learn.distributed import Distributed
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import BUCKET, LearnSettings
-
-try:
-    import deepspeed
-    from deepspeed.utils import (
-        safe_get_full_optimizer_state,
-        safe_set_full_fp32_param,
-        safe_set_full_optimizer_state,
-        safe_set_local_fp32_param,
-        safe_set_local_optimizer_state,
-    )
-except ImportError as error:
-    raise PrerequisiteError(
-        "train.strategy=zero2 and zero3 need the package deepspeed", fix="pip install 'coderepairrl[deepspeed]'"
-    ) from error
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 

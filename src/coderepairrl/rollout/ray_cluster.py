@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
+from coderepairrl.processes.extras import require_extra
 
 LISTEN_SECONDS = 10.0
 """Seconds that a connection to a cluster's head, or an answer of one that was joined, may take."""
@@ -42,10 +43,9 @@ def imported() -> Any:
     """Ray's module. Raises `PrerequisiteError` where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
-    try:
-        import ray
-    except ImportError:
-        raise PrerequisiteError("ray is not installed", fix="pip install 'coderepairrl[ray]'") from None
+    require_extra("ray", "an executor or study on Ray")
+    import ray
+
     return ray
 
 

@@ -37,7 +37,7 @@ PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp"
 
 _NOT_IMPORTED = "failed to import on the worker"
 """What Ray says of an actor whose class cannot be loaded where it is to be."""
-_INSTALL = "install the same versions on all machines (scripts/setup.sh dev,ray), and start Ray there anew"
+_INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and start Ray there anew"
 
 
 def versions() -> dict[str, str]:

@@ -11,9 +11,8 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from safetensors import SafetensorError, safe_open
-
 from coderepairrl.errors import EngineFault
+from coderepairrl.processes.extras import require_train
 from coderepairrl.runs import storage
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -101,10 +100,16 @@ def size(path: Path) -> int:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Type and shape of every tensor, from the headers. Raises `EngineFault` for a file that is not safetensors."""
+    """Type and shape of every tensor, from the headers. Raises `EngineFault` for a file that is not safetensors.
+
+    Raises `PrerequisiteError` without the package safetensors.
+    """
     if is_offer(path):
         listed = json.loads((path / OFFER).read_text())["tensors"]
         return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in listed}
+    require_train()
+    from safetensors import SafetensorError, safe_open
+
     headers: dict[str, Tensor] = {}
     for file in files(path):
         try:

@@ -15,7 +15,8 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.errors import TaskError
+from coderepairrl.processes.extras import require_extra
 from coderepairrl.runs import foreign
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
@@ -136,13 +137,8 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
 
     Raises `PrerequisiteError` without the package ``datasets``, and `TaskError` where the rows cannot be had.
     """
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise PrerequisiteError(
-            f"{benchmark} is read from the hub, and the package datasets is missing",
-            fix="pip install 'coderepairrl[hub]'",
-        ) from error
+    require_extra("hub", f"{benchmark}, read from the hub,")
+    datasets = importlib.import_module("datasets")
     try:
         table = datasets.load_dataset(name, split=split, revision=revision or None)
     except Exception as error:  # of every layer below: network, hub, cache, format

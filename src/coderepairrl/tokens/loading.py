@@ -11,6 +11,7 @@ from typing import Any
 
 from coderepairrl import models
 from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.processes.extras import require_train
 from coderepairrl.tokens import template
 from coderepairrl.tokens.codec import Codec, LoadedFrom
 from coderepairrl.tokens.fallback import TemplateRenderer, with_objects
@@ -54,6 +55,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
     (or there is none), else ``template``, which renders by the chat template itself. A named renderer is not compared.
     Raises `ConfigError`, `PrerequisiteError`.
     """
+    require_train()
     folder = _folder(model)
     described = _read(str(model), folder)
     families = _families(described, renderer)

@@ -11,6 +11,7 @@ from coderepairrl.engines.tiny.client import TinyEngine
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied
+from coderepairrl.processes.extras import require_train
 from coderepairrl.protocols import EngineSpec
 
 SERVER = "coderepairrl.engines.tiny.server"
@@ -40,8 +41,13 @@ class Tiny(EngineSpec):
         """Raise `ConfigError` for anything but a dense Qwen3, and where no sequence fits the options."""
         self._room(ModelConfig.read(model))
 
+    def require(self) -> None:
+        """Raise `PrerequisiteError` without torch."""
+        require_train()
+
     async def start(self, model: Path, *, log_dir: Path) -> TinyEngine:
         """As `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` for a folder without weights."""
+        self.require()
         config = ModelConfig.read(model)
         weights_of(model)
         context, slots = self._room(config)

@@ -6,7 +6,7 @@ import io
 import re
 from xml.etree import ElementTree
 
-from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.extras import require_extra
 from coderepairrl.report.plots.panels import STYLE
 
 _VARIABLE = re.compile(r"var\((--[\w-]+)\)")
@@ -19,13 +19,10 @@ def pdf(svg: str) -> bytes:
     Raises `PrerequisiteError` without the package svglib, which knows no variables of CSS and takes a px of a font for
     4/3 of a px of the drawing.
     """
-    try:
-        from reportlab.graphics import renderPDF
-        from svglib.svglib import svg2rlg
-    except ImportError as error:
-        raise PrerequisiteError(
-            "figures as PDF take the package svglib", fix="pip install 'coderepairrl[pdf]'"
-        ) from error
+    require_extra("pdf", "a figure as PDF")
+    from reportlab.graphics import renderPDF
+    from svglib.svglib import svg2rlg
+
     root = ElementTree.fromstring(svg)
     style, background = root[:2]
     style.text = _light(STYLE.replace("px;", ";"))

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.learn import RECIPES
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.stitch import fates
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.report.view.conversation import conversation
 from coderepairrl.report.view.page import (
     Around,
@@ -258,12 +260,19 @@ def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], s
         places.append(models.folder(model))
     for place in places:
         if (place / "tokenizer.json").is_file():
+            if find_spec("tokenizers") is None:
+                notice = "The package tokenizers is not installed: tokens are shown as their ids"
+                return _as_numbers, f"{notice} ({install_extra('train')})."
             from coderepairrl.tokens.inert import InertTokenizer
 
             spec = json.loads((place / "tokenizer.json").read_text(encoding="utf-8"))
             return _one_by_one(InertTokenizer(spec, name=str(place), eos_token_id=None).decode), ""
     notice = f"No tokenizer was found in this run folder or at {model}: tokens are shown as their ids."
-    return lambda ids: "".join(f"⟨{id}⟩" for id in ids), notice
+    return _as_numbers, notice
+
+
+def _as_numbers(ids: Sequence[int]) -> str:
+    return "".join(f"⟨{id}⟩" for id in ids)
 
 
 def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:

@@ -1,0 +1,48 @@
+"""Packages that an extra of the installation brings, and the command that installs it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from coderepairrl.errors import PrerequisiteError
+
+EXTRAS = {
+    "train": ("torch", "transformers", "peft", "accelerate", "safetensors", "tokenizers", "renderers"),
+    "deepspeed": ("deepspeed",),
+    "bitsandbytes": ("bitsandbytes",),
+    "ray": ("ray",),
+    "hub": ("datasets",),
+    "pdf": ("svglib",),
+    "tensorboard": ("tensorboard",),
+    "trackio": ("trackio",),
+    "wandb": ("wandb",),
+}
+"""Packages by the extra of pyproject.toml that installs them."""
+
+
+def require_extra(extra: str, purpose: str) -> None:
+    """Raise `PrerequisiteError` if a package of `extra` is missing, which `purpose` (a setting, say) needs."""
+    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    if missing:
+        packages = "package" if len(missing) == 1 else "packages"
+        raise PrerequisiteError(f"{purpose} needs the {packages} {', '.join(missing)}", fix=install_extra(extra))
+
+
+def require_train() -> None:
+    """Raise `PrerequisiteError` if models cannot run and learn on this machine. Models behind a URL need nothing."""
+    require_extra("train", "a model on this machine")
+
+
+def install_extra(extra: str, checkout: Path = Path(__file__).parents[3]) -> str:
+    """The command that installs `extra`: in the environment of a `checkout` the script that made it, else pip.
+
+    >>> install_extra("train", Path("/usr"))
+    "pip install 'coderepairrl[train]'"
+    """
+    script = checkout / "scripts/setup.sh"
+    if script.is_file() and Path(sys.prefix) == checkout / ".venv":
+        return f"{shlex.quote(str(script))} {extra}"
+    return f"pip install 'coderepairrl[{extra}]'"

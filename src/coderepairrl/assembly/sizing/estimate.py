@@ -153,7 +153,7 @@ class Estimate:
     def shown(self) -> dict[str, Any]:
         """The plan as ``--dry-run`` prints it: GB are 10^9 bytes."""
         lora = self.settings.lora
-        trained = self.model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else self.model.parameters
+        trained = self.model.adapters(lora.rank, lora.targets) if lora else self.model.parameters
         plan: dict[str, Any] = {"parameters": self.model.parameters, "trained_parameters": trained}
         if self.model.experts:
             plan["active_parameters"] = self.model.active
@@ -222,7 +222,7 @@ class Estimate:
         looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
         extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
         passes = (2 if settings.lora else 3) + extra
-        tf32 = settings.precision == "bf16" and settings.head == "fp32"  # at half the speed
+        tf32 = settings.precision == "bf16"  # the head in float32, at half the speed
         scoring = 2 * model.embedding * (passes + 1) * (2 if tf32 else 1)
         mixing = 2 * sum(layer.mixer.mixing for layer in model.blocks) * (3 + extra)
         linear, flops = 2 * model.products * passes + mixing, 0.0

@@ -271,7 +271,7 @@ def _sent(given: Estimate) -> int:
     lora, size = given.settings.lora, 2 if given.settings.precision == "bf16" else 4
     if lora is None:
         return size * given.model.parameters
-    return size * given.model.adapters(lora.rank, lora.targets, experts=lora.experts)
+    return size * given.model.adapters(lora.rank, lora.targets)
 
 
 def _divided(given: Estimate, serving: int, unit: int, settings_of: SettingsOf) -> Planned | None:

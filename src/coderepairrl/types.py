@@ -103,7 +103,6 @@ class Finish(StrEnum):
     """The client went away; what was sampled by then is recorded and not trained."""
 
 
-HistoryPolicy = Literal["splice", "honor"]
 """Whether recorded tokens stand for text that a client repeats, or what the client sent is rendered."""
 SideCalls = Literal["mask", "tools", "train"]
 """Which calls beside an agent's main conversation (titles, summaries, sub-agents) are trained: ``mask`` none, ``tools``

@@ -19,12 +19,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from coderepairrl.learn.node_pool import RemoteNode
+from coderepairrl.learn.rendezvous import KEY, Address
 from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, learner, same_as_one
 
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import NodePool, node, rendezvous
-from coderepairrl.learn.node_pool import RemoteNode
-from coderepairrl.learn.rendezvous import KEY, Address
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import pack
 

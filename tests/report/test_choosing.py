@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from coderepairrl.report.choosing import choose, judged_by_oracle
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report import published
-from coderepairrl.report.choosing import choose, judged_by_oracle
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Score
 

@@ -6,14 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from coderepairrl.report.pipeline import Stage, changes
+from coderepairrl.stages.pipeline import Pipeline
 from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.config.sections.run import Health
 from coderepairrl.errors import CodeRepairError, ConfigError, Several
-from coderepairrl.report.pipeline import Stage, changes
 from coderepairrl.stages import pipeline, pipeline_run, probe
-from coderepairrl.stages.pipeline import Pipeline
 from coderepairrl.stats.spending import Spent
 
 HEAD = """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coderepairrl.stages.study_learner import learning
+from coderepairrl.stages.study_server import sharing
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -16,8 +18,6 @@ from coderepairrl.assembly.numerics import resolved
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.stages import study, study_run
-from coderepairrl.stages.study_learner import learning
-from coderepairrl.stages.study_server import sharing
 from coderepairrl.sync import weights
 from engines.test_vllm import site
 

@@ -71,7 +71,7 @@ def episodes(run: Path, target: Path, form: Literal["parquet", "atif"]) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         if form == "parquet":
             return trajectories.write_parquet(name, found, target)
-        config = about.get("config") or configs.load(run).model_dump(mode="json")
+        config = about.get("config") or configs.load_run(run).model_dump(mode="json")
         kinds = {kind: own["agent"] for kind, own in config.get("kinds", {}).items() if own.get("agent")}
         agents = {kind: Path(agent["name"]).name for kind, agent in ({"": config["agent"]} | kinds).items()}
         path = config["model"]["path"]
@@ -106,7 +106,7 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
         _copy(found.folder, target)
         return None
     if precision is None:
-        precision = configs.load(found.run).train.precision if found.run else _precision_of(found.folder)
+        precision = configs.load_run(found.run).train.precision if found.run else _precision_of(found.folder)
     with scratch("export") as logs:
         await merge(found.folder, found.adapter, target, precision, log_dir=logs)
         halved = precision == "bf16"

@@ -107,7 +107,7 @@ def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
         if band.probe and not ids & probed.keys():
             raise _knows_none(band.probe, ids)
         before = {name: (each.attempts, each.rate) for name, each in probed.items() if name in ids}
-        order = Band(band.low, band.high, band.explore, band.outside, band.newest, before)
+        order = Band(band.low, band.high, before)
     return Curriculum(sources=sources, per_step=config.rollout.tasks_per_step, seed=config.run.seed, order=order)
 
 

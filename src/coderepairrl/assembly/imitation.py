@@ -19,9 +19,9 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, require_packages
 
 OF_ATTEMPTS = (
-    *("train.advantage", "train.denominator", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
+    *("train.advantage", "train.balance_kinds", "train.mask_truncated", "train.overlong_buffer"),
     *("train.tie_break", "rollout.tasks_per_step", "rollout.group_size", "rollout.max_staleness"),
-    *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.over_optimisation", "run.health"),
+    *("curriculum.easy_first", "curriculum.band", "curriculum.refill", "run.health"),
     *("tasks.verify", "tasks.verified_references", "engine.weights", "engine.weights_dir"),
 )
 """Settings that mean something only where attempts are learned from (`learn.settings.OF_SAMPLES` has further ones)."""
@@ -111,10 +111,8 @@ def _check_measured(config: Config, examples: Examples) -> None:
             f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
             fix="raise it, or set data.held_out=0",
         )
-    if (data.every or data.patience) and not examples.held_out:
-        raise ConfigError("data.every and data.patience need held-out examples", fix="raise data.held_out")
-    if data.patience and not data.every:
-        raise ConfigError("data.patience counts measurements, and data.every=0 makes none", fix="set data.every")
+    if data.every and not examples.held_out:
+        raise ConfigError("data.every needs held-out examples", fix="raise data.held_out")
 
 
 def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:

@@ -22,29 +22,21 @@ def settings(config: Config) -> LearnSettings:
     terms["teacher"] = str(teacher(config) or "")
     temperature = 1.0 if config.train.algorithm == "sft" else config.rollout.temperature  # nothing is sampled
     terms |= {"temperature": temperature, "max_completion_tokens": constant, "seed": config.run.seed}
-    terms["quantise"] = form(config)
+    terms["quantise"] = config.model.quantise
+    _check_plain(config)
     return LearnSettings.model_validate(terms)
 
 
-def form(config: Config) -> str:
-    """How weights below adapters are held: as the run says, or ``checkpoint`` where the model's files have codes.
-
-    Raises `ConfigError` for both, `UsageError` for codes that the learner does not read.
-    """
-    given = config.model.quantise
+def _check_plain(config: Config) -> None:
+    """Raise `UsageError` for a model whose files have codes in place of weights."""
+    if config.model.init == "random":
+        return
     try:
         folder = models.folder(config.model.path)
         json.loads((folder / "config.json").read_text("utf-8"))
     except (UsageError, OSError, ValueError):  # which is refused elsewhere, where there must be one
-        return given
-    if config.model.init == "random" or not models.quantisation_config(folder):
-        return given
-    if given != "none":
-        raise ConfigError(
-            f"model.quantise={given}, and the weights in {folder} are quantised already",
-            fix="model.quantise=none, which trains adapters on them as they are",
-        )
-    return "checkpoint"
+        return
+    models.require_plain_weights(folder)
 
 
 def teacher(config: Config) -> Path | None:

@@ -104,8 +104,10 @@ def named(
     overrides = _useful(overrides, use, problems)
 
     def loaded(run: Path | None, given: Sequence[str]) -> Config:
-        if (source := settings_of or run) is not None:
-            return configs.load(source, given)
+        if settings_of is not None:
+            return configs.load(settings_of, given)
+        if run is not None:
+            return configs.load_run(run, given)
         plain = configs.validate(configs.parse_options([*use.defaults, *given]), use.command, overrides)
         return _trainer_of(model, given) or plain
 

@@ -33,17 +33,6 @@ def engine_half(config: Config) -> bool | None:
     return half(dtype)
 
 
-def in_codes(config: Config) -> bool:
-    """Whether the model's files have codes for weights, which an engine multiplies by kernels of its own, and some
-    of which round activations, too."""
-    if config.model.init == "random":
-        return False
-    try:
-        return bool(models.quantisation_config(models.folder(config.model.path)))
-    except (UsageError, OSError, ValueError):  # which is refused elsewhere
-        return False
-
-
 def resolved(config: Config) -> Config:
     """`config` with what ``auto`` stands for in ``train.mismatch_correction``, and the updates that
     ``train.warmup_ratio`` stands for. A run writes them down, so that they stay the same if it goes on with another
@@ -57,7 +46,7 @@ def resolved(config: Config) -> Config:
         config = config.model_copy(update={"train": train})
     if train.mismatch_correction != "auto":
         return config
-    apart = config.rollout.max_staleness or train.precision == "bf16" or engine_half(config) or in_codes(config)
+    apart = config.rollout.max_staleness or train.precision == "bf16" or engine_half(config)
     kind = "token" if train.old_logprobs == "recomputed" and apart else "off"
     return config.model_copy(update={"train": train.model_copy(update={"mismatch_correction": kind})})
 
@@ -95,7 +84,6 @@ def check_clip(config: Config) -> None:
         return
     rounding = ["train.precision=bf16"] if train.precision == "bf16" else []
     rounding += ["a half-precision engine"] if engine_half(config) else []
-    rounding += ["weights in codes"] if in_codes(config) else []
     if rounding:
         raise ConfigError(
             f"algorithm={train.algorithm} with old_logprobs=recorded and {' and '.join(rounding)}: rounding alone moves"

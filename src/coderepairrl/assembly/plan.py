@@ -15,7 +15,7 @@ from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
 from coderepairrl.assembly.model import LocalModel, RemoteModel, Use, engine_of, folder, named, writer
-from coderepairrl.assembly.numerics import check_clip, clip, in_codes, resolved
+from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
@@ -325,18 +325,7 @@ def _engine(config: Config, model: Made[Path], problems: Problems) -> tuple[Made
     split = problems.attempt(lambda: devices.split(config, chosen.value.takes_gpus))
     problems.attempt(lambda: check_route(config, chosen.value))
     problems.attempt(lambda: chosen.value.check_model(model.value))
-    problems.attempt(lambda: _check_codes(config, chosen.value))
     return problems.attempt(on_its_gpus), split
-
-
-def _check_codes(config: Config, engine: EngineSpec) -> None:
-    """Raise `ConfigError` where an engine that serves codes would be sent weights."""
-    if in_codes(config) and config.train.lora is not None and not engine.adapters:
-        raise ConfigError(
-            f"{config.model.path} is quantised, and engine={config.engine.name} would be sent merged weights, which are"
-            " no codes",
-            fix="engine=vllm with engine.options.lora_rank unset: it takes adapters",
-        )
 
 
 def _lacking(config: Config, engine: Made[EngineSpec], learner: Made[LearnSettings]) -> tuple[PrerequisiteError, ...]:

@@ -27,7 +27,7 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
             fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
         )
     attempts = config.run.steps * config.rollout.tasks_per_step
-    epochs = config.curriculum == Curriculum() and not any(source.last_step for source in config.tasks.sources)
+    epochs = config.curriculum == Curriculum()
     if epochs and 0 < attempts <= len(tasks):
         raise ConfigError(
             f"{key}, and none of the {len(tasks)} training tasks is attempted in two steps: {config.run.steps} steps of"

@@ -15,7 +15,7 @@ from coderepairrl.assembly.model import LocalModel, RemoteModel, engine_of
 from coderepairrl.assembly.plan import ServingPlan
 from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault
 from coderepairrl.gateway import PolicySource, Remote, ReplySource
-from coderepairrl.learn import engine_form, merge, rounded
+from coderepairrl.learn import merge, rounded
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.protocols import Engine, EngineSpec, SharedServer
 from coderepairrl.rollout import SupervisedEngine
@@ -52,16 +52,11 @@ async def replying(plan: ServingPlan, log_dir: Path) -> AsyncIterator[ReplySourc
         engine = await _started(model.engine, folder, plan, log_dir)
         parts.push_async_callback(engine.close)
         if adapter is not None:
-            await _load(engine, adapter, 1, model.folder, parts, log_dir)
-        yield PolicySource(model.codec, engine, config.rollout.history_policy)
+            await _load(engine, adapter, 1)
+        yield PolicySource(model.codec, engine)
 
 
-async def _load(engine: Engine, adapter: Path, version: int, base: Path, parts: AsyncExitStack, log_dir: Path) -> None:
-    """Serve `adapter` on the model in `base`; in the form that engines read, which lasts as long as `parts`."""
-    if weights.on_experts(adapter):
-        home = parts.enter_context(scratch("adapter"))
-        await engine_form(base, adapter, home, log_dir=log_dir)
-        adapter = home
+async def _load(engine: Engine, adapter: Path, version: int) -> None:
     await engine.load(adapter, version, await asyncio.to_thread(weights.checksum, adapter))
 
 
@@ -217,7 +212,6 @@ class InTurn:
         """The plan that the engine was started for."""
         self._loaded = 0
         """Adapters that it was given, each as the next version."""
-        self._forms = AsyncExitStack()
         """What it reads of them, which a restarted one reads again."""
 
     async def __aenter__(self) -> InTurn:
@@ -253,9 +247,9 @@ class InTurn:
             self._of = plan
         assert self._engine is not None
         if adapter is not None:
-            await _load(self._engine, adapter, self._loaded + 1, plan.model.folder, self._forms, log_dir)
+            await _load(self._engine, adapter, self._loaded + 1)
             self._loaded += 1
-        yield PolicySource(plan.model.codec, self._engine, plan.config.rollout.history_policy)
+        yield PolicySource(plan.model.codec, self._engine)
 
     def _shared(self, plan: ServingPlan) -> EngineSpec | None:
         """The engine that `plan` shares with others, if it does."""
@@ -270,7 +264,6 @@ class InTurn:
         engine, self._engine, self._of, self._loaded = self._engine, None, None, 0
         if engine is not None:
             await engine.close()
-        await self._forms.aclose()
 
 
 def _to_round(plan: ServingPlan) -> bool:

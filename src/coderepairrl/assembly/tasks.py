@@ -65,7 +65,7 @@ def read_tasks(
                     f"tasks.holdout={here.holdout:g} leaves none of the {len(found)} tasks of {each.source}",
                     fix="hold out less: crrl collect takes what is held out, training the rest",
                 )
-            shares.append(Share(left, each.weight, each.first_step, each.last_step))
+            shares.append(Share(left, each.weight))
         _once(task for share in shares for task in share.tasks)
         return tuple(shares)
 

@@ -30,8 +30,6 @@ def worker_setup(
         config = config.model_copy(update={"sandbox": config.sandbox.model_copy(update={"name": sandbox})})
     return WorkerSetup(
         codec.loaded_from,
-        config.rollout.history_policy,
-        config.gateway.accept,
         partial(terms, config, tuple(evaluations), learns),
     )
 

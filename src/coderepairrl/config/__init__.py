@@ -3,7 +3,7 @@
 from coderepairrl.config.loading import (
     inline,
     load,
-    of_run,
+    load_run,
     override,
     parse_options,
     parse_override,
@@ -22,7 +22,7 @@ __all__ = [
     "explain",
     "inline",
     "load",
-    "of_run",
+    "load_run",
     "override",
     "parse_options",
     "parse_override",

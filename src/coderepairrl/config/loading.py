@@ -21,11 +21,6 @@ from coderepairrl.errors import ConfigError, several
 from coderepairrl.registry import nearest_run
 
 _SOURCES = ("tasks.source", "eval.source")
-_BEFORE: dict[str, dict[str, Any]] = {
-    "train": {"denominator": "informative", "mismatch_correction": "off", "head": "model"}
-}
-"""What runs did before there were settings for it. A run's own config.toml has every setting of its time, so one that
-it lacks is newer: the run is read, and resumed, as it was."""
 
 
 def shipped() -> dict[str, Path]:
@@ -45,10 +40,34 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     data: dict[str, Any] = {}
     for layer in layers(source):
         data = _merge(data, layer.data)
-    if path.name == "config.toml" and (path.parent / "run.json").is_file():
-        data = _merge(_BEFORE, data)
+    if run_of(source) is not None and (unknown := [key for key, _ in _unknown(data, Config)]):
+        raise ConfigError(
+            f"{path} has settings that this version lacks: {', '.join(unknown)}",
+            fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
+        )
     _override(data, overrides)
     return validate(data, str(source if path in shipped().values() else path), overrides)
+
+
+def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The config of the run in folder `source` with `overrides`, without settings that only other versions have.
+
+    It is for reading what a run has made, not for continuing it. Raises `ConfigError` for values that are wrong now.
+    """
+    data: dict[str, Any] = {}
+    for layer in layers(source):
+        data = _merge(data, layer.data)
+    for key, _ in list(_unknown(data, Config)):
+        _delete(data, key)
+    _override(data, overrides)
+    return validate(data, str(source), overrides)
+
+
+def _delete(data: dict[str, Any], key: str) -> None:
+    *sections, last = key.split(".")
+    for section in sections:
+        data = data[section]
+    del data[last]
 
 
 class Layer(NamedTuple):
@@ -138,11 +157,6 @@ def _example(place: tuple[int | str, ...], otherwise: str) -> str:
     field = model.model_fields.get(str(place[-1])) if model is not None else None
     default = field.default if field is not None else None
     return json.dumps(default) if isinstance(default, (bool, int, float)) else otherwise
-
-
-def of_run(data: dict[str, Any], where: str) -> Config:
-    """The configuration that a run wrote down as `data`, settings newer than it included. Raises `ConfigError`."""
-    return validate(_merge(_BEFORE, data), where)
 
 
 def _origin(key: str, where: str, overrides: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from coderepairrl.config.sections.base import Section, Several, Short, Weights
-from coderepairrl.config.sections.episodes import Agent, Engine, Gateway, Rollout, Sandbox, TaskKind
+from coderepairrl.config.sections.episodes import Agent, Engine, Rollout, Sandbox, TaskKind
 from coderepairrl.config.sections.evaluation import Eval, Keep
 from coderepairrl.config.sections.run import Gpu, Plan, Run
 from coderepairrl.config.sections.tasks import Curriculum, Data, Tasks
@@ -34,7 +34,6 @@ class Config(Section):
     rollout: Rollout = Rollout()
     kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
     """By kind of task, as `[kinds.NAME]`."""
-    gateway: Gateway = Gateway()
     data: Data = Data()
     train: Train = Train()
     eval: Eval = Eval()
@@ -60,8 +59,6 @@ class Config(Section):
             tokens = kind.tokens or self.rollout.tokens
             if tokens > self.rollout.tokens:
                 raise ValueError(f"kinds.{name}.tokens exceeds rollout.tokens, which bounds a row of the batch")
-            if (kind.turn_tokens or 0) > tokens:
-                raise ValueError(f"kinds.{name}.turn_tokens exceeds its tokens")
             if kind.reward and not any(kind.reward.values()):
                 raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
         return self
@@ -79,16 +76,6 @@ class Config(Section):
                 "train.balance_kinds scales advantages by what a batch has of each kind, and a value head would learn"
                 " returns whose scale changes from batch to batch: leave one of them out (kinds.NAME.weight is a"
                 " constant factor)"
-            )
-        if self.curriculum.refill and train.denominator != "informative":
-            raise ValueError(
-                "curriculum.refill leaves groups out of the batch that train.denominator='episodes' averages over: set"
-                " train.denominator='informative'"
-            )
-        if train.value_head and train.denominator == "informative":
-            raise ValueError(
-                "train.denominator='informative' leaves out groups of equal rewards, and a value head learns from every"
-                " episode: leave it out"
             )
         return self
 

@@ -12,7 +12,7 @@ import logging
 import re
 import secrets
 import socket as sockets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,12 +67,10 @@ class Gateway:
         sampling: Sampling,
         on_turn: OnTurn,
         model_name: str = "policy",
-        accept: Collection[str] = (),
     ) -> None:
         self.source = source
         self.sampling = sampling
         self.model_name = model_name
-        self.accept = frozenset(accept)
         self.url = ""
         self.socket: Path | None = None
         self.keyless_session: KeylessSession | None = None
@@ -230,7 +228,7 @@ class Gateway:
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
             timer.cancel()
         body = await self._keyless_incoming.body(request, dialect.name)
-        self._check_model((await asyncio.to_thread(dialect.parse, body.whole())).model)
+        await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
         data = await asyncio.to_thread(json.loads, body.whole())
         session = self.keyless_session(data, bool(replies.retry_count(request)))
         session.incoming.admit_connection(request.protocol)
@@ -243,7 +241,6 @@ class Gateway:
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
                     asked = await session.read(dialect.name, body)
-                    self._check_model(asked.model)
                     asked = responses.resolve(asked, session.find) if asked.unread else asked
                     call = session.admit(asked, body.digest, replies.retry_count(request))
                 with call.follower():
@@ -256,16 +253,10 @@ class Gateway:
             session = self._session(request)
             with _void_on_bug(session), _count_refusals(session):
                 asked = await session.read(counter.path, await session.incoming.body(request, counter.path))
-                self._check_model(asked.model)
                 asked = responses.resolve(asked, session.find) if asked.unread else asked
                 return web.json_response(counter.reply(await session.count(asked)))
 
         return handle
-
-    def _check_model(self, model: str) -> None:
-        if self.accept and model not in self.accept and model != self.model_name:
-            there = ", ".join(sorted(self.accept | {self.model_name}))
-            raise ApiError(404, "model_not_found", f"the model {model} does not exist; there is {there}", param="model")
 
     async def _stored(self, request: web.Request) -> web.Response:
         """A stored response, unless its client deleted it or asked not to store it."""
@@ -285,14 +276,12 @@ class Gateway:
     async def _models(self, request: web.Request) -> web.Response:
         if not self._may_be_keyless(request):
             self._session(request)
-        names = [self.model_name, *sorted(self.accept - {self.model_name})]
-        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return web.json_response({"object": "list", "data": [self._card(name) for name in names], **ends})
+        ends = {"has_more": False, "first_id": self.model_name, "last_id": self.model_name}
+        return web.json_response({"object": "list", "data": [self._card(self.model_name)], **ends})
 
     async def _model(self, request: web.Request) -> web.Response:
         if not self._may_be_keyless(request):
             self._session(request)
-        self._check_model(request.match_info["model"])
         return web.json_response(self._card(request.match_info["model"]))
 
     def _card(self, name: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from coderepairrl.gateway.tree import Placement, Tree, TurnTree
 from coderepairrl.gateway.workers import Offload
 from coderepairrl.protocols import Engine
 from coderepairrl.tokens import Codec, Delta, Reply
-from coderepairrl.types import Finish, HistoryPolicy, Sampling, TokenSpan, VersionRange
+from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):
@@ -101,10 +101,9 @@ class PolicySource:
     masked = ""
     counts = True
 
-    def __init__(self, codec: Codec, engine: Engine, history_policy: HistoryPolicy = "splice") -> None:
+    def __init__(self, codec: Codec, engine: Engine) -> None:
         self.codec = codec
         self.engine = engine
-        self.history_policy = history_policy
 
     @property
     def context(self) -> int:
@@ -113,7 +112,7 @@ class PolicySource:
 
     def tree(self, offload: Offload) -> TurnTree:
         """With exact ids."""
-        return TurnTree(offload, self.history_policy)
+        return TurnTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
         """None: the run's settings override the client's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -15,7 +15,7 @@ from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
 from coderepairrl.gateway.workers import Offload
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
-from coderepairrl.types import Fork, HistoryPolicy, Turn, conversation, sequence_list
+from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,8 @@ class TextTree(Tree):
 class TurnTree(Tree):
     """With exact ids."""
 
-    def __init__(self, offload: Offload, history_policy: HistoryPolicy = "splice") -> None:
+    def __init__(self, offload: Offload) -> None:
         super().__init__(offload)
-        self._splice = history_policy == "splice"
         self._trie = Trie()
         self._ends: list[Node] = []
         """Trie nodes at which the sequences of turns end; turns are added lazily."""
@@ -121,7 +120,7 @@ class TurnTree(Tree):
 
         Recorded ids are never re-tokenized. A reply among the remaining messages (the client rewrote, pruned or added
         something before it) is represented by the ids it was sampled with, if it ever was. Where the model's family
-        does not allow splicing, and always with ``history_policy=honor``, the conversation is rendered as a whole.
+        does not allow splicing, the conversation is rendered as a whole.
 
         A prompt that does not extend a recorded turn is attached where its longest common prefix with any recorded
         sequence ends, possibly inside a turn.
@@ -130,9 +129,8 @@ class TurnTree(Tree):
         base, seen = self._find(keys, messages)
         before = [] if base is None else self.sequence(base)
         prompt = None
-        if self._splice:
-            with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
-                prompt = await self._spliced(messages, tools, base, seen, before)
+        with suppress(ValueError):  # a part may be invalid on its own; the whole is rendered below
+            prompt = await self._spliced(messages, tools, base, seen, before)
         goes_on = base is not None and all(message["role"] != "assistant" for message in messages[seen:])
         start, fork = len(before), None
         if prompt is None:
@@ -232,9 +230,8 @@ class TurnTree(Tree):
         same = self._by_conversation.get(keys[len(recorded)], []) if len(recorded) < len(keys) else []
         if end in same and length < len(prompt):
             return end, None, length, len(recorded)
-        pairs: Iterable[tuple[object, object]] = zip(recorded, messages, strict=False)
-        if self._splice:  # messages with equal keys count as equal
-            pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
+        # messages with equal keys count as equal
+        pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
 

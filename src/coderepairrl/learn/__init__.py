@@ -1,11 +1,11 @@
 """From episodes to new weights: advantages, stitching, and the learner process. Importing this loads no torch.
 
-The tensor side (`pack`, `losses`, `corrections`, `policy`, `trainer`) lives in the process that `Learner` starts.
+The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
 """
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
-from coderepairrl.learn.client import Learner, engine_form, init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.client import Learner, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.remote import torchrun_command
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
@@ -20,7 +20,6 @@ __all__ = [
     "Shaping",
     "advantages",
     "batch",
-    "engine_form",
     "group_advantages",
     "init_random",
     "language_model",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import experts, shards
-from coderepairrl.learn.experts import Adapted
+from coderepairrl.learn import shards
 from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.settings import LINEAR_ATTENTION
 
@@ -24,16 +23,15 @@ FILE = shards.ADAPTER
 CONFIG = "adapter_config.json"
 _ADAPTER = ".default."
 _BELOW = ".base_layer"
+_PREFIX = "base_model.model."
+"""What peft's own wrapper puts before a name."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none, and for
-    experts that can get no adapters.
+    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none.
 
     The default names those that the model has: not experts, which are no linear layers but one tensor for all.
     """
-    if settings.experts:
-        experts.require(model)
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     targets = settings.targets
     if targets == Lora().targets:
@@ -55,7 +53,6 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
         inject_adapter_in_model(_config(settings), nn.ModuleList([model]))
-    experts.take_over(model)
     for module in model.modules():
         if isinstance(module, LoraLayer):  # else every layer upcasts its input, and autocast downcasts it again
             module.cast_input_dtype_enabled = False
@@ -74,10 +71,12 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 
 
 def read_config(folder: Path) -> Lora:
-    """The settings in ``adapter_config.json``. Raises OSError, ValueError, KeyError, TypeError for what is none."""
+    """The settings in ``adapter_config.json``. Raises OSError, ValueError, KeyError, TypeError for what is none, and
+    for adapters on experts."""
     config = json.loads((folder / CONFIG).read_text("utf-8"))
-    names = {"rank": config["r"], "alpha": config["lora_alpha"], "targets": tuple(config["target_modules"])}
-    return Lora(**names, experts=bool(config.get("target_parameters")))
+    if config.get("target_parameters"):
+        raise ValueError(f"{CONFIG} has target_parameters, adapters on experts, which are not supported")
+    return Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
 
 
 def peft_name(name: str) -> str:
@@ -86,7 +85,15 @@ def peft_name(name: str) -> str:
     >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
     """
-    return experts.PREFIX + name.replace(_ADAPTER, ".")
+    return _PREFIX + name.replace(_ADAPTER, ".")
+
+
+def served(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Adapters on `model` by peft's names, as engines read them: with the names that files of its architecture have."""
+    for name, tensor in tensors:
+        owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
+        (written,) = dict(shards.published(model, [(f"{owner}.weight", tensor)]))
+        yield f"{_PREFIX}{written.removesuffix('.weight')}{matrix}.weight", tensor
 
 
 @contextmanager
@@ -105,25 +112,21 @@ def off(model: nn.Module) -> Iterator[None]:
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """What adapters add to each weight that has some, in its shape, by its name, in float32."""
     for name, layer in _layers(model):
-        if isinstance(layer, Adapted):
-            yield name, layer.delta()
-        else:
-            a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
-            yield name, (b @ a) * layer.scaling["default"]
+        a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
+        yield name, (b @ a) * layer.scaling["default"]
 
 
 def below(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The weights below adapters, in the order of `deltas`."""
     for name, layer in _layers(model):
-        yield name, getattr(layer.get_base_layer(), name.rpartition(".")[2]).detach()
+        yield name, layer.get_base_layer().weight.detach()
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    """Adapters by the name of the weight that they are on; two on a layer's experts are one within the other."""
+    """Adapters by the name of the weight that they are on."""
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
-            leaf = layer.parameter_name if isinstance(layer, Adapted) else "weight"
-            yield f"{name.removesuffix(_BELOW)}.{leaf}", layer
+            yield f"{name}.weight", layer
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -135,8 +138,6 @@ def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterato
 
     def sum_of(weight: str, tensor: Tensor) -> Tensor:
         layer = layers[weight]
-        if isinstance(layer, Adapted):
-            return layer.added(tensor, whole)
         a, b = (whole(part["default"].weight).float() for part in (layer.lora_A, layer.lora_B))
         return cast(Tensor, (tensor.float() + (b @ a) * layer.scaling["default"]).to(tensor.dtype))
 
@@ -156,7 +157,6 @@ def _config(settings: Lora) -> LoraConfig:
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=list(settings.targets),
-        target_parameters=list(experts.TARGETS) if settings.experts else None,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from coderepairrl.config.sections.train import Algorithm, Kind, KLPlace
+from coderepairrl.config.sections.train import Algorithm, Kind
 
-Ratio = Literal["token", "row", "row_token", "product"]
-Objective = Literal["score", "clip", "cispo", "tv"]
+Ratio = Literal["token", "row", "product"]
+Objective = Literal["score", "clip", "cispo"]
 Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
 
 
@@ -24,25 +24,18 @@ class Recipe(NamedTuple):
     baseline: Kind
     """`train.advantage`."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """`train.eps_low` and `train.eps_high`: they live on the scale of the ratio, or of probabilities for ``tv``."""
-    kl_in: KLPlace = "loss"
-    """`train.kl_in`."""
+    """`train.eps_low` and `train.eps_high`, on the scale of the ratio."""
 
-
-GSPO_CLIP = (2e-5, 4e-4)
-"""A length-normalised ratio hardly moves."""
 
 RECIPES: dict[Algorithm, Recipe] = {
     "reinforce": Recipe("token", "score", "sum", "none"),
-    "rloo": Recipe("product", "clip", "row", "leave_one_out", kl_in="reward"),
+    "rloo": Recipe("product", "clip", "row", "leave_one_out"),
     "ppo": Recipe("token", "clip", "batch", "batch"),
     "grpo": Recipe("token", "clip", "episode", "zscore"),
     "dr_grpo": Recipe("token", "clip", "constant", "mean"),
     "bnpo": Recipe("token", "clip", "batch", "zscore"),
     "dapo": Recipe("token", "clip", "batch", "zscore", (0.2, 0.28)),
-    "dppo": Recipe("token", "tv", "constant", "mean"),
     "cispo": Recipe("token", "cispo", "batch", "zscore", (0.0, 4.0)),
-    "gspo": Recipe("row", "clip", "episode", "zscore", GSPO_CLIP),
-    "gspo_token": Recipe("row_token", "clip", "episode", "zscore", GSPO_CLIP),
+    "gspo": Recipe("row", "clip", "episode", "zscore", (2e-5, 4e-4)),  # a length-normalised ratio hardly moves
 }
 """All but `sft`, which compares no attempts."""

@@ -240,15 +240,6 @@ async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *
     await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
-async def engine_form(base: Path, adapter: Path, target: Path, *, log_dir: Path) -> None:
-    """Write the adapters of a checkpoint, `adapter`, to `target` as engines of the model in `base` read them, in a
-    child process.
-
-    Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError` as `Learner` does.
-    """
-    await _once("engine_form", log_dir, base=base, adapter=adapter, target=target)
-
-
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
     """Write the model in `source` to `target` with the numbers of its weights quantised to `form`, in a child process.
 

@@ -13,10 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coderepairrl import models
 from coderepairrl.config.sections.train import Lora, Precision, Quantise
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import adapters, experts, shards
+from coderepairrl.learn import adapters, shards
 from coderepairrl.learn.attention import TREE
-from coderepairrl.learn.experts import published
-from coderepairrl.learn.policy import MODELS_OWN, Policy, constants, copy_layout
+from coderepairrl.learn.policy import Policy, constants, copy_layout
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.runs.storage import write_sums
 
@@ -55,7 +54,9 @@ def language_model(source: Path, target: Path) -> None:
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise UsageError(f"cannot load the model in {source}: {error}") from error
     target.mkdir(parents=True, exist_ok=True)
-    shards.write(target, shards.MODEL, published(model, chain(model.named_parameters(), constants(model).items())))
+    shards.write(
+        target, shards.MODEL, shards.published(model, chain(model.named_parameters(), constants(model).items()))
+    )
     copy_layout(source, target)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(target)
@@ -85,27 +86,6 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
     policy.export(target, "model")
 
 
-def engine_form(base: Path, adapter: Path, target: Path) -> None:
-    """Write the adapters in `adapter`, a checkpoint's, to `target` as engines of the model in `base` read them, which
-    is another form where they are on experts. The values stay as they are.
-
-    Raises `UsageError` when the two do not belong together.
-    """
-    try:
-        lora = adapters.read_config(adapter)
-        config = AutoConfig.from_pretrained(base, local_files_only=True)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-        target.mkdir(parents=True, exist_ok=True)
-        with shards.TensorFiles(adapter, adapters.FILE) as files:
-            tensors = ((name, files[name]) for name in files)
-            shards.write(target, adapters.FILE, experts.served(model, tensors, lora.rank))
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, safetensors.SafetensorError) as error:
-        raise UsageError(f"{adapter} holds no adapters for {base}: {error}") from error
-    copy_layout(base, target, without=MODELS_OWN)
-    adapters.write_config(target, lora, base)
-
-
 def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
     """How much of what `adapter` adds to `base` is left in `result`, the two merged and then rounded: 1 is all.
 
@@ -117,8 +97,9 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
     left = total = 0.0
     try:
         with shards.TensorFiles(result, shards.MODEL) as files:
-            deltas, before = published(policy.model, adapters.deltas(policy.model)), adapters.below(policy.model)
-            for (name, delta), (_, was) in zip(deltas, published(policy.model, before), strict=True):
+            deltas = shards.published(policy.model, adapters.deltas(policy.model))
+            before = shards.published(policy.model, adapters.below(policy.model))
+            for (name, delta), (_, was) in zip(deltas, before, strict=True):
                 change = files[name].to(was.device).float() - was.float()
                 left += (change * delta).sum(dtype=torch.float64).item()
                 total += delta.square().sum(dtype=torch.float64).item()

@@ -22,7 +22,7 @@ import transformers
 from safetensors import SafetensorError
 
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
-from coderepairrl.learn.conversions import engine_form, init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.conversions import init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
@@ -30,7 +30,7 @@ from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
 
 ON_FOLDERS: dict[str, Callable[..., Any]] = {
-    operation.__name__: operation for operation in (engine_form, init_random, language_model, merge, rounded, survived)
+    operation.__name__: operation for operation in (init_random, language_model, merge, rounded, survived)
 }
 """Operations that need no trainer."""
 OF_TRAINER = frozenset(

@@ -7,7 +7,6 @@ Ratio of the policy to the one before, ``d_t = logp_t - old_t``:
 
 - ``token``: ``exp(d_t)``;
 - ``row``: ``exp(mean_t d_t)``, one of a whole row (GSPO, arXiv 2507.18071);
-- ``row_token``: ``sg(exp(mean_t d_t)) exp(logp_t - sg(logp_t))``, the same value, with the gradient of one token;
 - ``product``: ``exp(sum_t d_t)``, that of the probabilities of a whole row.
 
 Objective of a ratio ``r`` and an advantage ``A``:
@@ -15,8 +14,6 @@ Objective of a ratio ``r`` and an advantage ``A``:
 - ``clip``: ``min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)`` (PPO, arXiv 1707.06347; without delta,
   ``min(r, delta)`` is ``r``);
 - ``cispo``: ``sg(min(r, 1 + eps_high)) A logp``: cut, a ratio still has a gradient (MiniMax-M1, arXiv 2506.13585);
-- ``tv``: ``r A``, but 0 where the token's probability has moved as A pulls it by more than eps, ``p - q > eps_high`` or
-  ``p - q < - eps_low`` (DPPO with the binary total variation, arXiv 2602.04879);
 - ``score``: ``A logp``, of which the gradient is REINFORCE's (Williams 1992).
 
 Share of a token, over E episodes, those of flat groups included. An episode counts once, however many rows its forks
@@ -29,17 +26,15 @@ make: a row's weight ``w`` is its part of the episode's trained tokens, and ``|r
 - ``row``: ``1 / |row| / E``: the sum over an episode's rows.
 
 All denominators (`Scale`) are those of the whole batch, so that gradients of micro-batches add up to the gradient of
-the batch, whatever the split. With a correction (`corrections.weights`) each token's objective is weighted by learner
-over engine.
+the batch, whatever the split. With a correction (`correct`) each token's objective is weighted by learner over engine.
 
 ``sft`` is ``-1/n sum_rows w_row sum_t logp_t``, cross-entropy, with n the trained tokens of the batch times the weights
 of their rows: there is no ratio, and no advantage.
 
-The KL term is ``beta`` times an estimator (`estimate`), averaged like the tokens of that loss. It is not weighted by
-the ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). With ``kl_in="reward"`` the trainer takes it from
-the advantages, and there is no such term. The bonus is ``entropy`` times the mean entropy of the batch's tokens. For
-``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is ``KL(ref || policy)``
-over the whole vocabulary.
+The KL term is ``beta`` times an estimator (`k3`), averaged like the tokens of that loss. It is not weighted by the
+ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). The bonus is ``entropy`` times the mean entropy of the
+batch's tokens. For ``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is
+``KL(ref || policy)`` over the whole vocabulary.
 
 With a value head each token has an advantage of its own, and the loss `values.value_loss` times its weight, averaged
 like the tokens of that loss.
@@ -62,10 +57,39 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from coderepairrl.config.sections.train import Algorithm, KLEstimator
+from coderepairrl.config.sections.train import Algorithm
 from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio, Recipe
-from coderepairrl.learn.corrections import row_means
 from coderepairrl.learn.values import Targets, value_loss
+
+CORRECTION_CAP = 2.0
+"""Largest weight of a token in the correction, the one of Yao et al. 2025."""
+
+
+class Correction(NamedTuple):
+    """Weights of trained tokens for the difference between learner and engine, and which of them were cut."""
+
+    weight_N: Tensor
+    cut_N: Tensor
+
+
+def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
+    """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
+
+    Three policies are told apart: the *behaviour* policy, whose logprobs the engine recorded with each token; the
+    *proximal* one, the learner's weights before the batch (``old``), which the clip keeps an update near; and the one
+    that is being trained. Where ``old`` was recomputed by the learner, the ratio to it says nothing of ``recorded``:
+    what is sampled from one policy is averaged as if it were another's. The weights mend that, and the cap bounds their
+    variance (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training"; TRL's
+    ``token_truncate``). With them, the clipped loss is the decoupled one of PPO (arXiv 2110.00641, and for asynchronous
+    training of language models arXiv 2505.24298).
+    """
+    weight_N = torch.exp((old_N - recorded_N).detach())
+    return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
+
+
+def row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
+    """Over the trained tokens of each row (R)."""
+    return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +104,7 @@ class Trained:
     weight_R: Tensor
     count_R: Tensor
     correction_N: Tensor | None = None
-    """`corrections.Weights.weight_N`; None weights nothing."""
+    """`Correction.weight_N`; None weights nothing."""
     initial_N: Tensor | None = None
     """``KL(initial weights || policy)`` of each token: the KL term of `sft`."""
     teacher_N: Tensor | None = None
@@ -107,7 +131,6 @@ class Scale:
     teacher: float = 0.0
     """Weight of the divergence from it."""
     delta: float = math.inf
-    kl: KLEstimator = "k3"
     entropy: float = 0.0
     """Weight of the bonus."""
     value: float = 0.0
@@ -177,10 +200,6 @@ def _row(t: Trained) -> Tensor:
     return torch.exp(row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
 
 
-def _row_token(t: Trained) -> Tensor:
-    return _row(t).detach()[t.row_N] * torch.exp(t.logp_N - t.logp_N.detach())
-
-
 def _product(t: Trained) -> Tensor:
     return torch.exp(t.count_R * row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
 
@@ -188,7 +207,6 @@ def _product(t: Trained) -> Tensor:
 RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
     "token": _token,
     "row": _row,
-    "row_token": _row_token,
     "product": _product,
 }
 
@@ -207,13 +225,6 @@ def _cispo(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
     return Gain(ratio.detach().clamp(max=cap) * advantage * t.logp_N, torch.zeros_like(high), high)
 
 
-def _tv(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
-    moved = (t.logp_N.exp() - t.old_N.exp()).detach()
-    low = (moved < -scale.eps_low) & (advantage < 0)
-    high = (moved > scale.eps_high) & (advantage > 0)
-    return Gain((ratio * advantage).masked_fill(low | high, 0.0), low, high)
-
-
 def _score(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
     nowhere = torch.zeros_like(ratio, dtype=torch.bool)
     return Gain(advantage * t.logp_N, nowhere, nowhere)
@@ -222,7 +233,6 @@ def _score(ratio: Tensor, advantage: Tensor, t: Trained, scale: Scale) -> Gain:
 OBJECTIVES: dict[Objective, Callable[[Tensor, Tensor, Trained, Scale], Gain]] = {
     "clip": _clip,
     "cispo": _cispo,
-    "tv": _tv,
     "score": _score,
 }
 
@@ -257,27 +267,22 @@ def entropy(logits_NV: Tensor) -> Tensor:
     return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
-def estimate(kind: KLEstimator, logp: Tensor, ref: Tensor) -> Tensor:
-    """``KL(policy || reference)`` per token that the policy sampled, with ``d = logp - ref``.
+def k3(logp: Tensor, ref: Tensor) -> Tensor:
+    """Estimate ``KL(policy || reference)`` per token that the policy sampled: ``exp(-d) - 1 + d`` with ``d = logp -
+    ref``.
 
-    - ``k1``: ``d``, unbiased, and below 0 for single tokens;
-    - ``k2``: ``d^2 / 2``, biased, but its gradient is on average that of the divergence;
-    - ``k3``: ``exp(-d) - 1 + d``, unbiased and never below 0; its gradient is on average that of ``KL(reference ||
-      policy)``.
-
-    (Schulman 2020, "Approximating KL divergence"; on the gradients arXiv 2506.09477.)
+    It is unbiased and never below 0; its gradient is on average that of ``KL(reference || policy)`` (Schulman 2020,
+    "Approximating KL divergence"; on the gradient arXiv 2506.09477).
     """
     d = logp - ref
-    if kind == "k1":
-        return d
-    return d * d / 2 if kind == "k2" else torch.exp(-d) - 1 + d
+    return torch.exp(-d) - 1 + d
 
 
 def _kl(trained: Trained, scale: Scale) -> Tensor | None:
     """The KL term per token: an estimate for tokens that the policy sampled, else over the whole vocabulary."""
     if trained.ref_N is None:
         return trained.initial_N
-    return estimate(scale.kl, trained.logp_N, trained.ref_N)
+    return k3(trained.logp_N, trained.ref_N)
 
 
 def _loss(

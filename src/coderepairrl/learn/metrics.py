@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from coderepairrl.learn.corrections import Weights
-from coderepairrl.learn.losses import Loss
+from coderepairrl.learn.losses import Correction, Loss
 from coderepairrl.learn.pack import MicroBatch, distinct
 from coderepairrl.types import Sample
 
@@ -46,9 +45,6 @@ class Totals(NamedTuple):
     weight: float = 0.0
     weights: int = 0
     cut: float = 0.0
-    cuts: int = 0
-    masked: float = 0.0
-    maskable: int = 0
     apart: float = 0.0
     apart_squared: float = 0.0
     divergence: float = 0.0
@@ -81,9 +77,8 @@ class Metrics:
       the cross-entropy, without further terms.
     - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
       that these very weights sampled; absent when there is none. Of minibatches as `entropy` is.
-    - ``mismatch_weight``, ``mismatch_cut``, ``mismatch_masked``: mean weight of a token in the correction
-      (`corrections.weights`), the share of tokens or rows whose weight was cut, and of rows that were left out; absent
-      without one.
+    - ``mismatch_weight``, ``mismatch_cut``: mean weight of a token in the correction (`losses.correct`), and the share
+      of tokens whose weight was cut; absent without one.
     - ``staleness_max``, ``staleness_mean``: how many versions behind the oldest trained token is, and the mean one.
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: of the ratios of learner to engine per token before the update,
       uncorrected, of new weights and rounding together; ``behaviour_kl``: the k3 estimate of the engine's divergence
@@ -154,20 +149,11 @@ class Metrics:
             )
         )
 
-    def add(self, loss: Loss, correction: Weights | None, right_N: Tensor) -> None:
+    def add(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
         """One micro-batch of one update, after its backward pass; of no token of `right_N` where that was not asked."""
         if correction is not None:
-            weight_N, cut, masked_R = correction
-            self._seen.append(
-                Totals(
-                    weight=weight_N.sum().item(),
-                    weights=len(weight_N),
-                    cut=cut.sum().item(),
-                    cuts=len(cut),
-                    masked=masked_R.sum().item(),
-                    maskable=len(masked_R),
-                )
-            )
+            weight_N, cut_N = correction
+            self._seen.append(Totals(weight=weight_N.sum().item(), weights=len(weight_N), cut=cut_N.sum().item()))
         if loss.ratio is not None and loss.low is not None and loss.high is not None:
             self._seen.append(
                 Totals(
@@ -194,10 +180,6 @@ class Metrics:
                 values=0 if loss.value_N is None else loss.value_N.numel(),
             )
         )
-
-    def divergence(self, kl_N: Tensor) -> None:
-        """The KL term of tokens from whose reward it is taken."""
-        self._seen.append(Totals(kl=kl_N.sum().item(), kls=len(kl_N)))
 
     def update(self, norm: float, rate: float) -> None:
         """One optimiser update."""
@@ -253,11 +235,10 @@ class Metrics:
             result["mismatch_max"] = total.mismatch_max
             result["mismatch_mean"] = total.mismatch / total.current
         if total.weights:
-            result["mismatch_weight"] = total.weight / total.weights
-        if total.cuts:
-            result["mismatch_cut"] = total.cut / total.cuts
-        if total.maskable:
-            result["mismatch_masked"] = total.masked / total.maskable
+            result |= {
+                "mismatch_weight": total.weight / total.weights,
+                "mismatch_cut": total.cut / total.weights,
+            }
         if updates := len(self._norms):
             result |= {"loss": total.loss / updates, "grad_norm": sum(self._norms) / updates, "lr": self._rate}
         elif not total.ratios and not self._skipped:  # measured, not trained

@@ -54,14 +54,14 @@ class Scored(NamedTuple):
 class Packed(nn.Module):
     """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
 
-    def __init__(self, model: PreTrainedModel, *, bf16: bool, fp32_head: bool = True, values: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
         super().__init__()
         self.model: PreTrainedModel = model
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.alone = False
         """Whether it computes one row at a time."""
-        if bf16 and fp32_head:
+        if bf16:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
     def forward(

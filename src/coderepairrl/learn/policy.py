@@ -6,13 +6,12 @@ logits are not a linear head on the last hidden state is refused.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import safetensors
 import torch
@@ -23,13 +22,12 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl import models
 from coderepairrl.errors import PrerequisiteError, UsageError
-from coderepairrl.learn import adapters, experts, quantised, quantised_checkpoint, recurrence, shards
+from coderepairrl.learn import adapters, quantised, recurrence, shards
 from coderepairrl.learn.attention import TREE
-from coderepairrl.learn.experts import published
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
 from coderepairrl.learn.probe import examine
-from coderepairrl.learn.settings import LOGITS, OF_VALUES, Form, LearnSettings
+from coderepairrl.learn.settings import LOGITS, Form, LearnSettings
 from coderepairrl.learn.values import FILE as VALUE_HEAD
 
 MODELS_OWN = ("config.json", "generation_config.json")  # beside adapters, transformers would look for full weights
@@ -55,8 +53,7 @@ class Policy:
         self.device = device
         self.model: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
         model.train(False)  # no dropout
-        bf16, fp32_head = settings.precision == "bf16", settings.head == "fp32"
-        self._packed = Packed(model, bf16=bf16, fp32_head=fp32_head, values=settings.value_head).to(device)
+        self._packed = Packed(model, bf16=settings.precision == "bf16", values=settings.value_head).to(device)
         recurrence.install(model)
         self.found = examine(model, self._packed.hidden, self._packed.head)
         self._packed.alone = self.found.way == "rows"
@@ -85,16 +82,17 @@ class Policy:
         """
         _check(folder, settings)
         if frozen:
-            without = dict.fromkeys(("lora", "kl", "kl_in", *OF_VALUES))
             settings = settings.but(
-                **without, beta=0.0, value_head=False, gradient_checkpointing=False, quantise="none"
+                **dict.fromkeys(("lora", "value_weight")),
+                beta=0.0,
+                value_head=False,
+                gradient_checkpointing=False,
+                quantise="none",
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         dtype = torch.bfloat16 if half else torch.float32
         try:
-            if about := models.quantisation_config(folder):
-                settings = settings if frozen else settings.but(quantise="checkpoint")
-            model = _read(folder, settings, about, dtype, device)
+            model = _read(folder, settings, dtype, device)
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise UsageError(f"cannot load the model in {folder}: {error}") from error
         if frozen:
@@ -121,12 +119,6 @@ class Policy:
     def constants(self) -> dict[str, Tensor]:
         """What a whole model's files have beside parameters, by name: buffers, such as biases of a router."""
         return constants(self.model)
-
-    @property
-    def tables(self) -> list[nn.Parameter]:
-        """The matrices with a row per token: embeddings and head, which may be the same; and that of the value head."""
-        modules = (self.model.get_input_embeddings(), self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
-        return [*(p for module in modules for p in module.parameters()), *self.values.values()]
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
         """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
@@ -235,19 +227,15 @@ class Policy:
         merge = form == "model" and self.settings.lora is not None
         tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
         if form == "adapter" and self.settings.lora is not None:
-            tensors = experts.served(self.model, tensors, self.settings.lora.rank)
+            tensors = adapters.served(self.model, tensors)
         dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
         rounded = ((name, tensor.to(dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
-        return published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
+        return shards.published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
 
     def _write_layout(self, folder: Path, stem: str) -> None:
         adapter = stem == adapters.FILE
         copy_layout(self.folder, folder, without=MODELS_OWN if adapter else ())
-        if not adapter and self.settings.quantise == "checkpoint":  # numbers are written out
-            config = json.loads((folder / "config.json").read_text("utf-8"))
-            del config["quantization_config"]
-            (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if adapter and self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
@@ -281,17 +269,14 @@ def _check(folder: Path, settings: LearnSettings) -> None:
         )
 
 
-def _read(
-    folder: Path, settings: LearnSettings, about: Mapping[str, Any], dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
-    """The model in `folder`, quantised on `device`; `about` is the format of its codes, where its files have codes."""
-    if about:
-        return quantised_checkpoint.load(folder, about, dtype, TREE)
+def _read(folder: Path, settings: LearnSettings, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model in `folder`, quantised on `device` where that is asked for."""
+    models.require_plain_weights(folder)
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
     )
-    if settings.quantise in ("nf4", "int8"):
-        quantised.quantise(model, settings.quantise, quantised.checkpoint_dtype(folder, model.dtype), device)
+    if settings.quantise == "nf4":
+        quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
     return model
 
 

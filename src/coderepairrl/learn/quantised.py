@@ -1,4 +1,4 @@
-"""Linear layers whose weights are held in 4 or 8 bits and never trained: the frozen base below adapters.
+"""Linear layers whose weights are held in 4 bits and never trained: the frozen base below adapters.
 
 A layer computes with the numbers that its codes stand for, in the precision of the model's files, and computes them
 anew in each pass: never more than one layer's are there. So a folder that has these numbers written out is the same
@@ -16,12 +16,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from coderepairrl.config.sections.train import Quantise
 from coderepairrl.errors import UsageError
-from coderepairrl.learn.settings import INT8_BLOCK, NF4_BLOCK
+from coderepairrl.learn.settings import NF4_BLOCK
 from coderepairrl.processes.extras import require_extra
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
@@ -35,13 +34,11 @@ class QuantisedLinear(nn.Linear):
     Its codes are no parameters: no optimiser, wrapper or checkpoint knows of them.
     """
 
-    def __init__(
-        self, shape: torch.Size, codes: Codes, read: Callable[[Codes], Tensor], dtype: torch.dtype, bias: Tensor | None
-    ) -> None:
-        """`read` gives the weights (of `shape`) that `codes` stand for; they are rounded to `dtype`."""
+    def __init__(self, shape: torch.Size, codes: Codes, dtype: torch.dtype, bias: Tensor | None) -> None:
+        """`codes` stand for weights of `shape`, which are rounded to `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
-        self.codes, self._read, self.dtype = _frozen(codes), read, dtype
+        self.codes, self.dtype = _frozen(codes), dtype
         fixed = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_parameter("bias", fixed)
 
@@ -49,7 +46,7 @@ class QuantisedLinear(nn.Linear):
     def weight(self) -> Tensor:  # type: ignore[override]
         """The numbers that it computes with."""
         count = self.out_features * self.in_features
-        return self._read(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
+        return _read(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -90,28 +87,27 @@ class _FrozenMatmul(torch.autograd.Function):
             return gradient @ ctx.layer.weight.to(gradient.dtype), None
 
 
-def quantise(model: PreTrainedModel, form: Quantise, dtype: torch.dtype, device: torch.device) -> None:
+def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Replace the linear layers of `model`, but its output head, each on `device`: the whole model is never there.
 
     Raises `UsageError` for a model whose weights are elsewhere, as those of experts are, and `PrerequisiteError`
-    without bitsandbytes for NF4.
+    without bitsandbytes.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 3 and min(parameter.shape) > 1:
             raise UsageError(
-                f"model.quantise={form} quantises linear layers, and {type(model).__name__} has experts in one tensor"
+                f"model.quantise=nf4 quantises linear layers, and {type(model).__name__} has experts in one tensor"
                 f" ({name})",
                 fix="model.quantise=none, or a dense model",
             )
-    pack, read = (_pack_nf4, _read_nf4) if form == "nf4" else (_pack_int8, _read_int8)
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     for name, module in list(model.named_modules()):
         owner, _, leaf = name.rpartition(".")
         if type(module) is nn.Linear and module is not head and leaf not in _PER_HEAD:
             weight = module.weight.data
-            codes = pack(weight.to(device, dtype))
+            codes = _pack(weight.to(device, dtype))
             bias = None if module.bias is None else module.bias.data.to(device)
-            setattr(model.get_submodule(owner), leaf, QuantisedLinear(weight.shape, codes, read, dtype, bias))
+            setattr(model.get_submodule(owner), leaf, QuantisedLinear(weight.shape, codes, dtype, bias))
 
 
 def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
@@ -122,12 +118,12 @@ def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded
 
 
-def _pack_nf4(weight: Tensor) -> Codes:
+def _pack(weight: Tensor) -> Codes:
     packed, state = _bitsandbytes().quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
     return {"packed": packed, "absmax": state.absmax, "code": state.code, "like": weight.new_empty(0)}
 
 
-def _read_nf4(codes: Codes) -> Tensor:
+def _read(codes: Codes) -> Tensor:
     bnb = _bitsandbytes()
     count = 2 * codes["packed"].numel()
     state = bnb.QuantState(
@@ -146,18 +142,3 @@ def _bitsandbytes() -> Any:
     from bitsandbytes import functional
 
     return functional
-
-
-def _pack_int8(weight: Tensor) -> Codes:
-    flat = weight.float().reshape(-1)
-    blocks = pad(flat, (0, -len(flat) % INT8_BLOCK)).view(-1, INT8_BLOCK)
-    _, exponent = torch.frexp(blocks.abs().amax(1))  # the largest is in [2**(exponent-1), 2**exponent)
-    exponent = (exponent - 7).clamp(-120, 120).to(torch.int8)
-    codes = torch.ldexp(blocks, -exponent.int()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return {"packed": codes, "exponent": exponent, "like": weight.new_empty(0)}
-
-
-def _read_int8(codes: Codes) -> Tensor:
-    dtype = torch.bfloat16 if codes["like"].dtype == torch.bfloat16 else torch.float32  # exact in either
-    scale = torch.ldexp(torch.ones_like(codes["exponent"], dtype=torch.float32), codes["exponent"].int())
-    return codes["packed"].to(dtype).mul_(scale.to(dtype)[:, None]).view(-1)

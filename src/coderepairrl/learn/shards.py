@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors.torch
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from coderepairrl.errors import UsageError
 
@@ -72,6 +74,13 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
     # sorted: a restored optimiser has its moments in another order, and equal states must give equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+
+def published(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of `model` as files of its architecture have them, which engines read: experts, for one, each alone."""
+    cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
+    for name, tensor in tensors:
+        yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
 
 class TensorFiles:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Literal
 
-from coderepairrl.config.sections.train import Denominator, Kind
+from coderepairrl.config.sections.train import Kind
 from coderepairrl.learn.advantages import GroupAdvantages, group_advantages, overlong, ties_broken
 from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
@@ -116,7 +116,7 @@ def batch(
     kind: Kind = "zscore",
     *,
     max_tokens: int,
-    denominator: Denominator = "episodes",
+    informative: bool = False,
     kl: bool = False,
     weights: Mapping[str, float] = MappingProxyType({}),
     balance: Balance = "",
@@ -128,7 +128,7 @@ def batch(
 
     The loss is averaged over all episodes that are not void, or their tokens. Those of flat groups count, so that the
     size of a step reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of
-    advantage 0, without one no rows, since their gradient is 0. With ``denominator="informative"`` only episodes with
+    advantage 0, without one no rows, since their gradient is 0. With `informative` only episodes with
     rows count, so that a single group that is not flat makes a step as large as a whole batch does.
 
     Advantages are compared within a group alone, so that rewards of several kinds need not have one scale. They are
@@ -136,7 +136,7 @@ def batch(
 
     Raises ValueError when two episodes share an id, and what `stitch` raises.
     """
-    groups, advantage = advantages(episodes, kind, denominator=denominator, kl=kl, shaping=shaping)
+    groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
         raise ValueError("two episodes of the batch share an id")
     samples: list[Sample] = []
@@ -149,17 +149,17 @@ def batch(
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
     own = {episode.id: episode.kind for episode in episodes}
-    scales = kind_scales(_masses(episodes, samples, kinds, denominator, balance), weights, balanced=bool(balance))
+    scales = kind_scales(_masses(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance))
     if set(scales.values()) != {1.0}:
         samples = [replace(each, advantage=each.advantage * scales[own[each.episode_id]]) for each in samples]
-    informative = len({sample.episode_id for sample in samples})
+    with_rows = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     account = sum(kinds.values(), Account())
     tokens = account.trained
-    if denominator == "episodes":
+    if not informative:
         flat = (each for each in episodes if advantage[each.id] is None and not shaping.masks(each))
         tokens += sum(_trainable(episode, max_tokens) for episode in flat)
-    count = valid if denominator == "episodes" else informative
+    count = with_rows if informative else valid
     return Batch(tuple(samples), count, tokens, account, groups, kinds, scales)
 
 
@@ -167,7 +167,7 @@ def _masses(
     episodes: Iterable[Episode],
     samples: Iterable[Sample],
     kinds: Mapping[str, Account],
-    denominator: Denominator,
+    informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
     """How much of each kind the loss adds up: trained tokens, or the episodes that it is averaged over."""
@@ -175,7 +175,7 @@ def _masses(
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
     valid = (each for each in episodes if each.ending is not Ending.VOID)
-    counts = Counter(each.kind for each in valid if denominator == "episodes" or each.id in trained)
+    counts = Counter(each.kind for each in valid if not informative or each.id in trained)
     return {kind: float(counts[kind]) for kind in kinds}
 
 
@@ -200,12 +200,12 @@ def advantages(
     episodes: Iterable[Episode],
     kind: Kind = "zscore",
     *,
-    denominator: Denominator = "episodes",
+    informative: bool = False,
     kl: bool = False,
     shaping: Shaping = PLAIN,
 ) -> tuple[dict[str, GroupAdvantages], dict[str, float | None]]:
     """Advantages by group name, and by episode id; settings as in `batch`."""
-    kl = kl and denominator == "episodes"
+    kl = kl and not informative
     members: dict[str, list[Episode]] = {}
     kinds: dict[str, list[Episode]] = {}
     for episode in episodes:

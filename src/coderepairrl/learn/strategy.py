@@ -61,7 +61,7 @@ class SingleProcess:
         Raises FloatingPointError for a gradient that is not finite, which is discarded.
         """
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("factor", 1.0)
+            group["lr"] = rate
         try:
             norm = whole(
                 torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), self.settings.max_grad_norm)

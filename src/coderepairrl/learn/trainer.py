@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ from torch import Tensor
 
 from coderepairrl.config.sections.episodes import Route
 from coderepairrl.learn import checkpoint, values
-from coderepairrl.learn.advantages import group_advantages
-from coderepairrl.learn.corrections import Weights, weights
-from coderepairrl.learn.losses import LOSSES, Loss, Scale, Trained, estimate
+from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.offload import Offloader
 from coderepairrl.learn.optimizers import make_optimizer
-from coderepairrl.learn.pack import MicroBatch, cut, micro_batches, minibatches, pack, scored, share, tokens_of
+from coderepairrl.learn.pack import MicroBatch, cut, minibatches, pack, scored, share, tokens_of
 from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
-from coderepairrl.learn.settings import Form, LearnSettings
+from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
 from coderepairrl.learn.strategy import SingleProcess
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
@@ -107,8 +105,6 @@ class Trainer:
         if without_rows < 0:
             raise ValueError(f"{tokens_of(samples)} tokens are in rows, and the loss is to be averaged over {tokens}")
         metrics = Metrics(samples, episodes, self.version)
-        if self.settings.beta and self.settings.kl_place == "reward" and not self.settings.value_head:
-            samples = self._penalised(samples, metrics)
         parts = []
         for rows, count in minibatches(samples, episodes, self.settings.minibatches):
             flat = count - len({row.episode_id for row in rows})
@@ -274,9 +270,7 @@ class Trainer:
             metrics.packed(batch)
         if idle:
             metrics.packed(idle, idle=True)
-        references: list[Tensor | None] = [None] * (len(batches) + 1)
-        if settings.kl_place == "loss" or settings.value_head:
-            references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
+        references = [self._reference_logprobs(batch) for batch in [*batches, *([idle] if idle else [])]]
         if settings.algorithm == "sft":
             episodes, tokens = 1, sum(sample.weight * sum(sample.trained) for sample in samples)
         scale = Scale(
@@ -287,10 +281,9 @@ class Trainer:
             constant=settings.max_completion_tokens or 1,
             teacher=settings.teacher_weight,
             delta=math.inf if settings.delta is None else settings.delta,
-            kl=settings.estimator,
             entropy=settings.entropy,
-            value=settings.of_values("value_weight"),
-            value_clip=settings.of_values("value_clip"),
+            value=VALUE_WEIGHT if settings.value_weight is None else settings.value_weight,
+            value_clip=VALUE_CLIP,
         )
         return _Part(samples, batches, idle, scale, references)
 
@@ -301,52 +294,20 @@ class Trainer:
         An episode's rows may be in other processes, so that they exchange values.
         """
         settings = self.settings
-        penalised = settings.beta > 0 and settings.kl_place == "reward"
-        known: list[tuple[Sequence[Sample], dict[int, values.Row]]] = []
+        known: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
         for part in parts:
-            own: dict[int, values.Row] = {}
-            for batch, reference_N in zip(part.batches, part.references, strict=False):
+            own: dict[int, list[float]] = {}
+            for batch in part.batches:
                 scored = self.policy.valued(batch, settings.temperature)
                 part.before.append(scored.logp_N)
                 metrics.before(batch, scored.logp_N)
-                penalty_N = torch.zeros_like(scored.value_N)
-                if penalised and reference_N is not None:
-                    kl_N = estimate(settings.estimator, batch.recorded_N, reference_N)
-                    metrics.divergence(kl_N)
-                    penalty_N = settings.beta * kl_N
-                own |= values.rows_of(batch, scored.value_N, penalty_N)
+                own |= values.values_of_rows(batch, scored.value_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
             known.append((part.samples, {n: row for each in self.strategy.gather(own) for n, row in each.items()}))
-        discounts = map(settings.of_values, ("gamma", "gae_lambda"))
-        found, metrics.explained = values.estimates(known, *discounts, whiten=settings.baseline == "batch")
+        found, metrics.explained = values.estimates(known, whiten=settings.baseline == "batch")
         for part, of_rows in zip(parts, found, strict=True):
             part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
-
-    @torch.no_grad()
-    def _penalised(self, samples: Sequence[Sample], metrics: Metrics) -> list[Sample]:
-        """`samples`, with the advantages of rewards that are less by `beta` times the KL of what was sampled.
-
-        It is that of the policy that sampled, from recorded logprobs, summed over an episode's tokens. Every process
-        computes all of it, so that each runs the model equally often.
-        """
-        settings = self.settings
-        found: dict[str, dict[str, float]] = {}
-        for sample in samples:
-            (batch,) = (each.to(self.strategy.device) for each in micro_batches([sample], settings.micro_tokens))
-            reference_N = self._reference_logprobs(batch)
-            assert reference_N is not None  # there is a beta
-            kl_N = estimate(settings.estimator, batch.recorded_N, reference_N)
-            metrics.divergence(kl_N)
-            episodes = found.setdefault(sample.group, {})
-            episodes[sample.episode_id] = episodes.get(sample.episode_id, 0.0) + kl_N.sum().item()
-        less: dict[str, float | None] = {}
-        for episodes in found.values():
-            compared = group_advantages(list(episodes.values()), settings.baseline, kl=True).values
-            less |= dict(zip(episodes, compared, strict=True))
-        return [
-            replace(each, advantage=each.advantage - settings.beta * (less[each.episode_id] or 0.0)) for each in samples
-        ]
 
     @torch.no_grad()
     def _score(self, part: _Part, metrics: Metrics) -> None:
@@ -367,18 +328,9 @@ class Trainer:
                     part.before.append(scored.logp_N.detach())
                     metrics.before(batch, part.before[at])
                 old_N = batch.recorded_N if settings.old_logprobs == "recorded" else part.before[at]
-                correction = weights(
-                    old_N,
-                    batch.recorded_N,
-                    batch.row_N,
-                    batch.count_R,
-                    settings.mismatch_correction,
-                    settings.cap,
-                    settings.mismatch_mask,
-                )
-                reference_N = part.references[at] if settings.kl_place == "loss" else None
+                correction = correct(old_N, batch.recorded_N) if settings.mismatch_correction == "token" else None
                 targets = part.targets[at] if part.targets else None
-                loss = self._loss(batch, scored, part.scale, old_N, reference_N, correction, targets)
+                loss = self._loss(batch, scored, part.scale, old_N, part.references[at], correction, targets)
                 together.backward(loss.value)
             metrics.add(loss, correction, scored.right_N)
         if part.idle is not None:
@@ -393,7 +345,7 @@ class Trainer:
         scale: Scale,
         old_N: Tensor | None = None,
         reference_N: Tensor | None = None,
-        correction: Weights | None = None,
+        correction: Correction | None = None,
         targets: values.Targets | None = None,
     ) -> Loss:
         trained = Trained(

@@ -2,16 +2,15 @@
 
 The trajectory of an episode is its trained tokens, row after row, as `stitch` orders them. A row that begins where the
 context was rewritten, or forked, goes on with the same episode: what comes after the last token of one is the first of
-the next. So the episode's reward arrives once, at the last trained token of its last row, and the values of later rows
-reach back into earlier ones. With ``gamma`` and ``gae_lambda`` of 1 the order makes no difference: each token learns
-from the reward less the value of its own context.
+the next. The episode's reward arrives at the end and is not discounted, and no value stands in for it: each token
+learns from the reward minus the value of its own context (as in VAPO and Open-Reasoner-Zero, arXiv 2503.24290).
 
-Shapes: R rows, N trained tokens, S trained tokens of an episode.
+Shapes: R rows, N trained tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,40 +48,15 @@ class Targets(NamedTuple):
     before_N: Tensor
 
 
-class Row(NamedTuple):
-    """Of the trained tokens of a row, values before the batch and what the KL term takes from the reward of each."""
-
-    values: list[float]
-    penalties: list[float]
-
-
-def gae(rewards: Sequence[float], values: Sequence[float], gamma: float, lam: float) -> list[float]:
-    """Generalised advantage estimates (arXiv 1506.02438) of a trajectory that ends with its last reward.
-
-    ``A_t = sum over l of (gamma lam)^l delta_(t+l)``, with ``delta_t = r_t + gamma V_(t+1) - V_t``, and V of the end 0.
-
-    >>> gae([0.0, 1.0], [0.25, 0.5], gamma=1.0, lam=1.0), gae([0.0, 1.0], [0.25, 0.5], gamma=1.0, lam=0.0)
-    ([0.75, 0.5], [0.25, 0.5])
-    """
-    found: list[float] = []
-    following, advantage = 0.0, 0.0
-    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        advantage = reward + gamma * following - value + gamma * lam * advantage
-        following = value
-        found.append(advantage)
-    return found[::-1]
-
-
-def rows_of(batch: MicroBatch, value_N: Tensor, penalty_N: Tensor) -> Iterator[tuple[int, Row]]:
-    """The rows of a micro-batch by their numbers among the samples it was dealt from."""
+def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
+    """Values of the trained tokens of each row, by its number among the samples that the batch was dealt from."""
     sizes = [int(count) for count in batch.count_R.tolist()]
-    columns = zip(torch.split(value_N, sizes), torch.split(penalty_N, sizes), strict=True)
-    for number, (values, penalties) in zip(batch.dealt, columns, strict=True):
-        yield number, Row(values.double().tolist(), penalties.double().tolist())
+    columns = zip(batch.dealt, torch.split(value_N, sizes), strict=True)
+    return {number: values.double().tolist() for number, values in columns}
 
 
 class Estimate(NamedTuple):
-    """Of the trained tokens of a row. A return is the advantage and the value before: what the head is to predict."""
+    """Of the trained tokens of a row. A return is the reward of the episode: what the head is to predict."""
 
     advantages: list[float]
     returns: list[float]
@@ -90,14 +64,21 @@ class Estimate(NamedTuple):
 
 
 def estimates(
-    minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, Row]]], gamma: float, lam: float, *, whiten: bool
+    minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, list[float]]]], *, whiten: bool
 ) -> tuple[list[dict[int, Estimate]], float | None]:
     """Those of each minibatch's rows by their numbers, and the values' `explained` variance.
 
     The `advantage` of a sample is the reward of its episode. To `whiten` is to make the mean of the batch's advantages
     0 and their standard deviation 1.
     """
-    found = [_of_episodes(samples, rows, gamma, lam) for samples, rows in minibatches]
+    found = [
+        {
+            number: Estimate([reward - value for value in values], [reward] * len(values), values)
+            for number, values in rows.items()
+            for reward in (samples[number].advantage,)
+        }
+        for samples, rows in minibatches
+    ]
     every = [each for part in found for each in part.values()]
     advantages, returns, values = ([x for each in every for x in each[column]] for column in range(3))
     if whiten:
@@ -106,23 +87,6 @@ def estimates(
         for each in every:
             each.advantages[:] = [(advantage - mean) / spread for advantage in each.advantages]
     return found, explained(returns, values)
-
-
-def _of_episodes(samples: Sequence[Sample], rows: Mapping[int, Row], gamma: float, lam: float) -> dict[int, Estimate]:
-    episodes: dict[str, list[int]] = {}
-    for number, sample in enumerate(samples):
-        episodes.setdefault(sample.episode_id, []).append(number)
-    found = {}
-    for numbers in episodes.values():
-        values = [value for number in numbers for value in rows[number].values]
-        rewards = [-less for number in numbers for less in rows[number].penalties]
-        rewards[-1] += samples[numbers[0]].advantage
-        left = gae(rewards, values, gamma, lam)
-        for number in numbers:
-            own = rows[number].values
-            advantages, left = left[: len(own)], left[len(own) :]
-            found[number] = Estimate(advantages, [a + v for a, v in zip(advantages, own, strict=True)], own)
-    return found
 
 
 def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
 from coderepairrl.registry import nearest, nearest_run
@@ -34,65 +33,16 @@ def quantised(folder: Path) -> str:
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
 
 
-QUANTISATION_METHODS = ("awq", "fp8", "compressed-tensors")
-"""Values of ``quant_method`` that the learner reads."""
-
-
-def quantisation_config(folder: Path) -> dict[str, Any]:
-    """The ``quantization_config`` of the model in `folder`; empty where its files have plain weights.
-
-    Raises `UsageError` for a format that the learner does not read, OSError and ValueError for what is no config.
-    """
+def require_plain_weights(folder: Path) -> None:
+    """Raise `UsageError` where the files of the model in `folder` have codes in place of weights (AWQ, FP8, ...), and
+    OSError and ValueError for what is no config."""
     raw = json.loads((folder / "config.json").read_text("utf-8"))
-    found: dict[str, Any] = (raw.get("quantization_config") or {}) if isinstance(raw, dict) else {}
-    why = ""
-    if found:
-        method = str(found.get("quant_method"))
-        if method not in QUANTISATION_METHODS:
-            why = f"by {method}"
-        elif method == "awq" and (found.get("bits"), str(found.get("version", "gemm")).lower()) != (4, "gemm"):
-            why = "by AWQ in another layout than 4-bit GEMM"
-        elif method == "compressed-tensors":
-            why = _unread(found)
-    if why:
+    if isinstance(raw, dict) and (found := raw.get("quantization_config")):
         raise UsageError(
-            f"the weights in {folder} are quantised {why}, which the learner does not read",
-            fix=f"a checkpoint in one of {', '.join(QUANTISATION_METHODS)}, or the model as it was published with"
-            " model.quantise=nf4",
+            f"the weights in {folder} are quantised (quant_method={found.get('quant_method')}), and the learner reads"
+            " plain weights",
+            fix="name the model as it was published, with model.quantise=nf4 to hold it in 4 bits",
         )
-    return found
-
-
-_STRATEGIES = {
-    "pack-quantized": ("int", ("group", "channel")),
-    "int-quantized": ("int", ("tensor", "channel")),
-    "float-quantized": ("float", ("tensor", "channel")),
-}
-"""Of the formats of compressed-tensors that the learner reads: the type of the numbers, and which share a scale."""
-
-
-def _unread(about: Mapping[str, Any]) -> str:
-    """What the learner does not read of compressed-tensors, in words; "" if it reads all."""
-    groups = [group for group in (about.get("config_groups") or {}).values() if group.get("weights")]
-    if not groups:
-        return "by compressed-tensors without a group of weights"
-    if any(not group["weights"].get("symmetric", True) for group in groups):
-        return "with zero points (compressed-tensors)"
-    for part in ("transform_config", "sparsity_config"):
-        if (found := about.get(part)) and found.get("format") != "dense":
-            return f"with a {part} (compressed-tensors)"
-    for group in groups:
-        weight, form = group["weights"], group.get("format") or about.get("format")
-        if form not in _STRATEGIES:
-            return f"in the format {form} of compressed-tensors"
-        kind, strategies = _STRATEGIES[form]
-        if weight.get("type", "int") != kind or weight.get("num_bits", 8) not in ((4, 8) if "pack" in form else (8,)):
-            return f"to {weight.get('num_bits', 8)} bits, {weight.get('type', 'int')}, {form} (compressed-tensors)"
-        if weight.get("strategy") not in (None, *strategies):
-            return f"with strategy={weight['strategy']}, {form} (compressed-tensors)"
-        if weight.get("actorder") not in (None, False, "weight", "static"):
-            return f"with groups of columns in another order, actorder={weight['actorder']} (compressed-tensors)"
-    return ""
 
 
 class Named(NamedTuple):

@@ -1,4 +1,4 @@
-"""Which tasks are attempted when: mixtures of sources by weight and step, and orders within each source.
+"""Which tasks are attempted when: mixtures of sources by weight, and orders within each source.
 
 An order is a function of its settings and of what the finished steps came to, which the log has: a resumed run goes on
 exactly where it was.
@@ -12,10 +12,14 @@ from math import ceil
 from random import Random
 from types import MappingProxyType
 
-from coderepairrl.errors import HealthGateError
 from coderepairrl.rollout.episodes import derive_seed
 from coderepairrl.stats import resolved
 from coderepairrl.types import Ending, Episode, Task
+
+EXPLORE, OUTSIDE = 0.5, 0.1
+"""Parts of a `Band`'s batches: of tasks never attempted, while there are any, and of tasks outside of the band."""
+NEWEST = 16
+"""Newest attempts at a task that its success rate is taken over."""
 
 Outcomes = Mapping[str, Sequence[float]]
 """By task id, what its attempts came to, oldest first: from 0 to 1 (`outcome`)."""
@@ -43,17 +47,10 @@ def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights, in the steps `first`
-    to `last` (None: to the end)."""
+    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights."""
 
     tasks: Sequence[Task]
     weight: float = 1.0
-    first: int = 1
-    last: int | None = None
-
-    def open(self, step: int) -> bool:
-        """Whether its tasks are among those of `step`."""
-        return self.first <= step and (self.last is None or step <= self.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +72,13 @@ class EasyFirst:
 class Band:
     """Tasks that are solved neither nearly always nor hardly ever have the most to teach.
 
-    Of a batch, `explore` is the part of tasks that were never attempted, and `outside` that of tasks whose running
-    success rate lies outside `low` to `high`; the rest goes to those within. What one of the three lacks the others
-    get, but with `outside` 0 nothing outside is drawn. Within each part tasks are drawn at random.
+    Of a batch, `EXPLORE` is the part of tasks that were never attempted, and `OUTSIDE` that of tasks whose running
+    success rate lies outside `low` to `high`, which may have come into it; the rest goes to those within. What one of
+    the three lacks the others get. Within each part tasks are drawn at random.
     """
 
     low: float
     high: float
-    explore: float
-    outside: float
-    newest: int
-    """Attempts at a task that its rate is taken over."""
     before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Attempts before the run, and their mean outcome, by task id: they count until there are newer ones."""
 
@@ -93,40 +86,26 @@ class Band:
         """The running success rate, with one success and one failure added (Laplace's rule), so that few attempts
         exclude nothing. None for a task that was never attempted.
 
-        >>> band = Band(low=0.15, high=0.85, explore=0.5, outside=0.1, newest=8)
+        >>> band = Band(low=0.15, high=0.85)
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
         (0.3333333333333333, None)
         """
-        own = outcomes.get(task, ())[-self.newest :]
+        own = outcomes.get(task, ())[-NEWEST:]
         attempts, mean = self.before.get(task, (0, 0.0))
-        earlier = min(attempts, self.newest - len(own))
+        earlier = min(attempts, NEWEST - len(own))
         if not own and not earlier:
             return None
         return (1 + sum(own) + earlier * mean) / (2 + len(own) + earlier)
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
-        """One of `tasks`, and none of those `taken` if another will do.
-
-        Raises `HealthGateError` where every task lies outside, and none outside may be drawn.
-        """
+        """One of `tasks`, and none of those `taken` if another will do."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
         for task in tasks:
             rate = rates[task.id]
             parts[0 if rate is None else 1 if self.low <= rate <= self.high else 2].append(task)
-        weights = (self.explore, 1 - self.explore - self.outside, self.outside)
-        drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part and weight]
-        # a part of no weight is still better than the same task twice in a batch; but nothing outside if not asked for
-        if not drawable and (parts[0] or parts[1]):
-            drawable = [(part, 1.0) for part in parts[:2] if part]
-        if not drawable:
-            often = sum((rate or 0.0) > self.high for rate in rates.values())
-            raise HealthGateError(
-                f"the curriculum has nothing informative left: of {len(tasks)} tasks {often} are solved more often than"
-                f" curriculum.band.high={self.high:g}, {len(tasks) - often} less often than .low={self.low:g}",
-                fix="end here; or continue with --resume and a wider band, or with curriculum.band.outside above 0,"
-                " which attempts them again now and then; or begin a run on other tasks from the newest checkpoint",
-            )
+        weights = (EXPLORE, 1 - EXPLORE - OUTSIDE, OUTSIDE)
+        drawable = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part]
         fresh = [([task for task in part if task.id not in taken], weight) for part, weight in drawable]
         left = [(part, weight) for part, weight in fresh if part] or drawable
         [part] = chance.choices([part for part, _ in left], [weight for _, weight in left])
@@ -145,8 +124,8 @@ class Curriculum:
     def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
         """The tasks of `step` (1, 2, ...), after attempts that came to `outcomes`.
 
-        Of the tasks in steps with the same sources, each source has its share, up to one. `taken` are ids of tasks that
-        the batch has already, of which a `Band` takes none if it can. Raises what `Band.draw` raises.
+        Each source has its share of the tasks, up to one. `taken` are ids of tasks that the batch has already, of which
+        a `Band` takes none if it can.
         """
         spread = _spread(self.sources, self.per_step, step)
         here = spread[-self.per_step :]
@@ -183,26 +162,17 @@ class Curriculum:
 def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
     """For each position of so many steps, the number of its source, and its index among those of that source.
 
-    A position goes to the source that is furthest behind its share by weight, since the sources were last others.
+    A position goes to the source that is furthest behind its share by weight.
 
     >>> [source for source, _ in _spread([Share((), 2.0), Share((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]
-    >>> [source for source, _ in _spread([Share((), last=1), Share((), first=2)], 3, 2)]
-    [0, 0, 0, 1, 1, 1]
     """
     drawn = [0] * len(sources)
     spread: list[tuple[int, int]] = []
-    stage: list[int] = []
-    for step in range(1, steps + 1):
-        now = [at for at, source in enumerate(sources) if source.open(step)]
-        if now != stage:
-            stage, positions, had = now, 0, dict.fromkeys(now, 0)
-            whole = sum(sources[at].weight for at in now)
-        for _ in range(per_step):
-            positions += 1
-            lags = {at: positions * sources[at].weight / whole - had[at] for at in stage}
-            source = max(stage, key=lags.__getitem__)
-            spread.append((source, drawn[source]))
-            drawn[source] += 1
-            had[source] += 1
+    whole = sum(source.weight for source in sources)
+    for position in range(1, steps * per_step + 1):
+        lags = [position * source.weight / whole - had for source, had in zip(sources, drawn, strict=True)]
+        source = lags.index(max(lags))
+        spread.append((source, drawn[source]))
+        drawn[source] += 1
     return spread

@@ -172,11 +172,11 @@ def episodes_of(groups: Iterable[Group]) -> list[Episode]:
     return [episode for group in groups for episode in group.episodes]
 
 
-def check_health(groups: Sequence[Group], limit: float) -> None:
-    """Raise `HealthGateError` when more than `limit` of the episodes are void after all retries."""
+def check_health(groups: Sequence[Group]) -> None:
+    """Raise `HealthGateError` when more than half of the episodes are void after all retries."""
     episodes = episodes_of(groups)
     void = [episode for episode in episodes if episode.ending is Ending.VOID]
-    if len(void) > limit * len(episodes):
+    if 2 * len(void) > len(episodes):
         faults = sorted({episode.fault.splitlines()[0] for episode in void})
         raise HealthGateError(
             f"{len(void)} of {len(episodes)} episodes are void: {'; '.join(faults[:3])}",

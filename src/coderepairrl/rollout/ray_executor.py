@@ -32,6 +32,10 @@ PIECE = 1 << 16
 ``max_direct_call_object_size``)."""
 CLOSE_SECONDS = 15.0
 """Seconds that an actor has to take down its sandboxes."""
+CPUS = 1.0
+"""CPUs of a machine that an actor claims, so how many of them Ray places on it."""
+PATIENCE = 300.0
+"""Seconds that a run waits while the cluster has no actor for it, before it ends."""
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
 """What decides the tokens of a conversation, and what can be read of what travels. Ray compares its own."""
 
@@ -168,17 +172,17 @@ def _faults(ray: Any, name: str) -> Iterator[None]:
         raise WorkerFault(f"{name} was lost: {one_line(error)}") from error
 
 
-def too_small(machines: Sequence[Mapping[str, Any]], *, cpus: float, memory: int, capacity: int) -> str:
+def too_small(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
     """What is said of those of Ray's `machines` that have the CPUs of an actor, and not the memory of its attempts.
 
     >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
-    >>> too_small([small], cpus=1.0, memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
+    >>> too_small([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
     'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
     """
     found = {
         str(each["NodeManagerHostname"]): int(each["Resources"].get("memory", 0))
         for each in machines
-        if each["Alive"] and each["Resources"].get("CPU", 0.0) >= cpus
+        if each["Alive"] and each["Resources"].get("CPU", 0.0) >= CPUS
     }
     small = {name: size for name, size in found.items() if size < memory * capacity}
     if not small:
@@ -199,12 +203,11 @@ async def ray_executor(
     address: str,
     concurrency: int,
     capacity: int,
-    cpus: float,
     memory: int,
-    patience: float,
     say: Callable[[str], None],
+    patience: float = PATIENCE,
 ) -> AsyncIterator[RemoteExecutor]:
-    """Makes `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` by an actor with `cpus`.
+    """Makes `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` by an actor with one CPU.
 
     Actors are spread over the machines. One that is lost is replaced wherever there is room by then; fewer than are
     wanted will do. An actor claims `memory` bytes for each of its attempts, all that their sandboxes may use: else a
@@ -215,14 +218,14 @@ async def ray_executor(
     given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
     async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
-            num_cpus=cpus,
+            num_cpus=CPUS,
             memory=memory * capacity or None,
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=8,
             scheduling_strategy="SPREAD",
         )
-        if small := too_small(ray.nodes(), cpus=cpus, memory=memory, capacity=capacity):
+        if small := too_small(ray.nodes(), memory=memory, capacity=capacity):
             if address == "local":  # where no other machine will come
                 raise PrerequisiteError(small)
             say(small)
@@ -247,8 +250,8 @@ async def ray_executor(
 
         def describe() -> str:
             there, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
-            small = too_small(ray.nodes(), cpus=cpus, memory=memory, capacity=capacity)
-            taken = f"an actor takes {cpus:g} CPUs, and of the cluster's {there:g} there are {free:g} free"
+            small = too_small(ray.nodes(), memory=memory, capacity=capacity)
+            taken = f"an actor takes {CPUS:g} CPU, and of the cluster's {there:g} there are {free:g} free"
             return f"{taken}; {small}" if small else taken
 
         async with RemoteExecutor(

@@ -288,7 +288,7 @@ class RemoteExecutor(Executor):
                     f"no machine has made episodes for {self._patience:g} seconds: {self._last_fault};"
                     f" {self._describe()}",
                     fix="see what the cluster has and who holds it (ray status), and whether its machines have memory,"
-                    " and room in /tmp/ray; then continue with --resume; or raise rollout.ray.patience",
+                    " and room in /tmp/ray; then continue with --resume",
                 ) from None
 
     def _notify(self) -> None:

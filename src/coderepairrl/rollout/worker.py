@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +40,7 @@ from coderepairrl.rollout.messages import (
     portable,
 )
 from coderepairrl.tokens import LoadedFrom
-from coderepairrl.types import Episode, HistoryPolicy, Sampling, Turn
+from coderepairrl.types import Episode, Sampling, Turn
 
 _STOPPED = "the worker stops"
 
@@ -50,8 +50,6 @@ class WorkerSetup:
     """What a worker is made of. It is pickled, and made anew on the worker's machine from what is there."""
 
     tokenizer: LoadedFrom
-    history_policy: HistoryPolicy
-    accept: Collection[str]
     terms: Callable[[], Mapping[str, Terms]]
     """Takes a second; raises what is wrong with that machine."""
 
@@ -110,8 +108,8 @@ class Worker:
         self._outbox: list[FromWorker] = []
         self._outbox_filled = asyncio.Event()
         self._engine = RelayedEngine(context, self._send)
-        source = PolicySource(codec, self._engine, setup.history_policy)
-        self.gateway = Gateway(source, sampling=Sampling(), on_turn=self._commit, accept=setup.accept)
+        source = PolicySource(codec, self._engine)
+        self.gateway = Gateway(source, sampling=Sampling(), on_turn=self._commit)
         self._executor = LocalExecutor(self.gateway, terms)
         self._attempts: dict[str, asyncio.Task[Episode]] = {}
         self._unlogged: dict[int, asyncio.Future[None]] = {}

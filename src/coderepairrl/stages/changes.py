@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from coderepairrl.assembly.numerics import check_clip
-from coderepairrl.config import Config, load, of_run
+from coderepairrl.config import Config, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.history import History, read_history
@@ -19,7 +19,7 @@ from coderepairrl.stages.history import History, read_history
 MAY_CHANGE = (
     # when it ends, what it keeps, when it is stopped: nothing of this enters a step
     *("run.dir", "run.steps", "run.checkpoint_every", "run.keep_checkpoints"),
-    *("run.void_limit", "run.retries", "run.over_optimisation", "run.health"),
+    *("run.retries", "run.health"),
     # where and how fast the same is computed
     *("engine", "gpu", "plan", "rollout.concurrency", "rollout.max_staleness", "train.devices", "train.patience"),
     *("rollout.executor", "rollout.ray"),
@@ -28,18 +28,8 @@ MAY_CHANGE = (
     *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
-    *(
-        "train.max_grad_norm",
-        "train.beta",
-        "train.kl",
-        "train.kl_in",
-        "train.entropy",
-        "train.eps_low",
-        "train.eps_high",
-        "train.delta",
-    ),
-    *("train.gamma", "train.gae_lambda", "train.value_weight", "train.value_clip"),
-    *("train.old_logprobs", "train.mismatch_correction", "train.mismatch_cap", "train.mismatch_mask"),
+    *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
+    *("train.value_weight", "train.old_logprobs", "train.mismatch_correction"),
     # what is asked before it goes on
     *("tasks.verify", "tasks.learned"),
     # which tasks come next: what came before is in the log
@@ -59,7 +49,6 @@ WHY_NOT = {
     "sandbox": "its earlier episodes worked under other conditions",
     "reward": "its earlier rewards would mean something else",
     "data": "its order of steps follows from the examples",
-    "gateway": "its earlier episodes worked under other conditions",
     "kinds": "its earlier episodes were made by other terms, and its earlier rewards would mean something else",
     "rollout": "groups that are begun, the order of tasks and the distribution that is trained on follow from it",
     "train": "half of the run would be trained by another method, or its optimiser's state be of another shape",
@@ -159,10 +148,9 @@ def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
     """The settings in force at the end of `history`, by dotted key.
 
     They are those that run.json has the run begin with, and what the log says has changed since, whatever was written
-    into config.toml by hand. A run of an older version has config.toml alone.
+    into config.toml by hand.
     """
-    began = folder.about().get("config")
-    config = load(folder.config) if began is None else of_run(began, str(folder.path / "run.json"))
+    config = validate(folder.about()["config"], str(folder.path / "run.json"))
     return _flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 
 

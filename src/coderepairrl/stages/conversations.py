@@ -106,7 +106,7 @@ class Recorded:
 
     @cached_property
     def _config(self) -> Config:
-        return configs.load(self.path)
+        return configs.load_run(self.path)
 
     @cached_property
     def _tokenizer(self) -> str:
@@ -186,7 +186,6 @@ def _candidate(number: int, episode: Episode) -> Candidate:
         episode.ending.value,
         episode.reward,
         resolved(episode),
-        {score.name: score.value for score in episode.scores},
         _models(episode),
         malformed,
         _patch(episode.patch),

@@ -39,7 +39,7 @@ async def _executor(
 ) -> AsyncIterator[Executor]:
     config = plan.config
     if config.rollout.executor == "local":
-        gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn, accept=config.gateway.accept)
+        gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn)
         async with gateway.listening(socket=socket):
             yield LocalExecutor(gateway, plan.kinds)
         return
@@ -59,9 +59,7 @@ async def _executor(
         address=cluster.address,
         concurrency=concurrency,
         capacity=min(cluster.episodes, concurrency),
-        cpus=cluster.cpus,
         memory=plan.place.sandbox.info().limits.get("memory", 0),
-        patience=cluster.patience,
         say=say,
     ) as executor:
         yield executor

@@ -7,7 +7,7 @@ Gates are functions of the records alone, so they can be replayed over any run's
 
     coderepairrl.stages.gates.replay("runs/mine")
 
-Defaults are meant to fire on nothing that a run recovers from. A running median is that of the `WINDOW` steps before
+Bounds are meant to fire on nothing that a run recovers from. A running median is that of the `WINDOW` steps before
 the newest ones, so that a sudden change is compared with what was before it, and one odd step moves nothing.
 """
 
@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import fmean, median, variance
 from typing import Any, NamedTuple
 
-from coderepairrl.config import load
-from coderepairrl.config.sections.run import GateName, Health, Run
+from coderepairrl.config import load_run
+from coderepairrl.config.sections.run import GateName, Run
 from coderepairrl.learn.advantages import FLAT
 from coderepairrl.runs import open_run
 from coderepairrl.stages import overoptimisation
@@ -29,7 +29,7 @@ from coderepairrl.stages.history import read_history
 
 Record = Mapping[str, Any]
 Records = Sequence[Record]
-Rule = Callable[[Records, Records, Health], str]
+Rule = Callable[[Records, Records], str]
 """From the steps before, and the newest ones: what is wrong with all of these, or ``""``."""
 
 WINDOW = 20
@@ -38,6 +38,20 @@ FIRST = 5
 """Steps that a run's beginning is judged by; with fewer before the newest ones these are compared with nothing."""
 TEACHER = "learn/teacher_kl"
 """The metric of a run that learns from a teacher, too: whatever its attempts earn, it has a gradient."""
+SKIPS = 3
+"""Batches in a row without a finite gradient. Each is skipped, and leaves the weights as they are."""
+ENTROPY = 0.02
+"""Share of the surprisal of the first steps. While the reward rises, little of it may be left in sound runs, too (arXiv
+2505.22617)."""
+PERPLEXITY = 5.0
+"""Times the perplexity of the first steps."""
+KL = 10.0
+"""Times the running median of the KL against the initial policy."""
+DRIFT = 0.2
+"""Nats a token between the engine's logprobs and the learner's. In float32 it is about 1e-7. Rounded to bfloat16,
+logits of 16 to 32 are off by 0.03 on the average."""
+THROUGHPUT = 0.1
+"""Share of the running median of tokens a second."""
 KL_FLOOR = 0.1
 """Nats a token. At first the policy is its own reference, and any KL is many times the one before."""
 
@@ -78,10 +92,9 @@ def check(records: Records, run: Run) -> list[Alarm]:
         implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in found)
         if gate.name not in run.health.off and not implied and (alarm := _look(gate, records, run)) is not None:
             found.append(alarm)
-    if run.over_optimisation != "off" and (over := overoptimisation.alarm(records, run.steps)) is not None:
-        stops = run.over_optimisation == "stop"
-        fix = "read some patches (crrl view), then change the reward, or go on with --resume run.over_optimisation=warn"
-        found.append(Alarm("over_optimisation", stops, over.first, over.last, str(over), fix, over.as_json()))
+    if "over_optimisation" not in run.health.off and (over := overoptimisation.alarm(records, run.steps)) is not None:
+        fix = "read some patches (crrl view), then change the reward"
+        found.append(Alarm("over_optimisation", False, over.first, over.last, str(over), fix, over.as_json()))
     return found
 
 
@@ -104,7 +117,7 @@ def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
     run that is resumed. Raises `UsageError` for a folder that is no run, and `RunError` for a damaged log.
     """
     opened = open_run(Path(folder))
-    settings = run or load(opened.path).run
+    settings = run or load_run(opened.path).run
     seen: list[dict[str, Any]] = []
     alarms: list[Alarm] = []
     for record in read_history(opened).steps:
@@ -116,7 +129,7 @@ def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
 
 
 def _look(gate: Gate, records: Records, run: Run) -> Alarm | None:
-    limit = run.health.skips if gate.name == "skipped" else run.health.patience
+    limit = SKIPS if gate.name == "skipped" else run.health.patience
     if gate.name == "nothing_sampled":  # a run that is shorter has not sampled anything at all
         limit = max(1, min(limit, run.steps))
     early = math.ceil(limit / 2)
@@ -128,7 +141,7 @@ def _look(gate: Gate, records: Records, run: Run) -> Alarm | None:
     def seen(steps: int, end: int) -> str:
         """What shows in all of so many steps before the `end`-th."""
         first = end - steps
-        return gate.rule(records[:first], records[first:end], run.health) if 0 <= len(records) - count <= first else ""
+        return gate.rule(records[:first], records[first:end]) if 0 <= len(records) - count <= first else ""
 
     newest = len(records)
     if run.health.action == "stop" and (text := seen(limit, newest)):
@@ -155,21 +168,21 @@ def _span(newest: Records) -> str:
     return f"in step {newest[-1]['step']}" if len(newest) == 1 else f"in {len(newest)} steps in a row"
 
 
-def skipped(before: Records, newest: Records, health: Health) -> str:
+def skipped(before: Records, newest: Records) -> str:
     """No batch had a finite gradient."""
     if not all(record.get("skipped") for record in newest):
         return ""
     return f"no finite gradient {_span(newest)}: {newest[-1]['skipped']}"
 
 
-def nothing_sampled(before: Records, newest: Records, health: Health) -> str:
+def nothing_sampled(before: Records, newest: Records) -> str:
     """The policy was not asked for a single token."""
     if any(record["account"]["sampled"] for record in newest):
         return ""
     return f"nothing was sampled {_span(newest)}"
 
 
-def zero_reward(before: Records, newest: Records, health: Health) -> str:
+def zero_reward(before: Records, newest: Records) -> str:
     """Every attempt earned 0."""
     rewards, spreads = _values(newest, "reward"), _values(newest, "reward_std")
     if len(rewards) < len(newest) or any(rewards) or any(spreads) or _values(newest, TEACHER):
@@ -177,7 +190,7 @@ def zero_reward(before: Records, newest: Records, health: Health) -> str:
     return f"every attempt earned 0 {_span(newest)}"
 
 
-def no_gradient(before: Records, newest: Records, health: Health) -> str:
+def no_gradient(before: Records, newest: Records) -> str:
     """No attempt was better than another, or the gradient was 0. A batch that was skipped is another matter."""
     if any(
         record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _teaches(record)) for record in newest
@@ -201,10 +214,10 @@ def _teaches(record: Record) -> bool:
     return len(set(record.get("advantages", {}).values())) > 1
 
 
-def entropy(before: Records, newest: Records, health: Health) -> str:
+def entropy(before: Records, newest: Records) -> str:
     """The policy's samples have nearly no surprise left, and its reward does not rise any more."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
-    if len(first) < FIRST or len(now) < len(newest) or max(now) >= health.entropy * median(first):
+    if len(first) < FIRST or len(now) < len(newest) or max(now) >= ENTROPY * median(first):
         return ""
     if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")):
         return ""
@@ -214,10 +227,10 @@ def entropy(before: Records, newest: Records, health: Health) -> str:
     )
 
 
-def perplexity(before: Records, newest: Records, health: Health) -> str:
+def perplexity(before: Records, newest: Records) -> str:
     """The policy's samples are far more random than they were at first, and its reward does not rise."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
-    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(health.perplexity):
+    if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
         return ""
     if _rises(_values(before[-WINDOW:], "reward"), _values(newest, "reward")):
         return ""
@@ -233,19 +246,19 @@ def _e_to(nats: float) -> float:
     return math.exp(nats) if nats < 700 else math.inf
 
 
-def kl(before: Records, newest: Records, health: Health) -> str:
+def kl(before: Records, newest: Records) -> str:
     """The policy is suddenly far from the initial one; known with a KL term only."""
     now, known = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
     running = median(known) if known else 0.0
-    if len(now) < len(newest) or min(now) <= health.kl * max(KL_FLOOR, running):
+    if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
         return ""
     return f"KL against the initial policy of {median(now):.3g} nats a token {_span(newest)}, after {running:.3g}"
 
 
-def drift(before: Records, newest: Records, health: Health) -> str:
+def drift(before: Records, newest: Records) -> str:
     """Engine and learner give the same tokens other logprobs."""
     now = _values(newest, "learn/mismatch_mean")
-    if len(now) < len(newest) or min(now) <= health.drift:
+    if len(now) < len(newest) or min(now) <= DRIFT:
         return ""
     return (
         f"the engine's logprobs are not the learner's {_span(newest)}: they differ by {median(now):.3g} nats a token, "
@@ -253,7 +266,7 @@ def drift(before: Records, newest: Records, health: Health) -> str:
     )
 
 
-def throughput(before: Records, newest: Records, health: Health) -> str:
+def throughput(before: Records, newest: Records) -> str:
     """Steps take no less time than before, and give far fewer tokens in it: answers that are short are no stall."""
     known = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
     if len(known) < FIRST or not all(record["account"]["sampled"] for record in newest):
@@ -262,7 +275,7 @@ def throughput(before: Records, newest: Records, health: Health) -> str:
     spent, usually = _values(newest, "rollout_seconds"), _values(known, "rollout_seconds")
     if len(rates) < len(newest) or len(spent) < len(newest) or not usual or not usually:
         return ""
-    if max(rates) >= health.throughput * median(usual) or min(spent) < median(usually):
+    if max(rates) >= THROUGHPUT * median(usual) or min(spent) < median(usually):
         return ""
     return f"{median(rates):.3g} tokens a second {_span(newest)}, after {median(usual):.3g}"
 

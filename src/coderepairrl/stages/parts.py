@@ -228,7 +228,7 @@ def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
         if drawn
         else plan.model.codec
     )
-    return PolicySource(codec, engine, config.rollout.history_policy)
+    return PolicySource(codec, engine)
 
 
 async def _both(

@@ -53,7 +53,7 @@ def _compared(config: Config) -> dict[str, Any]:
     return {
         # a value head is given the rewards
         "kind": "none" if terms.value_head else terms.advantage or RECIPES[terms.algorithm].baseline,
-        "denominator": terms.denominator,
+        "informative": config.curriculum.refill > 0,
         "kl": terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher) or terms.value_head,
         "shaping": Shaping(terms.overlong_buffer, limits, terms.tie_break, terms.mask_truncated),
     }

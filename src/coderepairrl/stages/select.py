@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
-from coderepairrl.tasks.select import held_out
 
+_TURNS = ("language", "repository", "task")
+"""Fields whose values take turns where only `keep.total` attempts are kept."""
+_WELL_FORMED = "well-formed tool calls"
+"""Every tool call has a JSON object as arguments and names a tool that was offered."""
 _SHOWN = 8
 """Tasks, repositories and languages of which the table has a line each; the others are counted."""
 
@@ -36,7 +39,6 @@ class Candidate:
     reward: float | None = None
     """None where nobody judged it; so `passed`."""
     passed: bool | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
     models: frozenset[str] = frozenset()
     """The names that a server gave to who replied."""
     malformed: str = ""
@@ -100,36 +102,23 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 def _filters(keep: Keep) -> list[tuple[str, Filter]]:
     """Those that are on, with what they are called on the command line."""
 
-    def unless_known(value: Any, wanted: bool) -> bool:
-        return keep.unjudged if value is None else wanted
-
-    def score(name: str, least: float) -> Wanted:
-        return lambda one: unless_known(one.scores.get(name), one.scores.get(name, least) >= least)
+    def enough(one: Candidate) -> bool:
+        return keep.above < 0 if one.reward is None else one.reward > keep.above
 
     wanted: list[tuple[bool, str, Wanted]] = [
-        (True, f"endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
-        (keep.holdout < 1, f"holdout={keep.holdout:g}", lambda one: held_out(one.task, keep.holdout)),
-        (bool(keep.models), f"models={','.join(keep.models)}", lambda one: set() < one.models <= set(keep.models)),
-        (keep.well_formed, "well_formed=true", lambda one: not one.malformed),
-        (True, f"above={keep.above:g}", lambda one: unless_known(one.reward, (one.reward or 0.0) > keep.above)),
-        (keep.passed, "passed=true", lambda one: unless_known(one.passed, bool(one.passed))),
-        *((True, f"scores.{name}={least:g}", score(name, least)) for name, least in keep.scores.items()),
+        (True, f"keep.endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
+        (bool(keep.models), f"keep.models={','.join(keep.models)}", lambda one: set() < one.models <= set(keep.models)),
+        (True, _WELL_FORMED, lambda one: not one.malformed),
+        (True, f"keep.above={keep.above:g}", enough),
+        (keep.passed, "keep.passed=true", lambda one: bool(one.passed)),
     ]
-    seed = keep.seed
     limits: list[tuple[bool, str, Filter]] = [
-        (keep.distinct != "no", f"distinct={keep.distinct}", partial(_distinct, by=keep.distinct)),
-        (keep.best > 0, f"best={keep.best}", partial(_best, k=keep.best)),
-        *(
-            (most > 0, f"{name}={most}", partial(_at_most, most=most, of=of, within=within, seed=seed))
-            for name, most, of, within in (
-                ("per_repository", keep.per_repository, ("language", "repository"), ("task",)),
-                ("per_language", keep.per_language, ("language",), ("repository", "task")),
-                ("total", keep.total, (), ("language", "repository", "task")),
-            )
-        ),
+        (keep.distinct != "no", f"keep.distinct={keep.distinct}", partial(_distinct, by=keep.distinct)),
+        (keep.best > 0, f"keep.best={keep.best}", partial(_best, k=keep.best)),
+        (keep.total > 0, f"keep.total={keep.total}", lambda some: _in_turn(some, _TURNS)[: keep.total]),
     ]
     each: list[tuple[bool, str, Filter]] = [(on, name, partial(_only, wanted=it)) for on, name, it in wanted]
-    return [(f"keep.{name}", it) for on, name, it in (*each, *limits) if on]
+    return [(name, it) for on, name, it in (*each, *limits) if on]
 
 
 def _only(some: Sequence[Candidate], wanted: Wanted) -> list[Candidate]:
@@ -160,37 +149,27 @@ def _best(some: Sequence[Candidate], k: int) -> list[Candidate]:
     return sorted(found, key=lambda one: one.key)
 
 
-def _at_most(
-    some: Sequence[Candidate], most: int, of: Sequence[str], within: Sequence[str], seed: int
-) -> list[Candidate]:
-    """At most `most` of each value of the fields `of`, in turn from each value of the fields `within`."""
-    found = []
-    for group in _by(some, of):
-        found += _in_turn(group, within, seed)[:most]
-    return found
-
-
-def _in_turn(some: Sequence[Candidate], within: Sequence[str], seed: int) -> list[Candidate]:
+def _in_turn(some: Sequence[Candidate], within: Sequence[str]) -> list[Candidate]:
     """One of each value of the first field after the other, each value's own in turn by the next field: what there is
     little of comes whole before what there is much of comes twice."""
     if not within:
-        return sorted(some, key=lambda one: _drawn(seed, one.task, one.conversation, one.patch))
-    queues = [_in_turn(group, within[1:], seed) for group in _by(some, within[:1])]
-    queues.sort(key=lambda queue: _drawn(seed, *(getattr(queue[0], name) for name in within[:1])))
+        return sorted(some, key=lambda one: _drawn(one.task, one.conversation, one.patch))
+    queues = [_in_turn(group, within[1:]) for group in _by(some, within[0])]
+    queues.sort(key=lambda queue: _drawn(getattr(queue[0], within[0])))
     longest = max(map(len, queues), default=0)
     return [queue[at] for at in range(longest) for queue in queues if at < len(queue)]
 
 
-def _by(some: Sequence[Candidate], fields: Sequence[str]) -> list[list[Candidate]]:
-    groups = defaultdict[tuple[str, ...], list[Candidate]](list)
+def _by(some: Sequence[Candidate], field: str) -> list[list[Candidate]]:
+    groups = defaultdict[str, list[Candidate]](list)
     for one in some:
-        groups[tuple(getattr(one, name) for name in fields)].append(one)
+        groups[getattr(one, field)].append(one)
     return [groups[value] for value in sorted(groups)]
 
 
-def _drawn(seed: int, *parts: str) -> bytes:
+def _drawn(*parts: str) -> bytes:
     """A draw that depends on what is drawn alone, whatever its attempt is called: the same on every machine."""
-    return hashlib.blake2b("\0".join([str(seed), *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _advice(name: str, before: Sequence[Candidate]) -> str:
@@ -202,17 +181,16 @@ def _advice(name: str, before: Sequence[Candidate]) -> str:
     if what == "models":
         names = sorted({model for one in before for model in one.models})
         return f"replies are by {', '.join(names) or 'engines of ours, or servers that do not say'}"
-    if what == "well_formed":
-        return f"the first: {before[0].malformed}; keep.well_formed=false keeps them"
+    if what == _WELL_FORMED:
+        return f"the first: {before[0].malformed}"
     known = [one for one in before if one.reward is not None]
     if what == "above" and known:
         best = max(one.reward for one in known if one.reward is not None)
         return f"the highest reward is {best:g}: ask for less, or collect more attempts"
-    if what == "above" or (what == "passed" and all(one.passed is None for one in before)):
-        return "none of them was judged: keep.unjudged=true keeps what is not, crrl grade judges patches"
-    if what.startswith("scores."):
-        names = sorted({score for one in before for score in one.scores})
-        return f"scores that they have: {', '.join(names) or 'none'}"
+    if what == "above":
+        return "none of them was judged: keep.above=-1 keeps what is not, crrl grade judges patches"
+    if what == "passed" and all(one.passed is None for one in before):
+        return "none of them was judged: crrl grade judges patches"
     return "ask for less of it, or collect more attempts"
 
 

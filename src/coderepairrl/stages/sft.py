@@ -21,7 +21,7 @@ from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import ImitationPlan
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.config import load, to_toml
-from coderepairrl.errors import CodeRepairError, ConfigError, HealthGateError, LearnerFault, RunError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, LearnerFault, RunError, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.learn import Account, Form, Learner
 from coderepairrl.printable import counted
@@ -43,7 +43,7 @@ from coderepairrl.sync.shared import shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
-"""The metric by which a run stops early."""
+"""The metric of held-out examples."""
 _MAY_CHANGE = {
     *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
     *("train.devices", "train.patience", "train.listen"),
@@ -69,17 +69,6 @@ class _Run:
     """Metrics of the held-out examples before the first step."""
     served: int = 0
     """The step whose weights the engine has."""
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """The held-out losses so far, by step."""
-        return _losses(self.first, self.history)
-
-    @property
-    def stale(self) -> bool:
-        """Whether the held-out loss has not been lower for as many measurements as `data.patience` says."""
-        patience, losses = self.plan.config.data.patience, list(self.losses.values())
-        return bool(patience) and len(losses) - 1 - losses.index(min(losses)) >= patience
 
 
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
@@ -138,10 +127,10 @@ async def _until_stopped(run: _Run) -> None:
 
 
 async def _train(run: _Run) -> None:
-    """Every step that the history lacks, until the last one, or until the held-out loss no longer falls."""
+    """Every step that the history lacks."""
     config, history = run.plan.config, run.history
     await _evaluate_if_due(run, history.step)
-    while history.step < config.run.steps and not run.stale:
+    while history.step < config.run.steps:
         step = history.step + 1
         began = time.monotonic()
         run.progress.phase("learn")
@@ -166,16 +155,6 @@ async def _train(run: _Run) -> None:
         run.folder.add_metrics({"step": step, **metrics})
         await _checkpoint_if_due(run)
         await _evaluate_if_due(run, step)
-    if run.stale:
-        loss, best = min((loss, step) for step, loss in run.losses.items())
-        run.progress.say(
-            f"stopped after step {history.step}: the held-out loss was lowest after step {best} ({loss:.4f})"
-        )
-    if config.data.patience and not run.folder.saved_checkpoints():
-        raise HealthGateError(
-            f"the held-out loss was lowest before the first step ({run.losses[0]:.4f}): no step made a better model",
-            fix="lower train.lr or take more examples, under another run.name; data.patience=0 keeps the last step",
-        )
 
 
 async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
@@ -233,10 +212,7 @@ async def _restore(run: _Run) -> None:
 async def _checkpoint_if_due(run: _Run) -> None:
     """Write a checkpoint of the newest step, where it is due and not there."""
     config, step = run.plan.config, run.history.step
-    if config.data.patience:
-        due = step in run.losses and run.losses[step] == min(run.losses.values())
-    else:
-        due = step % config.run.checkpoint_every == 0 or step == config.run.steps
+    due = step % config.run.checkpoint_every == 0 or step == config.run.steps
     if due and step not in run.folder.saved_checkpoints():
         path = run.folder.checkpoints / f"{step:05d}"
         await run.learner.save(path)
@@ -277,9 +253,7 @@ def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
 async def _evaluate_if_due(run: _Run, step: int) -> None:
     """Attempts at held-out tasks by the policy as it is after `step` updates, unless not due or done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
-    ended = step == config.run.steps or run.stale
-    due = evaluation_due(config, step) or (ended and config.eval.after)
-    if bench is None or engine is None or not due:
+    if bench is None or engine is None or not evaluation_due(config, step):
         return
     for name, tasks in bench.eval_tasks.items():
         if tasks and (name, step) not in run.history.evaluations:
@@ -344,7 +318,7 @@ async def _bench(
     folder.add_tasks(task for held_out in tasks.values() for task in held_out)
     engine = SupervisedEngine(await start(), start, restarts=config.run.retries)
     parts.push_async_callback(engine.close)
-    source = PolicySource(plan.model.codec, engine, config.rollout.history_policy)
+    source = PolicySource(plan.model.codec, engine)
     socket = outbox / "gateway.sock"
     rollout = await parts.enter_async_context(
         open_rollout(plan.rollouts, source, log, socket, progress.episode, progress.say)

@@ -105,7 +105,7 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
             parts.progress.say(f"begun anew, for no step could consume them in time: {', '.join(shed)}")
         begin(parts, history, references, queue)
         groups += await queue.take(version, wanted)
-        check_health(groups, parts.config.run.void_limit)
+        check_health(groups)
     return groups
 
 
@@ -278,7 +278,7 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
     groups = await gather(parts, history, parts.shard.share(chosen), sampling)
-    check_health(groups, parts.config.run.void_limit)
+    check_health(groups)
     episodes, tasks = episodes_of(groups), (group.task for group in groups)
     agents = agents_of(parts.config.model_dump(mode="json"), name)
     record = await asyncio.to_thread(  # comparing patches may take a while

@@ -122,15 +122,6 @@ def tensors(path: Path) -> dict[str, Tensor]:
     return headers
 
 
-def on_experts(path: Path) -> bool:
-    """Whether adapters in peft's layout are on experts, which engines read in another form (`learn.engine_form`).
-    Raises `EngineFault` for a config that cannot be read."""
-    try:
-        return bool(json.loads((path / ADAPTER_CONFIG).read_text()).get("target_parameters"))
-    except (OSError, ValueError, AttributeError) as error:
-        raise EngineFault(f"cannot read {path / ADAPTER_CONFIG}: {error!r}") from None
-
-
 def adapter_rank(path: Path) -> int:
     """The largest rank of an adapter. Raises `EngineFault` for a config that does not say."""
     try:

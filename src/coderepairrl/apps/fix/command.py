@@ -24,7 +24,6 @@ USE = Use(
     used=(
         *("agent", "sandbox", "engine", "model.renderer", "model.thinking"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens"),
-        *("rollout.history_policy", "gateway.accept"),
     ),
     # what one user waits for, not what a thousand episodes may cost
     defaults=("run.name=fix", "rollout.seconds=600", "rollout.tokens=32768"),
@@ -91,9 +90,9 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
         home.chmod(0o711)  # guests run as another user, and the socket is in it
         async with (
             replying(plan, home) as source,
-            Gateway(
-                source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn), accept=config.gateway.accept
-            ).listening(socket=home / "gateway.sock") as gateway,
+            Gateway(source, sampling=sampling, on_turn=lambda _, turn: trace.turn(turn)).listening(
+                socket=home / "gateway.sock"
+            ) as gateway,
         ):
             trace.say("agent", f"{agent.name} works")
             made = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)

@@ -32,7 +32,7 @@ USE = Use(
     used=(
         *("engine", "model.renderer", "model.thinking", "run.retries"),
         *("rollout.calls", "rollout.tokens", "rollout.seconds", "rollout.turn_tokens", "rollout.temperature"),
-        *("rollout.history_policy", "rollout.side_calls", "gateway.accept"),
+        "rollout.side_calls",
     ),
     defaults=("run.name=serve", "rollout.calls=1000", "rollout.seconds=3600", "rollout.tokens=32768"),
 )
@@ -114,7 +114,7 @@ async def _serve(
             if record is not None:
                 record.append("turn", episode=episode, turn=turn)
 
-        server = Gateway(source, sampling=sampling, on_turn=on_turn, accept=config.gateway.accept)
+        server = Gateway(source, sampling=sampling, on_turn=on_turn)
         parts.push_async_callback(server.stop)
         await server.start(places.host, places.port, places.socket)
         if places.socket is not None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from coderepairrl.assembly.sizing.blocks import Attention, Shapes
 from coderepairrl.assembly.sizing.families import FAMILIES, Raw, Unknown, layers, numbers
@@ -36,8 +35,6 @@ class Architecture:
     """Whether its positions are scaled (as by YaRN), so that they may reach further."""
     half: bool = True
     """Whether its file has 16 bits a weight."""
-    codes: float = 0.0
-    """Bytes of a weight of the layers' linear layers where the file has codes for them, else 0."""
     kinds: tuple[tuple[Layer, int], ...] = field(init=False, repr=False, compare=False)
     """Layers that differ, and how many there are of each."""
 
@@ -46,16 +43,12 @@ class Architecture:
 
     @classmethod
     def of(cls, raw: Raw) -> Self | None:
-        """By what config.json says; None if it is of a kind that is not in `KINDS`, has codes of a size that is not
-        known, or does not say its numbers."""
+        """By what config.json says; None if it is of a kind that is not in `KINDS`, or does not say its
+        numbers."""
         try:
             hidden, vocabulary, context = numbers(raw, "hidden_size", "vocab_size", "max_position_embeddings")
             blocks = layers(raw)
         except Unknown:
-            return None
-        about = raw.get("quantization_config") or {}
-        codes = stored(about) if about else 0.0
-        if codes is None or (codes and any(isinstance(layer.feed, Experts) for layer in blocks)):
             return None
         return cls(
             hidden,
@@ -65,7 +58,6 @@ class Architecture:
             context=context,
             scaled="factor" in (raw.get("rope_scaling") or raw.get("rope_parameters") or ()),
             half=str(raw.get("dtype") or raw.get("torch_dtype") or "float32").endswith("16"),
-            codes=codes,
         )
 
     @classmethod
@@ -157,29 +149,12 @@ class Architecture:
         )
         return self.parameters - sum(idle)
 
-    def adapters(self, rank: int, targets: tuple[str, ...], *, experts: bool = False) -> int:
-        """Parameters of low-rank adapters on the layers' linear layers `targets`; names that are none add nothing. With
-        `experts` also of those on each expert."""
+    def adapters(self, rank: int, targets: tuple[str, ...]) -> int:
+        """Parameters of low-rank adapters on the layers' linear layers `targets`; names that are none add nothing."""
         names = targeted(targets)
-        return sum(count * layer.adapters(rank, names, experts=experts) for layer, count in self.kinds)
+        return sum(count * layer.adapters(rank, names) for layer, count in self.kinds)
 
 
 def targeted(targets: tuple[str, ...]) -> frozenset[str]:
     """The names that adapters' `targets` stand for: the default's are those of linear attention, too."""
     return frozenset((*targets, *LINEAR_ATTENTION) if targets == Lora().targets else targets)
-
-
-def stored(about: Mapping[str, Any]) -> float | None:
-    """Bytes of a weight with its part of a scale of 16 bits (and AWQ's zero of 4), by ``quantization_config``; None
-    where it does not say."""
-    if about.get("quant_method") == "fp8":
-        return 1.0
-    if about.get("quant_method") == "awq" and isinstance(about.get("bits"), int):
-        return float(about["bits"]) / 8 + (2 + float(about["bits"]) / 8) / max(
-            1.0, float(about.get("group_size") or 128)
-        )
-    groups = [group.get("weights") or {} for group in (about.get("config_groups") or {}).values()]
-    if about.get("quant_method") != "compressed-tensors" or len(groups) != 1 or "num_bits" not in groups[0]:
-        return None
-    size = int(groups[0].get("group_size") or 0)
-    return float(groups[0]["num_bits"]) / 8 + (2 / size if size > 0 else 0.0)

@@ -26,8 +26,6 @@ class Mode(NamedTuple):
     """Linear layers with adapters, None where all weights are trained."""
     rank: int = 0
     """Of adapters."""
-    experts: bool = False
-    """Whether each expert has some, too."""
     gpu: bool = False
     row: int = 0
     """Tokens of the longest row."""

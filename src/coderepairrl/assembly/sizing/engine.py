@@ -200,7 +200,7 @@ def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
         widest = max(widest, layer.feed.widest // server.tensor + routed)
     token, sequence = _cache(model, server)
     return EngineMemory(
-        weights=model.size(size, model.codes) // parts,
+        weights=model.size(size) // parts,
         adapters=size * server.adapters * _adapter(model, server) // parts if server.rank else 0,
         work=size * server.batched * (widest + 6 * model.hidden) + 12 * server.slots * model.vocabulary,
         kv_token=token // server.pipeline,

@@ -102,7 +102,7 @@ class Estimate:
     def trained(self) -> int:
         """Parameters that are trained."""
         lora, model = self.settings.lora, self.model
-        return model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else model.parameters
+        return model.adapters(lora.rank, lora.targets) if lora else model.parameters
 
     @property
     def turns(self) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from coderepairrl.assembly.sizing.blocks import Block, Mode, Shapes
-from coderepairrl.learn.settings import ALIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,22 +112,13 @@ class Experts(Block):
             "biased": (mode.of(48, 40, 44, 36), 0, 0),
         }[self.kind]
         each = size * ((3 + steps) * f + h if mode.lora else (4 + steps) * f + 2 * h) + numbers
-        if mode.experts:  # inputs of both products, and what is between two matrices
-            each += size * (h + f + 2 * _filled(mode.rank))
         gated = self.kind == "gated"
         around = self.given(mode, h, more=1 + gated) + mode.size * h * gated + mode.of(16, 16, 8, 8) * self.shared
         return self.chosen * each + scores * self.count + once + around
 
     def copied(self, mode: Mode) -> int:
-        """Where each one's tokens end, and adapters as products take them, where these are not the adapters themselves:
-        in bfloat16 both matrices, in float32 the second, whose order is another; the first, too, where it is filled
-        up."""
-        if not mode.experts:
-            return 4 * self.count
-        rank = _filled(mode.rank)
-        first, second = self.hidden + self.width, 2 * self.width + self.hidden
-        own = mode.half or rank != mode.rank
-        return 4 * self.count + mode.size * self.count * rank * (first * own + second)
+        """Where each one's tokens end."""
+        return 4 * self.count
 
     def passing(self, mode: Mode) -> float:
         """Gradients of inputs and products of those that a token goes through."""
@@ -139,11 +129,6 @@ class Experts(Block):
     def gradient(self) -> int:
         """All experts' of a layer, as one tensor."""
         return 2 * self.count * self.hidden * self.width
-
-
-def _filled(rank: int) -> int:
-    """That of products in groups."""
-    return -(-rank // ALIGNED) * ALIGNED
 
 
 class Layer(NamedTuple):
@@ -168,13 +153,9 @@ class Layer(NamedTuple):
         """Weights of both's matrices, but of experts."""
         return self.mixer.matrices + self.feed.matrices
 
-    def adapters(self, rank: int, targets: frozenset[str], *, experts: bool = False) -> int:
-        """Parameters of low-rank adapters on linear layers `targets`; with `experts` of those on each expert, whose
-        gate and up share the first matrix."""
-        numbers = sum(sum(shape) for name, shape in self.linear.items() if name in targets)
-        if experts and isinstance(feed := self.feed, Experts):
-            numbers += feed.count * (2 * feed.hidden + 3 * feed.width)
-        return rank * numbers
+    def adapters(self, rank: int, targets: frozenset[str]) -> int:
+        """Parameters of low-rank adapters on linear layers `targets`."""
+        return rank * sum(sum(shape) for name, shape in self.linear.items() if name in targets)
 
     def parameters(self, hidden: int) -> int:
         """All of them."""

@@ -113,19 +113,18 @@ def _moves(given: Estimate) -> Iterator[Move]:
         yield Move("turns", ("engine.share_devices=turns",))
     if train.precision == "fp32":
         yield Move("precision", ("train.precision=bf16",))
-    if train.processes > 1 and train.strategy != "fsdp2" and not given.model.codes:
+    if train.processes > 1 and train.strategy != "fsdp2":
         yield Move("strategy", ("train.strategy=fsdp2",))
     if train.optimizer == "adamw":
         yield Move("optimizer", ("train.optimizer=adamw_8bit",))
     if train.lora is None:
         yield Move("lora", ("train.lora=true",))
-    if config.model.quantise == "none" and not given.model.codes and not given.model.experts:
-        yield Move("quantise", ("model.quantise=int8",))
+    if config.model.quantise == "none" and not given.model.experts:
         yield Move("quantise", ("model.quantise=nf4",))
     if both := set(config.engine.devices) & set(train.devices):
         yield Move("apart", ("engine.share_devices=false",), learning=len(both))
     for processes in (2, 4, 8):
-        if processes > train.processes and not given.model.codes:  # these are not divided
+        if processes > train.processes:
             overrides = (f"train.processes={processes}", "train.strategy=fsdp2")
             yield Move("strategy", overrides, learning=processes - train.processes)
     if given.server:

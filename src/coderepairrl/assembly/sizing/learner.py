@@ -11,7 +11,7 @@ from typing import NamedTuple
 from coderepairrl.assembly.sizing.architecture import Architecture, targeted
 from coderepairrl.assembly.sizing.blocks import Mode
 from coderepairrl.assembly.sizing.feeds import Layer
-from coderepairrl.learn.settings import BUCKET, INT8_BLOCK, LOGITS, NF4_BLOCK, LearnSettings
+from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
@@ -21,7 +21,7 @@ BLOCK = 256
 """Numbers that share a float32 scale in 8-bit moments (bitsandbytes); those of small tensors are float32."""
 
 
-CODES = {"nf4": 0.5 + 4 / NF4_BLOCK, "int8": 1 + 1 / INT8_BLOCK}
+NF4 = 0.5 + 4 / NF4_BLOCK
 """Bytes of a quantised weight with its part of a scale."""
 
 
@@ -35,7 +35,7 @@ class LearnerMemory(NamedTuple):
     gradients: int
     """Those of the trained weights in float32, and the buckets in which processes reduce them (DDP)."""
     optimizer: int
-    """Two moments of AdamW, in float32 or in 8 bits; of Muon's matrices one."""
+    """Two moments of AdamW, in float32 or in 8 bits."""
     gathered: int
     """Of other processes' shares: weights that are here for a while, gradients on their way."""
     activations: int
@@ -80,10 +80,10 @@ def learner_memory(
     zero = settings.strategy.startswith("zero")
     ranks = settings.processes if settings.strategy != "ddp" else 1
     tokens = max(settings.micro_tokens, longest)
-    count, values = model.adapters(lora.rank, lora.targets, experts=lora.experts) if lora else model.parameters, 0
+    count, values = model.adapters(lora.rank, lora.targets) if lora else model.parameters, 0
     if settings.value_head:  # trained in full, beside adapters as well
         count, values = count + model.hidden + 1, 0 if lora else 4 * (model.hidden + 1)
-    codes = model.codes or CODES.get(settings.quantise, 0.0)
+    codes = NF4 if settings.quantise == "nf4" else 0.0
     held = values + model.size(2 if lora and half else 4, codes)
     held += 4 * model.parameters if settings.beta > 0 and not lora else 0
     held += teacher.parameters * (2 if half else 4) if teacher else 0
@@ -98,15 +98,14 @@ def learner_memory(
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if codes:  # the numbers of one matrix, in the type of the files and in that of the product
-        stored = 12 if model.codes else 0  # and what they are unpacked to
-        work += (stored + (2 if half else 6 if model.half else 4)) * max(a * b for a, b in model.linear.values())
+        work += (2 if half else 6 if model.half else 4) * max(a * b for a, b in model.linear.values())
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
         weights=held // (ranks if divided else 1) + (0 if lora else own),
         adapters=4 * count // (ranks if divided else 1) + own if lora else 0,
         gradients=4 * count // ranks + (4 * count if buckets else 0),
-        optimizer=_moments(model, settings, count) // ranks,
+        optimizer=_moments(settings, count) // ranks,
         gathered=gathered,
         activations=activations,
         work=work,
@@ -118,15 +117,13 @@ def _mode(settings: LearnSettings, longest: int, *, gpu: bool) -> Mode:
     lora, half = settings.lora, settings.precision == "bf16"
     if lora is None:
         return Mode(half, gpu=gpu, row=longest)
-    return Mode(half, targeted(lora.targets), lora.rank, lora.experts, gpu, longest)
+    return Mode(half, targeted(lora.targets), lora.rank, gpu, longest)
 
 
-def _moments(model: Architecture, settings: LearnSettings, count: int) -> int:
+def _moments(settings: LearnSettings, count: int) -> int:
     """Of `count` trained numbers, on all ranks together."""
     if settings.optimizer == "adamw_8bit":
         return 2 * count + 2 * count // BLOCK * 4
-    if settings.optimizer == "muon":
-        return 8 * count - 4 * model.matrices
     return 8 * count
 
 
@@ -137,13 +134,13 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
     most = max(1, LOGITS // (model.vocabulary * sides))
     chunk = min(trained, most)
     once = 4 * chunk * model.vocabulary * sides
-    if settings.precision == "bf16" and settings.head == "fp32":  # the head's weights in float32, or their gradient:
+    if settings.precision == "bf16":  # the head's weights in float32, or their gradient:
         # with several chunks this one's, the sum of those before, and both together
         copies = 4 if settings.lora else 8 if trained <= most else 12
         return max(3 * once, once + copies * model.embedding) + 4 * chunk * model.hidden
     if settings.lora:
         return 3 * once
-    return 3 * once + (10 if settings.precision == "bf16" else 8) * model.embedding
+    return 3 * once + 8 * model.embedding
 
 
 def _activations(model: Architecture, settings: LearnSettings, mode: Mode, tokens: int) -> tuple[int, int]:

@@ -9,11 +9,10 @@ config.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.assembly.sizing.architecture import Architecture, stored
+from coderepairrl.assembly.sizing.architecture import Architecture
 from coderepairrl.assembly.sizing.families import Raw
 
 
@@ -93,26 +92,14 @@ def _known(raw: Raw) -> Architecture:
 
 
 KNOWN = {name: _known(raw) for name, raw in PUBLISHED.items()}
-_ALSO: dict[str, Mapping[str, Any]] = {
-    "-AWQ": {"quant_method": "awq", "bits": 4, "group_size": 128},
-    "-FP8": {"quant_method": "fp8"},
-}
-"""Endings of names under which they are published quantised, too."""
 
 
 def known(path: str) -> Architecture | None:
-    """The published numbers of the model that `path` ends with, or of its checkpoint in AWQ or FP8.
+    """The published numbers of the model that `path` ends with.
 
     >>> known("Qwen/Qwen3-14B") == KNOWN["Qwen3-14B"], known("mine")
     (True, None)
-    >>> known("Qwen/Qwen3-14B-AWQ").codes
-    0.51953125
     >>> f"{known('Qwen/Qwen3.5-9B').parameters / 1e9:.2f}"
     '8.95'
     """
-    name = Path(path).name
-    for ending, about in _ALSO.items():
-        plain = KNOWN.get(name.removesuffix(ending))
-        if plain is not None and name.endswith(ending) and not plain.experts:
-            return replace(plain, codes=stored(about) or 0.0)
-    return KNOWN.get(name)
+    return KNOWN.get(Path(path).name)

@@ -121,7 +121,7 @@ def training_flops(given: Estimate) -> float:
     looks = (settings.beta > 0) + (1 if settings.value_head else recomputed)  # values come with the logprobs
     extra = settings.gradient_checkpointing + looks / settings.updates_per_batch
     passes = (2 if settings.lora else 3) + extra
-    slow = 2 if settings.precision == "bf16" and settings.head == "fp32" else 1
+    slow = 2 if settings.precision == "bf16" else 1
     scored = model.embedding * (passes + 1) * slow / 2  # of sampled tokens, which are half of them
     return settings.updates_per_batch * 2 * (model.products * passes + scored)
 

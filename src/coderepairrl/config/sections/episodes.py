@@ -1,4 +1,4 @@
-"""`[agent]`, `[sandbox]`, `[engine]`, `[gateway]`, `[rollout]` and `[kinds.NAME]`: how episodes are made."""
+"""`[agent]`, `[sandbox]`, `[engine]`, `[rollout]` and `[kinds.NAME]`: how episodes are made."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from coderepairrl.config.sections.base import Section, Short, Weights
-from coderepairrl.types import HistoryPolicy, SideCalls
+from coderepairrl.types import SideCalls
 
 Route = Literal["gloo", "ipc", "nccl"]
 """How whole models reach an engine that takes them without a file."""
@@ -64,10 +64,6 @@ class RayCluster(Section):
     this machine alone."""
     episodes: int = Field(default=8, ge=1)
     """Episodes at once of an actor. As many actors are asked for as `rollout.concurrency` takes."""
-    cpus: float = Field(default=1.0, gt=0)
-    """Of a machine's CPUs what an actor claims, so how many Ray places on it."""
-    patience: float = Field(default=300.0, gt=0)
-    """Seconds that a run waits while the cluster has no actor for it, before it ends."""
 
 
 class Rollout(Section):
@@ -96,9 +92,6 @@ class Rollout(Section):
     """Wall time an episode may take."""
     turn_tokens: int = Field(default=4_096, ge=1)
     """Tokens of one reply."""
-    history_policy: HistoryPolicy = "splice"
-    """What the policy sees of its own replies: the tokens it sampled, wherever a client repeats their text, or the
-    conversation as the client sent it, rendered anew at each call (docs/reference/gateway.md)."""
     side_calls: SideCalls | None = None
     """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
     (`tools`), all (`train`). Unset is what the agent's recipe says (docs/guides/agents.md)."""
@@ -117,15 +110,5 @@ class TaskKind(Section):
     """As `rollout.tokens`, and no more than these."""
     seconds: float | None = Field(default=None, gt=0)
     """As `rollout.seconds`."""
-    turn_tokens: int | None = Field(default=None, ge=1)
-    """As `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
     """Factor on its advantages, and so on its part of the loss (`train.balance_kinds`)."""
-
-
-class Gateway(Section):
-    """What agents talk to."""
-
-    accept: tuple[str, ...] = ()
-    """Names of models that agents may ask for beside `policy`; empty allows every name. The policy replies under any
-    of them, and each turn has the name that was asked for (docs/reference/gateway.md)."""

@@ -78,30 +78,17 @@ class Keep(Section):
 
     endings: Annotated[tuple[Literal["done", "limit", "crash"], ...], Words, Field(min_length=1)] = ("done",)
     """Only attempts that ended so; several as a list, or with commas between them."""
-    holdout: float = Field(default=1.0, gt=0, le=1)
-    """Only tasks that training with this `tasks.holdout` leaves out; 1 is all of them."""
     models: Annotated[tuple[str, ...], Words] = ()
     """Of a server: only attempts all of whose replies are by models of these names, as the server calls them."""
-    well_formed: bool = True
-    """Only conversations whose every tool call has a JSON object as arguments and names a tool that was offered."""
     above: float = 0.0
-    """Only attempts that earned more."""
+    """Only attempts that earned more; below 0 also those that were never judged, such as published trajectories without
+    a verdict."""
     passed: bool = False
     """Only attempts whose patch passed the task's checks."""
-    scores: dict[str, float] = {}
-    """Only attempts with at least this score of each reward, for example `{build = 1}`."""
-    unjudged: bool = False
-    """The three above let through what was never judged, such as published trajectories without a verdict."""
     distinct: Literal["patch", "conversation", "no"] = "patch"
     """Of attempts at a task that made the same patch, or had the same conversation, only the one with the highest
     reward. Empty patches count as different where the conversations are."""
     best: int = Field(default=0, ge=0)
-    """Of each task the so many attempts with the highest reward; 0 is all of them, here and below."""
-    per_repository: int = Field(default=0, ge=0)
-    """At most so many attempts of a repository, in turn from its tasks."""
-    per_language: int = Field(default=0, ge=0)
-    """At most so many attempts of a language, in turn from its repositories."""
+    """Attempts of each task to keep, those with the highest reward; 0 is all of them."""
     total: int = Field(default=0, ge=0)
-    """At most so many attempts, in turn from the languages."""
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Draws which ones, where the last three leave some out."""
+    """Attempts to keep at most, taken in turn from the languages, repositories and tasks; 0 is all of them."""

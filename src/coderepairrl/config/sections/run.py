@@ -9,8 +9,9 @@ from pydantic import Field
 from coderepairrl.config.sections.base import Section
 
 GateName = Literal[
-    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput"
-]
+    "skipped", "nothing_sampled", "zero_reward", "no_gradient", "entropy", "perplexity", "kl", "drift", "throughput",
+    "over_optimisation",
+]  # fmt: skip
 
 
 class Health(Section):
@@ -21,27 +22,8 @@ class Health(Section):
     """`warn` stops nothing."""
     patience: int = Field(default=10, ge=2)
     """Steps in a row."""
-    skips: int = Field(default=3, ge=1)
-    """Gate `skipped`: so many batches in a row without a finite gradient. Each is skipped, and leaves the weights as
-    they are."""
-    entropy: float = Field(default=0.02, gt=0, lt=1)
-    """Gate `entropy`: the mean surprisal of sampled tokens is below this share of what it was in the first 5 steps, and
-    the reward does not rise. While it rises, little of it may be left in sound runs, too (arXiv 2505.22617)."""
-    perplexity: float = Field(default=5.0, gt=1)
-    """Gate `perplexity`: e to the mean surprisal of sampled tokens is above so many times what it was in the first 5
-    steps, and the reward does not rise."""
-    kl: float = Field(default=10.0, gt=1)
-    """Gate `kl`: the KL against the initial policy is above so many times its running median, which counts as at least
-    0.1 nats a token. Needs `train.beta` above 0."""
-    drift: float = Field(default=0.2, gt=0)
-    """Gate `drift`: the mean absolute difference between the engine's logprobs and the learner's is above so many nats
-    a token. In float32 it is about 1e-7. Rounded to bfloat16, logits of 16 to 32 are off by 0.03 on the average."""
-    throughput: float = Field(default=0.1, gt=0, lt=1)
-    """Gate `throughput`: tokens a second are below this share of their running median, in steps that take no less time
-    than usual."""
     off: tuple[GateName, ...] = ()
-    """Gates that are not asked. Those without a setting of their own: `nothing_sampled`, `zero_reward` (every attempt
-    earned 0) and `no_gradient` (all attempts at a task earned the same)."""
+    """Gates that are switched off (docs/guides/training.md lists them)."""
 
 
 class Run(Section):
@@ -59,11 +41,6 @@ class Run(Section):
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """The newest so many are kept, and the last one always is."""
-    void_limit: float = Field(default=0.5, gt=0, le=1)
-    """Stop (exit code 4) when more than this fraction of a step's episodes is void after all retries."""
-    over_optimisation: Literal["warn", "stop", "off"] = "warn"
-    """What to do when the reward rises while tests passed per patch fall (docs/guides/rewards.md), where tests are
-    measured: say so, or also stop (exit code 4)."""
     health: Health = Health()
     """When a run that does not learn, or not soundly, is warned of and stopped."""
     retries: int = Field(default=2, ge=0)

@@ -22,16 +22,6 @@ class Source(Section):
     """Its part of the batches, over the sum of all weights."""
     kind: str = ""
     """The kind of its tasks that have none themselves."""
-    first_step: int = Field(default=1, ge=1)
-    """Its tasks are in the batches from this step on,"""
-    last_step: int | None = Field(default=None, ge=1)
-    """and up to this one; unset is to the end."""
-
-    @model_validator(mode="after")
-    def _in_order(self) -> Source:
-        if self.last_step is not None and self.last_step < self.first_step:
-            raise ValueError(f"last_step={self.last_step} comes before first_step={self.first_step}")
-        return self
 
 
 class Tasks(Section):
@@ -71,11 +61,6 @@ class Tasks(Section):
         for each in self.sources:  # held-out tasks of the source have its kind, too: it must be one
             if kinds.setdefault((each.source, repr(each.options)), each.kind) != each.kind:
                 raise ValueError(f"source {each.source!r} has two kinds with the same options: give its tasks theirs")
-        for step in (1, *(each.last_step + 1 for each in self.sources if each.last_step)):
-            if self.sources and not any(each.first_step <= step <= (each.last_step or step) for each in self.sources):
-                raise ValueError(
-                    f"no source has tasks for step {step}: leave out the last_step of one, or set it higher"
-                )
         return self
 
 
@@ -98,12 +83,6 @@ class Band(Section):
     """The rate is at least this. One success and one failure are added to it: of 8 failures it is 0.1."""
     high: float = Field(default=0.85, ge=0, le=1)
     """And at most this."""
-    explore: float = Field(default=0.5, ge=0, lt=1)
-    """The part of the batches that goes to tasks never attempted, while there are any."""
-    outside: float = Field(default=0.1, ge=0, lt=1)
-    """The part that goes to tasks outside the band, which may have come into it; 0 never draws one again."""
-    newest: int = Field(default=16, ge=1)
-    """Newest attempts at a task that its rate is taken over."""
     probe: str = ""
     """Attempts before the run, as for `easy_first`: they count until there are newer ones."""
 
@@ -111,8 +90,6 @@ class Band(Section):
     def _something_within(self) -> Band:
         if self.low > self.high:
             raise ValueError(f"low={self.low:g} exceeds high={self.high:g}")
-        if self.explore + self.outside >= 1:
-            raise ValueError("explore and outside leave nothing for the tasks within: let them sum to less than 1")
         return self
 
 
@@ -126,9 +103,8 @@ class Curriculum(Section):
     """`true`, or a table. Not both."""
     refill: int = Field(default=0, ge=0)
     """Up to so many further groups a step in place of those whose attempts all earned the same, until
-    `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). Needs
-    `train.denominator="informative"`, which leaves the others out of the batch's average; of no use with a
-    `train.value_head`, which learns from them, too."""
+    `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). The loss is then
+    averaged over the episodes of these groups alone. Not with a `train.value_head`, which learns from every episode."""
 
     @model_validator(mode="after")
     def _one_order(self) -> Curriculum:
@@ -151,9 +127,6 @@ class Data(Section):
     so that they are others than those a source holds out."""
     every: int = Field(default=0, ge=0)
     """Steps between two measurements of the held-out examples; 0: before the first step and after the last."""
-    patience: int = Field(default=0, ge=0)
-    """Stop after so many measurements without a new lowest held-out loss; only steps that have one leave a checkpoint.
-    0: never."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest sequence; unset: as long as the model reads."""
     unfit: Literal["refuse", "drop"] = "refuse"

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from coderepairrl.config.sections.base import Section, Switch
 
-Algorithm = Literal[
-    "gspo", "gspo_token", "grpo", "dr_grpo", "dapo", "bnpo", "dppo", "cispo", "ppo", "rloo", "reinforce", "sft"
-]
+Algorithm = Literal["gspo", "grpo", "dr_grpo", "dapo", "bnpo", "cispo", "ppo", "rloo", "reinforce", "sft"]
 OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
-Head = Literal["fp32", "model"]
-Quantise = Literal["none", "nf4", "int8"]
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+Quantise = Literal["none", "nf4"]
+OptimizerName = Literal["adamw", "adamw_8bit"]
 Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
-Correction = Literal["off", "token", "sequence", "icepop"]
+Correction = Literal["off", "token"]
 Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
-KLEstimator = Literal["k1", "k2", "k3"]
-KLPlace = Literal["loss", "reward"]
-Denominator = Literal["episodes", "informative"]
 
 
 class Model(Section):
@@ -36,20 +30,9 @@ class Model(Section):
     """How messages become tokens: a renderer of the package `renderers` by its name, `template` (the model's own chat
     template), or by the model's architecture."""
     quantise: Quantise = "none"
-    """Hold the weights below adapters (`train.lora`) in 4 bits, `nf4` (needs the package bitsandbytes), or in `int8`.
-    They are rounded once, and engine and learner have the same numbers (docs/guides/training.md); the engine holds them
-    written out, in 16 or 32 bits."""
-
-    @field_validator("quantise", mode="before")
-    @classmethod
-    def _rounded_here(cls, value: Any) -> Any:
-        if str(value).lower() in ("fp8", "awq", "gptq", "int4", "w8a8"):
-            raise ValueError(
-                f"{value} is read from a checkpoint that has it (model.path=...-AWQ or -FP8, quantise=none);"
-                " nf4 and int8 round plain weights"
-            )
-        return value
-
+    """`nf4` holds the weights below adapters (`train.lora`) in 4 bits (needs the package bitsandbytes). They are
+    rounded once, and engine and learner have the same numbers (docs/guides/training.md); the engine holds them written
+    out, in 16 or 32 bits."""
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""
 
@@ -66,8 +49,6 @@ class Lora(Section):
     )
     """The linear layers that get one, by name. Left as it is, it is those of them that the model has, and the
     projections of its linear attention."""
-    experts: bool = False
-    """Beside these, adapters of the same rank on every expert of a mixture (docs/reference/models.md)."""
 
     @property
     def scaling(self) -> float:
@@ -85,7 +66,7 @@ class Learning(Section):
     algorithm: Algorithm = "gspo"
     """The loss (docs/reference/algorithms.md); `sft`, of `crrl sft`, is cross-entropy on the examples of `data`."""
     lr: float = Field(default=1e-4, gt=0)
-    """Learning rate of AdamW, after warm-up and before decay (of Muon's matrices: `muon_lr`)."""
+    """Learning rate of AdamW, after warm-up and before decay."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
     """AdamW's moment decays."""
     weight_decay: float = Field(default=0.1, ge=0)
@@ -97,27 +78,15 @@ class Learning(Section):
     max_grad_norm: float = Field(default=0.1, gt=0)
     """Gradients are clipped to this norm."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term against the initial weights. For `sft` it is over the whole vocabulary, KL(initial ||
-    trained)."""
-    kl: KLEstimator | None = None
-    """How it is estimated from the sampled tokens (docs/reference/algorithms.md); unset is `k3`, in the reward `k1`."""
-    kl_in: KLPlace | None = None
-    """Whether it is a term of the loss, or taken from the reward of each episode before rewards are compared; unset is
-    the algorithm's own: `reward` for `rloo`, `loss` for the others."""
+    """Weight of the KL term against the initial weights, estimated from the sampled tokens by k3
+    (docs/reference/algorithms.md). For `sft` it is over the whole vocabulary, KL(initial || trained)."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of a bonus for the entropy over the vocabulary, the mean over the trained tokens (exploration)."""
     value_head: bool = False
     """With `ppo`: predict the return of each context by a linear head on the policy's last hidden state, as the
     baseline of each token (docs/reference/algorithms.md)."""
-    gamma: float | None = Field(default=None, gt=0, le=1)
-    """With `value_head`: what a reward is worth a token earlier; unset is 1."""
-    gae_lambda: float | None = Field(default=None, ge=0, le=1)
-    """With `value_head`: how far an advantage looks at rewards before it takes values for them (arXiv 1506.02438);
-    unset is 1: to the end."""
     value_weight: float | None = Field(default=None, gt=0)
     """Weight of the value loss; unset is 0.1."""
-    value_clip: float | None = Field(default=None, gt=0)
-    """How far a value may move in a batch before the loss no longer pulls it; unset is 0.2."""
     teacher: str = ""
     """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
     weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
@@ -130,10 +99,9 @@ class Learning(Section):
     its kind and divided by their standard deviation (`batch`), or the reward itself (`none`). Unset is the algorithm's
     own (docs/reference/algorithms.md)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own. For `dppo` it is how far a
-    token's probability may fall."""
+    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
     eps_high: float | None = Field(default=None, ge=0)
-    """And above 1 + eps_high; for `dppo` how far a probability may rise."""
+    """And above 1 + eps_high."""
     delta: float | None = Field(default=None, gt=1)
     """Second clip of the ratio, above 1 + eps_high: for negative advantages, whose gradient has no bound otherwise
     (INTELLECT-2, arXiv 2505.07291). Unset: none."""
@@ -144,28 +112,17 @@ class Learning(Section):
     before the first, so the clip acts from the second on."""
     old_logprobs: OldLogprobs = "recorded"
     """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
-    mismatch_cap: float | None = Field(default=None, ge=1)
-    """Truncation of the weights of `mismatch_correction`, at least 1; unset is 2."""
-    mismatch_mask: float | None = Field(default=None, gt=1)
-    """With `recomputed`: rows whose ratio of learner to engine, the geometric mean over their tokens, is above this or
-    below its inverse are not learned from. Unset: all are."""
     micro_tokens: int = Field(default=8_192, ge=16)
     """Tokens of one forward pass, common beginnings of rows counted once; gradients are accumulated over the batch."""
     lora: Annotated[Lora | None, Switch] = None
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
     precision: Precision = "fp32"
-    """Of matrix products. Trained weights, gradients and optimiser state are float32; with `bf16` the weights below
-    adapters, and all weights that an engine is given, are bfloat16."""
-    head: Head = "fp32"
-    """Of the products with the output head: float32 under `bf16` as well, or `model`: that of the other products."""
+    """Of matrix products, but those with the output head, which are float32. Trained weights, gradients and optimiser
+    state are float32; with `bf16` the weights below adapters, and all weights that an engine is given, are bfloat16."""
     gradient_checkpointing: bool = False
     """Keep one activation per layer and compute the rest again in the backward pass."""
     optimizer: OptimizerName = "adamw"
-    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes. `muon` (Jordan et al., 2024) moves
-    matrices by their momentum made orthogonal, and embeddings, head and norms as AdamW does: for whole models, of small
-    ones above all."""
-    muon_lr: float | None = Field(default=None, gt=0)
-    """With `optimizer="muon"`: the learning rate of matrices, with the schedule of `lr`; unset is 0.02."""
+    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
     attention: Attention = "rows"
     """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
@@ -182,17 +139,13 @@ class Train(Learning):
     """In place of `warmup_updates` and `decay_updates`: the share of the run's updates over which the learning rate
     rises; over the others it falls to zero along half a cosine."""
 
-    denominator: Denominator = "episodes"
-    """What the loss is averaged over: all episodes that are not void, as in the papers, or only those of groups whose
-    rewards differ. With `beta` above 0, `episodes` also trains groups whose rewards are all equal, at advantage 0."""
     balance_kinds: bool = False
     """Give each kind of tasks in a batch its part of the loss by `kinds.NAME.weight`, and not by how many episodes it
     has, or tokens where the loss adds these up: one with few short replies is not drowned by the others. Not with a
     `value_head`, which learns rewards as they are."""
     mismatch_correction: Literal["auto", Correction] = "auto"
-    """With `recomputed`: weight each token, or each row, by learner over engine, cut at `mismatch_cap`; `icepop` leaves
-    out tokens whose weight is above it or below its inverse (IcePop). `auto` is `token` with `recomputed` where either
-    computes in half precision, else `off`."""
+    """With `recomputed`: weight each `token` by learner over engine, cut at 2. `auto` is `token` with `recomputed`
+    where either computes in half precision, else `off`."""
     mask_truncated: bool = False
     """Do not train attempts that a limit ended; their rewards are compared all the same."""
     overlong_buffer: int = Field(default=0, ge=0)

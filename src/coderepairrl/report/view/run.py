@@ -53,12 +53,13 @@ class Run:
         self._tasks: tuple[float, Mapping[str, Task]] = (0.0, {})
         self._texts: dict[str, str] = {}
         terms = self._settings.train if self._settings else Train()
-        self.rows = Rows(self._follower, _advantages(terms), alike=not terms.value_head)
+        refills = self._settings is not None and self._settings.curriculum.refill > 0
+        self.rows = Rows(self._follower, _advantages(terms, refills=refills), alike=not terms.value_head)
 
     @cached_property
     def _settings(self) -> Config | None:
         try:
-            return config.load(self.folder.config)
+            return config.load_run(self.folder.path)
         except CodeRepairError:
             return None
 
@@ -242,14 +243,14 @@ def find(run: Run, wanted: str) -> str:
     raise UsageError(f"{run.folder.path} has no episode {wanted}", fix=f"{near} (crrl view {run.folder.path})")
 
 
-def _advantages(terms: Train) -> Advantages:
+def _advantages(terms: Train, *, refills: bool) -> Advantages:
     """Advantages as the learner will have them, as far as the rewards of a group alone tell."""
     recipe = RECIPES.get(terms.algorithm)
     kind = recipe and (terms.advantage or recipe.baseline)
     further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
     if kind is None or kind == "batch" or further:  # sft compares no attempts, and `batch` not those of a group
         return lambda rewards: (None,) * len(rewards)
-    kl = (terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher)) and terms.denominator == "episodes"
+    kl = (terms.beta > 0 or terms.entropy > 0 or bool(terms.teacher)) and not refills
     return lambda rewards: group_advantages(rewards, kind, kl=kl).values
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from coderepairrl import config as configs
-from coderepairrl import engines, models
+from coderepairrl import models
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
@@ -56,8 +56,6 @@ class Header(Section):
     """What questions are about that name no other: as for `crrl compare`."""
     baseline: str = ""
     """The arm that the others are compared with, where there are no questions; empty is the first."""
-    server: Literal["own", "shared"] = "own"
-    """Who samples: a server of each run, or one that the study starts, which all runs join with adapters of theirs."""
     learner: Literal["own", "shared"] = "own"
     """Who trains: a learner of each run, or one that the study starts, which has the frozen model once for all."""
 
@@ -111,7 +109,7 @@ class Job:
     policy: str = ""
     """What is evaluated."""
     joins: tuple[str, ...] = ()
-    """Further settings, with which it joins the server and the learner of its study."""
+    """Further settings, with which it joins the learner of its study."""
 
     @property
     def log(self) -> Path:
@@ -121,17 +119,12 @@ class Job:
     def __str__(self) -> str:
         return f"{self.arm}, seed {self.seed}: {'training' if self.kind == 'train' else 'evaluation'}"
 
-    @property
-    def joins_server(self) -> bool:
-        """Whether it samples at the server of its study."""
-        return any(each.startswith("engine.options=") for each in self.joins)
-
     def config(self) -> Config:
         """Its settings. Raises `ConfigError`."""
         return configs.load(self.source, (*self.overrides, *self.joins))
 
     def alone(self) -> Config:
-        """Its settings if it had a server and a learner of its own. Raises `ConfigError`."""
+        """Its settings if it had a learner of its own. Raises `ConfigError`."""
         return configs.load(self.source, self.overrides)
 
     def state(self) -> State:
@@ -163,11 +156,6 @@ class Study:
     def folder(self) -> Path:
         """Where its runs are."""
         return Path(self.file.study.dir) / self.file.study.name
-
-    @property
-    def address(self) -> Path:
-        """Where its runs join the server that they share; the log of that is beside it. No arm has such a name."""
-        return self.folder / ".server" / "socket"
 
     @property
     def learner_address(self) -> Path:
@@ -253,24 +241,15 @@ class Study:
         return Job("eval", arm, seed, folder, words, source, overrides, policy, joins)
 
     def _joins(self, source: str, given: Sequence[str], *, trains: bool) -> tuple[str, ...]:
-        """Settings with which a run joins the server and the learner of the study, as far as there are."""
+        """Settings with which a run joins the learner of the study, if there is one."""
         header, joins = self.file.study, list[str]()
         shares = trains and header.learner == "shared"
-        if header.server == "own" and not shares:
+        if not shares:
             return ()
         try:
             alone = configs.load(source, given)
-            if shares:
-                joins += [f"train.learner={self.learner_address}"]
-                joins += ["train.devices=[]"] if alone.train.devices else []
-            if header.server == "shared":
-                options = engines.make(alone.engine.name, **alone.engine.options).joining(self.address)
-                joins += [f"engine.options={configs.inline(options)}"]
-                joins += ["engine.devices=[]"] if alone.engine.devices else []
-            if trains and header.server == "shared":
-                # which auto stands for by what the engine computes in, and of one that is joined nobody knows that
-                correction = resolved(alone).train.mismatch_correction
-                joins += [f"train.mismatch_correction={correction}"] if correction != "off" else []
+            joins += [f"train.learner={self.learner_address}"]
+            joins += ["train.devices=[]"] if alone.train.devices else []
         except CodeRepairError:  # which `study_hosts` tells
             return ()
         return tuple(joins)

@@ -1,4 +1,4 @@
-"""What a study starts for its runs to share: a server, a learner, both, or nothing."""
+"""What a study starts for its runs to share: a learner, or nothing."""
 
 from __future__ import annotations
 
@@ -8,61 +8,46 @@ from typing import NamedTuple
 
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.learn.shared_server import LearnerServer
-from coderepairrl.protocols import SharedServer
-from coderepairrl.runs import RunFolder
 from coderepairrl.stages.jobs import Say
 from coderepairrl.stages.study import Job, Study
 from coderepairrl.stages.study_learner import learning, training
-from coderepairrl.stages.study_server import serving, sharing
-from coderepairrl.stages.study_sharing import Shared
 
 
 class Hosts(NamedTuple):
     """What runs while the runs of a study do."""
 
-    server: SharedServer | None = None
     learner: LearnerServer | None = None
 
     def failure(self, job: Job) -> str:
         """Why `job`, which needs it, cannot be run any more; empty if it can."""
-        found = self.server.failure if self.server is not None and job.joins_server else ""
-        return found or (self.learner.failure if self.learner is not None and job.kind == "train" else "")
-
-    async def forget(self, job: Job) -> None:
-        """Remove what `job` has left: it has ended, or was killed. Of a learner it has left with its connection."""
-        if self.server is not None:
-            await self.server.forget(RunFolder(job.folder).logs)
+        return self.learner.failure if self.learner is not None and job.kind == "train" else ""
 
 
 @asynccontextmanager
-async def hosting(study: Study, units: Sequence[Sequence[Job]], at_once: int, say: Say) -> AsyncIterator[Hosts]:
-    """What `units` share, of which so many run at once, as far as there is anything to do for it.
+async def hosting(study: Study, units: Sequence[Sequence[Job]], say: Say) -> AsyncIterator[Hosts]:
+    """What `units` share, as far as there is anything to do for it.
 
-    Raises what `serving` and `training` raise.
+    Raises what `training` raises.
     """
-    async with serving(study, units, at_once, say) as server, training(study, units, say) as learner:
-        yield Hosts(server, learner)
+    async with training(study, units, say) as learner:
+        yield Hosts(learner)
 
 
 def planned(study: Study) -> tuple[list[str], list[CodeRepairError]]:
     """What would be started, in words, and what keeps the runs from sharing it."""
     found, problems = list[str](), list[CodeRepairError]()
-    for plan in (sharing, learning):
-        try:
-            if (shared := plan(study, study.jobs())) is not None:
-                found.append(f"{shared}. The study starts it, and ends it.")
-        except CodeRepairError as error:
-            problems.append(error)
+    try:
+        if (shared := learning(study, study.jobs())) is not None:
+            found.append(f"{shared}. The study starts it, and ends it.")
+    except CodeRepairError as error:
+        problems.append(error)
     return found, problems
 
 
 def require_one_machine(study: Study, option: str) -> None:
     """Raise `ConfigError` where runs on several machines would share something."""
-    header = study.file.study
-    which: tuple[tuple[Shared, str], ...] = (("server", header.server), ("learner", header.learner))
-    for what, said in which:
-        if said == "shared":
-            raise ConfigError(
-                f'study.{what} = "shared" is for runs on the machine of the {what}, and {option} places them on any',
-                fix=f'--jobs N, or study.{what} = "own"',
-            )
+    if study.file.study.learner == "shared":
+        raise ConfigError(
+            f'study.learner = "shared" is for runs on the machine of the learner, and {option} places them on any',
+            fix='--jobs N, or study.learner = "own"',
+        )

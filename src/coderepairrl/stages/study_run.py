@@ -230,7 +230,7 @@ class Failure:
 
 async def run_here(study: Study, units: Sequence[Sequence[Job]], at_once: int, say: Say) -> list[Failure]:
     """As `run`, with what they share, where the study has such. Raises what `study_hosts.hosting` raises."""
-    async with study_hosts.hosting(study, units, at_once, say) as hosts:
+    async with study_hosts.hosting(study, units, say) as hosts:
         return await run(units, at_once, say, hosts)
 
 
@@ -247,7 +247,6 @@ async def run(units: Sequence[Sequence[Job]], at_once: int, say: Say, hosts: Hos
             for job in (unit := queue.pop(0)):
                 try:
                     reason = hosts.failure(job) or await until_done(job, say, counter.finished)
-                    await hosts.forget(job)
                 except (CodeRepairError, OSError) as error:  # of this one alone: its log, its folder
                     reason = str(error)
                 if reason:

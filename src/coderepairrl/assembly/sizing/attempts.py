@@ -15,7 +15,6 @@ from coderepairrl.assembly.sizing.engine import count as count_of
 from coderepairrl.assembly.sizing.replica import Server
 from coderepairrl.assembly.sizing.simulation import Attempt, Call, Groups, Row
 from coderepairrl.config import Config, load
-from coderepairrl.engines.vllm.options import addresses
 from coderepairrl.errors import UsageError
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.types import Ending, Episode, Limits
@@ -145,8 +144,7 @@ def read(path: str) -> Pilot:
     config = load(run.config)
     options, replicas = config.engine.options, 1
     if config.engine.name == "vllm":
-        joined = len(addresses(options.get("url", "")))
-        replicas = joined or count_of(options.get("args", ()), DATA_NAMES, 1)
+        replicas = count_of(options.get("args", ()), DATA_NAMES, 1)
     by_group = dict[str, list[Episode]]()
     for each in episodes:
         by_group.setdefault(each.group, []).append(each)

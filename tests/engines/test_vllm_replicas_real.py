@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import pytest
 import pytest_asyncio
 import torch
 
+from coderepairrl.config.sections.episodes import Route
 from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.sync import weights
+from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sampling
+from sync.test_streamed_real import rows
 
 from .conftest import ask, load_reference, require_vllm
 from .test_vllm_real import adapted, off
@@ -91,9 +96,30 @@ async def test_full_weights_reach_each_replica(real: VllmEngine, miniature: Path
         await check_both(real, model, "policy", version)
 
 
+async def test_weights_without_a_file_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
+    assert await real.receivers() == 2
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, max_grad_norm=1e9, eps_low=0.99999, eps_high=1e9)
+    learner = await Learner.start(miniature, settings, log_dir=tmp_path, publish_dir=tmp_path)
+    try:
+        streamed = Streamed(real, learner.send)
+        routes: tuple[Route, ...] = ("gloo", "ipc")
+        for route in routes:
+            await learner.step(rows(7))
+            offer = await learner.offer(route)
+            assert await streamed.load(*offer) == offer.version
+            file = await learner.publish()
+            (tmp_path / route).mkdir()
+            for name in ("config.json", "tokenizer.json"):
+                shutil.copy(miniature / name, tmp_path / route)
+            shutil.copy(file.path / "model.safetensors", tmp_path / route)
+            await check_both(real, load_reference(tmp_path / route), "policy", offer.version)
+    finally:
+        await learner.close()
+
+
 async def test_adapters_reach_each_replica(real: VllmEngine, miniature: Path, tmp_path: Path) -> None:
-    await real.load(miniature, 3, weights.checksum(miniature))
-    for version in (4, 5, 6):
+    await real.load(miniature, 10, weights.checksum(miniature))
+    for version in (11, 12, 13):
         model = adapted(miniature, tmp_path / str(version), version)
         await real.load(tmp_path / str(version), version, weights.checksum(tmp_path / str(version)))
         await check_both(real, model, f"policy-v{version}", version)

@@ -46,6 +46,7 @@ while :; do /bin/sleep 0.05; done
     "python-vllm": f"""
 if [ "$1" = -c ]; then echo /extension; exit; fi
 echo "$PYTHONPATH $@" >>"$CALLS/vllm"
+case "$*" in *--headless*) exec /bin/sleep 60 ;; esac
 while [ "$1" != --uds ]; do shift; done
 exec {sys.executable} -c 'import socket, sys, time
 socket.socket(socket.AF_UNIX).bind(sys.argv[1])
@@ -125,23 +126,20 @@ def test_two_nodes(cluster: Cluster) -> None:
 
 
 def test_more_nodes_serve_together(cluster: Cluster) -> None:
-    """Here on one machine, where both servers have one name for their socket."""
-    listen = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
-    (cluster.path / "bin" / "python-vllm").write_text(
-        '#!/bin/sh\n[ "$1" = -c ] && exit\necho "$@" >>"$CALLS/vllm"\nwhile [ "$1" != --uds ]; do shift; done\n'
-        f'[ -S "$2" ] || {sys.executable} -c "{listen}" "$2"\n'
-        "exec /bin/sleep 60\n"
-    )
-    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "NODES": "first second third"}
+    """As replicas of one server, which is on the first of them."""
+    more = {"MODEL": "/models/m", "VLLM_PYTHON": "python-vllm", "NODES": "first second third", "REPLICAS": "2"}
     done = cluster.submit("nodes.sh", "a.toml", "run.steps=0", **more)
     assert done.returncode == 0, done.stderr
     private = f"/tmp/crrl-t{os.getpid()}/socket"
-    assert len(cluster.called("vllm")) == 2
-    assert [call.split(" -L ")[1] for call in cluster.called("ssh")] == [
-        f"127.0.0.1:8000:{private} second",
-        f"127.0.0.1:8001:{private} third",
-    ]
-    assert 'engine.options.url=["http://127.0.0.1:8000","http://127.0.0.1:8001"]' in cluster.called("crrl")[-1]
+    one, other = sorted(cluster.called("vllm"), key=lambda call: "--headless" in call)
+    assert "api_server --uds" in one and "serve --headless --data-parallel-start-rank 2 --model /models/m" in other
+    for call in (one, other):
+        assert call.endswith(
+            "--data-parallel-size 4 --data-parallel-size-local 2 --data-parallel-address 10.0.0.1"
+            " --data-parallel-rpc-port 8000"
+        )
+    assert [call.split(" -L ")[1] for call in cluster.called("ssh")] == [f"127.0.0.1:8000:{private} second"]
+    assert "engine.options.url=http://127.0.0.1:8000 " in cluster.called("crrl")[-1]
     assert not Path(private).parent.exists()
 
 

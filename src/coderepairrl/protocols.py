@@ -14,7 +14,7 @@ derives from its protocol, which has a default for what is not abstract, is name
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -212,6 +212,11 @@ class Engine(Protocol):
         on serving, never a mixture. No prefix computed by older weights is reused.
         """
 
+    def at(self, version: int) -> Engine:
+        """The same engine for requests that are served by `version`, which it keeps (`EngineSpec.with_adapters`).
+        Closing it leaves the engine as it is."""
+        raise EngineFault("this engine serves one version at a time", fix="measure each policy in a call of its own")
+
     async def receivers(self) -> int:
         """How many processes take the weights of an offer; 0 where all weights come as files."""
         return 0
@@ -243,25 +248,6 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class SharedServer(Protocol):
-    """A server that several runs join at once, each with adapters of its own. It ends with the process that started it.
-
-    One that dies is started anew, and runs that have lost it join it again.
-    """
-
-    failure: str
-    """Why it is not started anew any more; empty as long as it is."""
-
-    @abstractmethod
-    async def forget(self, log_dir: Path) -> None:
-        """Remove what the run whose engine has its logs in `log_dir` has left there: it has ended, or was killed."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End it."""
-
-
-@runtime_checkable
 class EngineSpec(Protocol):
     """An engine with its options, not started yet; this is what ``engine`` in a config names.
 
@@ -281,11 +267,6 @@ class EngineSpec(Protocol):
         return False
 
     @property
-    def servers(self) -> int:
-        """How many servers share the requests."""
-        return 1
-
-    @property
     def takes_gpus(self) -> bool:
         """Whether `start` starts processes that compute on GPUs; others compute on the CPU, or run already."""
         return False
@@ -301,8 +282,11 @@ class EngineSpec(Protocol):
         """Longest sequence in tokens, where its options set one; None: the model's own."""
         return None
 
-    def with_adapters(self, rank: int) -> EngineSpec:
-        """The same with room for adapters of this rank, itself if it takes none. Raises `ConfigError`."""
+    def with_adapters(self, rank: int, count: int = 1) -> EngineSpec:
+        """The same with room for adapters of this rank, itself if it takes none. Raises `ConfigError`.
+
+        With a `count` its engine keeps that many of them at once, each of which `Engine.at` serves.
+        """
         return self
 
     def on_gpus(self, visible: str) -> EngineSpec:
@@ -315,31 +299,6 @@ class EngineSpec(Protocol):
             f"engine.share_devices=turns, and engine {self.name!r} cannot sleep",
             fix="engine=vllm, or leave engine.share_devices out: an engine on the CPU is in nobody's way",
         )
-
-    def joining(self, address: Path) -> Mapping[str, Any]:
-        """Options with which a run joins what `share` serves at `address`. Raises `ConfigError` if nothing can."""
-        raise ConfigError(
-            f"engine {self.name!r} has no server that several runs could join",
-            fix="engine=vllm with adapters (train.lora=true), or an engine for each run",
-        )
-
-    async def share(
-        self,
-        model: Path,
-        *,
-        runs: int,
-        train: bool,
-        address: Path,
-        log_dir: Path,
-        restarts: int,
-        say: Callable[[str], None],
-    ) -> SharedServer:
-        """Serve the folder `model` for so many `runs` at once, some of which may `train`: those replace their adapters.
-
-        It is given up after so many `restarts` in a row, each of which it can `say`. Raises what `start` and `joining`
-        raise, and `UsageError` where another process serves at `address`.
-        """
-        raise AssertionError("`joining` has refused it")
 
     def check_model(self, model: Path) -> None:
         """Raise `ConfigError` if it cannot serve the folder `model`, on any machine."""

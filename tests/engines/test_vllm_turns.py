@@ -160,7 +160,7 @@ async def test_who_waits_learns_that_a_sleeping_engine_was_closed(joined: VllmEn
 
 async def test_a_waking_that_hangs_is_given_up(joined: VllmEngine, wire: TestServer, tmp_path: Path) -> None:
     await joined.sleep()
-    joined._link.patience = 0.3
+    joined.server.patience = 0.3
     state(wire).hangs.add("/wake_up")
     with pytest.raises(EngineFault, match="failed to wake up: /wake_up did not answer within 0 s"):
         await joined.wake()

@@ -16,7 +16,7 @@ from coderepairrl import tasks
 from coderepairrl.assembly.model import named
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.assembly.problems import Problems
-from coderepairrl.assembly.replying import opening, parts
+from coderepairrl.assembly.replying import Opens, opening, parts
 from coderepairrl.assembly.tasks import collected_share
 from coderepairrl.config import Config
 from coderepairrl.config.sections.episodes import Agent
@@ -29,7 +29,7 @@ from coderepairrl.report import answers
 from coderepairrl.report.metrics import PER_PATCH
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
 from coderepairrl.stages import evaluation, predictions, shards
-from coderepairrl.stages.evaluation import COLLECTING, PRESETS, Opens
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS
 from coderepairrl.stages.shards import WHOLE, Shard
 from coderepairrl.stats import Interval
 from coderepairrl.stats.spending import Prices, spent
@@ -272,7 +272,7 @@ async def evaluate_each(
     planned: Sequence[Evaluation], *, resume: bool = False, jobs: int = 1, say: Callable[[str], None] = say_nothing
 ) -> list[dict[str, Any]]:
     """As `evaluate`, of each of `planned`, of which so many `jobs` are measured at a time. It can `say`
-    what befalls a server that they share, and which of them failed."""
+    which of them share an engine, and which failed."""
     again = f"the same command with -o {planned[0].folder.path.parent} --resume"
     await until_interrupted(attempt(planned, resume=resume, jobs=jobs, say=say), fix=again)
     return [found(each.folder) for each in planned]
@@ -294,7 +294,7 @@ async def attempt(
     attempted by then stays.
     """
     plans = [each.plan for each in planned]
-    address = planned[0].folder.path.parent / ".server" / "socket"
+    log_dir = planned[0].folder.path.parent / ".server"
     failures = list[CodeRepairError]()
 
     async def make(each: Evaluation, opens: Opens, beside: str = "") -> None:
@@ -322,18 +322,20 @@ async def attempt(
 
     for part in parts(plans, jobs):
         own = [planned[number] for number in part.numbers]
-        async with opening(plans, part, address, say) as opens:
-            if part.at_once == 1:
-                try:
+        if part.shared:
+            say(f"one {own[0].plan.config.engine.name} engine for {len(own)} policies; its log is in {log_dir}")
+        try:
+            async with opening(plans, part, log_dir) as opens:
+                if part.at_once == 1:
                     for each in own:
                         await make(each, opens)
-                except CodeRepairError as error:
-                    failures.append(error)
-                continue
-            free = asyncio.Semaphore(part.at_once)
-            async with asyncio.TaskGroup() as group:
-                for each in own:
-                    group.create_task(beside_others(each, opens, free))
+                    continue
+                free = asyncio.Semaphore(part.at_once)
+                async with asyncio.TaskGroup() as group:
+                    for each in own:
+                        group.create_task(beside_others(each, opens, free))
+        except CodeRepairError as error:
+            failures.append(error)
     if failures:
         raise several(failures)
 

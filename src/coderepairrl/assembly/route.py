@@ -11,18 +11,8 @@ from coderepairrl.protocols import EngineSpec
 def check_route(config: Config, engine: EngineSpec) -> None:
     """Raise `ConfigError` for an ``engine.weights`` that cannot work here."""
     route = config.engine.weights
-    if config.engine.options.get("shared") and config.train.lora is None:
-        raise ConfigError(
-            "engine.options.shared is for runs of adapters, and all weights are trained",
-            fix="train.lora=true, or a server for each run",
-        )
     if route == "file":
         return
-    if engine.servers > 1:
-        raise ConfigError(
-            f"engine.weights={route} is for one server, and engine.options.url names {engine.servers}",
-            fix="leave engine.weights out: each server reads the weights as files (engine.weights_dir)",
-        )
     if not engine.receives:
         raise ConfigError(
             f"engine.weights={route}, and engine {engine.name!r} takes weights as files only",

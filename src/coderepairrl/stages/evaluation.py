@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -14,11 +14,10 @@ from coderepairrl import models
 from coderepairrl.assembly.conditions import TRAINING, Difference, conditions, differences
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.model import LocalModel, Use
-from coderepairrl.assembly.plan import AgentPlan, ServingPlan, resolve_evaluation
-from coderepairrl.assembly.replying import replying
+from coderepairrl.assembly.plan import AgentPlan, resolve_evaluation
+from coderepairrl.assembly.replying import Opens, replying
 from coderepairrl.config import to_toml
 from coderepairrl.errors import UsageError
-from coderepairrl.gateway import ReplySource
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs import RunFolder, logged_episodes, open_run
@@ -35,8 +34,6 @@ from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
 from coderepairrl.types import Episode
 
-Opens = Callable[[ServingPlan, Path], AbstractAsyncContextManager[ReplySource]]
-"""As `assembly.replying.replying`."""
 USE = Use(
     "crrl eval",
     used=(

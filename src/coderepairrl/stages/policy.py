@@ -238,7 +238,7 @@ class LivePolicy:
 
     async def _serve(self, published: Published) -> dict[str, float]:
         """Make weights live, on a device that is had by turns after the learner has left it: how many bytes the engine
-        read, how long that took, and how many servers have them."""
+        read, and how long that took."""
         size, began = weights.size(published.path), time.monotonic()
         moved = await self._learner.put_away() if self._turns else 0
         away = time.monotonic()
@@ -250,8 +250,6 @@ class LivePolicy:
         if self._live is not None and self._live.path != published.path:
             shutil.rmtree(self._live.path, ignore_errors=True)
         self._live = published
-        if isinstance(self.config.engine.options.get("url"), list):
-            numbers["servers"] = (await self.engine.health()).get("servers", 1)
         return numbers
 
 

@@ -79,7 +79,6 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "model": str(plan.model.folder),
         "sandbox": plan.place.choice.name,
         "engine": config.engine.name,
-        **({"servers": plan.model.engine.servers} if plan.model.engine.servers > 1 else {}),
         "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),

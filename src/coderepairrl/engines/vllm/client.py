@@ -10,9 +10,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.served import Agree, ServedWeights, always_agree
-from coderepairrl.engines.vllm.server import Gone, Refused
+from coderepairrl.engines.vllm.served import ServedWeights
+from coderepairrl.engines.vllm.server import Gone, Refused, VllmServer
 from coderepairrl.engines.vllm.traffic import Stream, Traffic
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.protocols import Chunk, Engine
@@ -42,35 +41,41 @@ class VllmEngine(Engine):
 
     def __init__(
         self,
-        link: Link,
+        server: VllmServer,
         model: Path,
         checksum: str,
         *,
         policy: str,
         context: int,
+        vocabulary: int,
         slots: int,
         max_loras: int,
-        tenant: str | None = None,
     ) -> None:
-        """Where others use the server, `tenant` tells the names of this engine's adapters from theirs."""
+        """`policy` is the server's name for the folder `model`."""
         self.context = context
-        self._link = link
-        self._traffic = Traffic(slots)
-        link.on_death = self._traffic.end
-        self._served = ServedWeights(link, self._traffic, policy, model, checksum, max_loras, tenant)
-        self._vocabulary = vocabulary(model)
+        self.served = ServedWeights(server, traffic := Traffic(slots), policy, model, checksum, max_loras)
+        self.server = server
+        server.on_death = traffic.end
+        self._traffic = traffic
+        self._vocabulary = vocabulary
         self._watch = asyncio.create_task(self._watch_over())
 
-    async def begin(self, adapters: Sequence[str] | None) -> None:
-        """As `ServedWeights.begin`; call it before anything else."""
-        await self._served.begin(adapters)
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
         """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
+        return self.sample(ids, sampling, seed, None)
+
+    def at(self, version: int) -> Engine:
+        """See `Engine.at`."""
+        return _Pinned(self, version)
+
+    async def sample(
+        self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
+    ) -> AsyncGenerator[Chunk, None]:
+        """As `generate`, with the weights of `version`, of the newest if None."""
         self._check(ids, sampling)
         async with self._traffic.slot():
-            self._link.require_alive()
-            stream = Stream(self._served.model, self._served.version, self._served.checksum)
+            self.server.require_alive()
+            stream = self.served.stream(version)
             request = {
                 "model": stream.model,
                 "token_ids": list(ids),
@@ -84,39 +89,37 @@ class VllmEngine(Engine):
                         async for chunk in chunks:
                             yield chunk
             except Refused as refusal:
-                if (stale := self._served.stale(stream, refusal)) is None:
+                if (stale := self.served.stale(stream, refusal)) is None:
                     raise
-                self._link.die(str(stale))
+                self.server.die(str(stale))
                 raise stale from refusal
             except Gone as fault:
-                self._link.die(str(fault))
-                self._link.require_alive()  # with the first reason
+                self.server.die(str(fault))
+                self.server.require_alive()  # with the first reason
 
-    async def load(self, path: Path, version: int, checksum: str, agree: Agree = always_agree) -> int:
+    async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. `path` and `checksum` are as in `coderepairrl.sync.weights`.
 
-        For an offer, the sender must be started at about the same time (`receivers`). With the weights in place, and
-        before anything is sampled with them, `agree` is asked; where it says no, the old ones are put back, and
-        `EngineFault` is raised.
+        For an offer, the sender must be started at about the same time (`receivers`).
         """
-        return await self._served.load(path, version, checksum, agree)
+        return await self.served.load(path, version, checksum)
 
     async def sleep(self) -> None:
         """See `Engine.sleep`; a server that fails in it, or in waking up, is ended, so that another can be started."""
-        await self._served.sleep()
+        await self.served.sleep()
 
     async def wake(self) -> None:
         """See `Engine.wake`."""
-        await self._served.wake()
+        await self.served.wake()
 
     async def receivers(self) -> int:
         """Workers of the server, all of which take the weights of an offer."""
-        return await self._served.receivers()
+        return await self.served.receivers()
 
     @property
     def patience(self) -> float:
         """Seconds without an answer after which the server counts as hung."""
-        return self._link.patience
+        return self.server.patience
 
     async def health(self) -> Mapping[str, float]:
         """Counters.
@@ -126,36 +129,26 @@ class VllmEngine(Engine):
         ``generated_tokens``; ``kv_used``, the share of the cache that is in use; ``adapters`` at the server;
         ``sleep_seconds`` and ``wake_seconds`` of its last sleep.
         """
-        self._link.require_alive()
-        await self._link.call("GET", "/health")
+        await self.server.call("GET", "/health")
         counters = dict.fromkeys(_COUNTERS.values(), 0.0)
-        for line in (await self._link.call("GET", "/metrics")).splitlines():
+        for line in (await self.server.call("GET", "/metrics")).splitlines():
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        own = {"version": self._served.version, "adapters": self._served.adapters}
-        return counters | own | self._served.suspension.seconds
+        own = {"version": self.served.version, "adapters": len(self.served.adapters)}
+        return counters | own | self.served.suspension.seconds
 
     async def close(self) -> None:
-        """End a server of our own; leave one that was joined, without our adapters where others use it. Requests still
-        open raise `EngineFault`."""
-        try:
-            await self._served.leave()
-        finally:
-            self._link.die("the engine was closed")
-            self._watch.cancel()
-            await asyncio.wait([self._watch])
-            await self._link.server.close()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server is not known to be dead."""
-        return self._link.alive
+        """End a server of our own; leave one that was joined. Requests still open raise `EngineFault`."""
+        self.server.die("the engine was closed")
+        self._watch.cancel()
+        await asyncio.wait([self._watch])
+        await self.server.close()
 
     @property
     def pid(self) -> int | None:
         """Process id of a server of our own."""
-        return self._link.server.pid
+        return self.server.pid
 
     def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
         if not 1 <= len(ids) < self.context:
@@ -172,7 +165,7 @@ class VllmEngine(Engine):
         ids: list[int] = []
         logprobs: list[float] = []
         given = 0
-        async with contextlib.aclosing(self._link.server.events("/inference/v1/generate", request)) as events:
+        async with contextlib.aclosing(self.server.events("/inference/v1/generate", request)) as events:
             async for event in events:
                 self._traffic.last_event = time.monotonic()
                 for choice in event["choices"]:
@@ -182,7 +175,7 @@ class VllmEngine(Engine):
                     if finish is not None:
                         if finish not in ("stop", "length"):
                             raise EngineFault(f"the server ended a request: {finish}")
-                        versions = self._served.versions(stream, choice["weight_versions"] or [], len(ids))
+                        versions = self.served.versions(stream, choice["weight_versions"] or [], len(ids))
                     elif stream.straddles:
                         continue
                     else:
@@ -196,11 +189,34 @@ class VllmEngine(Engine):
         """End a server that has requests but sends nothing, so that they fail and another server can be started."""
         while True:
             await asyncio.sleep(1.0)
-            if self._traffic.silence() > self._link.patience:
-                requests, seconds = len(self._traffic.streams), self._link.patience
-                self._link.die(f"the engine has {requests} requests and said nothing for {seconds:.0f} s")
-                await self._link.server.close(grace=0.0)
+            if self._traffic.silence() > self.server.patience:
+                requests, seconds = len(self._traffic.streams), self.server.patience
+                await self.server.end(f"the engine has {requests} requests and said nothing for {seconds:.0f} s")
                 return
+
+
+class _Pinned(Engine):
+    """Requests to one version of an engine that keeps several."""
+
+    def __init__(self, engine: VllmEngine, version: int) -> None:
+        self.context = engine.context
+        self._engine = engine
+        self._version = version
+
+    def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`."""
+        return self._engine.sample(ids, sampling, seed, self._version)
+
+    async def load(self, path: Path, version: int, checksum: str) -> int:
+        """Refused: it is one version."""
+        raise EngineFault(f"version {self._version} is served beside others, and stays")
+
+    async def health(self) -> Mapping[str, float]:
+        """As its engine, which has all the requests."""
+        return await self._engine.health()
+
+    async def close(self) -> None:
+        """See `Engine.at`."""
 
 
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from coderepairrl.engines.options import check_positive, check_whole
-from coderepairrl.engines.vllm.places import UNIX
 from coderepairrl.errors import ConfigError
 from coderepairrl.printable import without_login
 
@@ -103,15 +102,6 @@ def parse(args: Sequence[str]) -> list[Argument]:
     return given
 
 
-def addresses(url: str | Sequence[str]) -> tuple[str, ...]:
-    """The servers that ``engine.options.url`` names.
-
-    >>> addresses(""), addresses("http://a:1"), addresses(["http://a:1", "http://b:1"])
-    ((), ('http://a:1',), ('http://a:1', 'http://b:1'))
-    """
-    return ((url,) if url else ()) if isinstance(url, str) else tuple(url)
-
-
 def check(options: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for options of `Vllm` that cannot be, whatever the machine and the model."""
     check_whole(options, "context", 1)
@@ -131,47 +121,18 @@ def check(options: Mapping[str, Any]) -> None:
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
         )
-    if options.get("shared"):
-        _check_shared(options)
-    if not options.get("url"):
-        if isinstance(options.get("url"), Sequence) and not isinstance(options["url"], str):
-            raise ConfigError("engine.options.url is a list of no server", fix="name one, or leave it out to start one")
-        if not options.get("affinity", True):
-            raise ConfigError("engine.options.affinity is for several servers", fix="leave it out")
+    if not (url := options.get("url")):
         return
-    urls = addresses(options["url"])
-    for url in urls:
-        if not url.startswith(("http://", "https://", UNIX)):
-            raise ConfigError(
-                f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000, or unix:SOCKET"
-            )
-        if without_login(url) != url:  # it is shown and recorded
-            raise ConfigError(
-                "engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:..."
-            )
-    if len({url.rstrip("/") for url in urls}) < len(urls):
-        raise ConfigError("engine.options.url names a server twice", fix="each once: it would be given weights twice")
-    if len(urls) < 2 and not options.get("affinity", True):
-        raise ConfigError("engine.options.affinity is for several servers", fix="leave it out")
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"engine.options.url={url!r} is no address", fix="for example http://127.0.0.1:8000")
+    if without_login(url) != url:  # it is shown and recorded
+        raise ConfigError("engine.options.url has a login in it", fix="reach the server without one: ssh -L 8000:...")
     for name in ("python", "args", "env", "dtype", "context", "head"):
         if options.get(name) and options[name] != "auto":
             raise ConfigError(
                 f"engine.options.{name} is for a server that is started here, and engine.options.url joins one",
                 fix="leave one of them out",
             )
-
-
-def _check_shared(options: Mapping[str, Any]) -> None:
-    if len(addresses(options.get("url", ""))) != 1:
-        raise ConfigError(
-            "engine.options.shared is for a server that several runs join",
-            fix="start one with --enable-lora (docs/guides/engines.md), and name it in engine.options.url",
-        )
-    if options.get("lora_rank") == 0:
-        raise ConfigError(
-            "engine.options.shared, and engine.options.lora_rank=0 sends full weights, which the other runs would get",
-            fix="leave engine.options.lora_rank out, or take a server for each run",
-        )
 
 
 def _check_args(args: Sequence[str]) -> None:
@@ -186,18 +147,18 @@ def _check_args(args: Sequence[str]) -> None:
 
 
 def arguments(
-    model: Path, name: str, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
+    model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
     """What a server of `model` is started with: docs/guides/engines.md says the same to those who start one themselves.
 
-    It calls the model `name`; `lora` is the largest rank of an adapter and how many there may be.
+    `lora` is the largest rank of an adapter and how many there may be.
     """
     if dtype == "auto":  # vLLM's own "auto" would halve float32
         config = json.loads((model / "config.json").read_text())
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
     rank, adapters = lora
     return [
-        *("--model", str(model.resolve()), "--served-model-name", name, "--dtype", dtype),
+        *("--model", str(model.resolve()), "--served-model-name", "policy", "--dtype", dtype),
         *("--max-num-seqs", str(slots), "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"),
         *("--enable-scale-out", "--disable-uvicorn-access-log", "--worker-extension-cls", "crrl_worker.Extension"),
         *(["--max-model-len", str(context)] if context is not None else []),

@@ -10,13 +10,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import urllib.request
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
+from urllib.parse import urljoin
 
 import aiohttp
 
-from coderepairrl.engines.vllm.places import socket_of
 from coderepairrl.errors import ConfigError, EngineFault, PrerequisiteError
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 
@@ -40,9 +42,6 @@ _ROUTES = (
 )
 Query = Mapping[str, str] | Sequence[tuple[str, str]]
 """What follows the question mark of an address; a name may occur several times."""
-_SOCKET = "socket"
-_YOURS = "start the server (docs/guides/engines.md)"
-_OURS = "is the path right? A server of crrl study or crrl eval --jobs ends with that command, which starts it again"
 _GUARD = Path(__file__).with_name("guard.py")
 _SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",  # routes to pause, resume, reload: why the socket is private
@@ -79,11 +78,26 @@ class Gone(EngineFault):
     """The server died, hung or broke the connection: its state is unknown."""
 
 
-class VllmServer:
-    """Address and connection of a server. Every call may raise `Refused` or `Gone`."""
+class Model(NamedTuple):
+    """The model of a server, as it reports it."""
 
-    def __init__(self, session: aiohttp.ClientSession, where: str) -> None:
+    name: str
+    context: int
+
+
+class VllmServer:
+    """Address and connection of a server. Every call may raise `Refused` or `Gone`.
+
+    A dead one stays dead: every call raises `EngineFault` with the reason, and another engine starts another server.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where
+        self.patience = patience
+        """Seconds without an answer after which it counts as hung."""
+        self.on_death: Callable[[], None] = lambda: None
+        """Called when it is marked as dead; the engine sets it."""
+        self._dead: str | None = None
         self._session = session
         self._process: subprocess.Popen[bytes] | None = None
         self._log, self._log_start = Path(), 0
@@ -91,15 +105,20 @@ class VllmServer:
         self._open: set[aiohttp.ClientResponse] = set()
 
     @classmethod
-    def at(cls, url: str) -> Self:
-        """A running server at `url`: its address, or ``unix:PATH`` of its socket or of a link to that."""
-        if (socket := socket_of(url)) is not None:
-            return cls(_session("http://localhost", aiohttp.UnixConnector(socket, limit=0, force_close=True)), url)
-        return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url)
+    def at(cls, url: str, patience: float) -> Self:
+        """A running server at `url`."""
+        return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
 
     @classmethod
     async def start(
-        cls, python: str, arguments: Sequence[str], *, log: Path, env: Mapping[str, str], seconds: float
+        cls,
+        python: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        seconds: float,
+        patience: float,
     ) -> Self:
         """Start a server and wait until it answers. It listens on a Unix socket that only this user can open: no port
         can be in use, and other users cannot reach it.
@@ -115,7 +134,7 @@ class VllmServer:
                 fix="engine.options.dtype=bfloat16, or engine.options.lora_rank=0 to send merged weights",
             )
         folder = Path(tempfile.mkdtemp(prefix="crrl-vllm-"))
-        address = str(folder / _SOCKET)
+        address = str(folder / "socket")
         command = [python, "-m", "vllm.entrypoints.openai.api_server", "--uds", address]
         command += [*(_CPU_ARGUMENTS if on_cpu else []), *arguments]
         if on_cpu:
@@ -124,9 +143,8 @@ class VllmServer:
         own = {"TMPDIR": str(folder)}  # it leaves sockets there
         variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
-        server = cls(
-            _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True)), f"vLLM {version}"
-        )
+        session = _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
+        server = cls(session, f"vLLM {version}", patience)
         server._folder, server._log = folder, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as sink:
@@ -156,34 +174,80 @@ class VllmServer:
             await server.close(grace=0.0)
             raise
 
+    async def check(self) -> None:
+        """Raise `PrerequisiteError` for a server of an unsupported version, that lacks a route, or that is not vLLM."""
+        try:
+            _check_version(str(json.loads(await self.call("GET", "/version"))["version"]), self.where)
+            paths = json.loads(await self.call("GET", "/openapi.json"))["paths"]
+            missing = [route for route in _ROUTES if route not in paths]
+        except (Refused, ValueError, LookupError, TypeError):
+            raise PrerequisiteError(
+                f"what answers at {self.where} is no vLLM server",
+                fix="is engine.options.url right? (docs/guides/engines.md)",
+            ) from None
+        if missing:
+            raise PrerequisiteError(
+                f"{self.where} lacks {', '.join(missing)}",
+                fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
+            )
+
+    async def models(self) -> tuple[Model, list[str]]:
+        """Its model, and the names of its adapters. Raises `EngineFault` for an answer that is not vLLM's."""
+        answer = await self.call("GET", "/v1/models")
+        try:
+            cards = json.loads(answer)["data"]
+            adapters = [str(card["id"]) for card in cards if card.get("parent")]
+            model = next(card for card in cards if not card.get("parent"))
+            return Model(model["id"], model["max_model_len"]), adapters
+        except (ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+            raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
+
+    async def adapter_room(self) -> tuple[int, int] | None:
+        """The largest rank of its adapters and how many it keeps at once; None where it does not say."""
+        try:
+            said = await self.call("GET", "/server_info", query={"config_format": "json"})
+            lora = json.loads(said)["vllm_config"]["lora_config"] or {}
+            return lora.get("max_lora_rank", 0), lora.get("max_loras", 0)
+        except (Refused, ValueError, LookupError, TypeError, AttributeError):
+            return None
+
     @property
     def pid(self) -> int | None:
         """Process id of the guard of a server that was started here."""
         return self._process.pid if self._process else None
 
     @property
-    def socket(self) -> Path:
-        """Of a server that was started here."""
-        assert self._folder is not None
-        return self._folder / _SOCKET
+    def alive(self) -> bool:
+        """Whether it is not known to be dead."""
+        return self._dead is None
 
-    @property
-    def end(self) -> str:
-        """What a server that was started here ended with, and the end of its log; empty as long as it runs."""
-        return "" if self._process is None or self._process.poll() is None else self._obituary()
+    def require_alive(self) -> None:
+        """Raise `EngineFault` with the reason of a death."""
+        if self._dead is not None:
+            raise EngineFault(self._dead)
+
+    def die(self, why: str) -> None:
+        """Mark it as dead; the first reason is kept."""
+        self._dead = self._dead or why
+        self.on_death()
+
+    async def end(self, why: str) -> None:
+        """Mark it as dead, and end it at once."""
+        self.die(why)
+        await self.close(grace=0.0)
 
     async def call(
         self,
         method: str,
         path: str,
         *,
-        seconds: float,
         body: Mapping[str, Any] | None = None,
         query: Query | None = None,
+        seconds: float = 0.0,
     ) -> str:
-        """The text of the answer, within `seconds`."""
-        if self._session.closed:  # it was replaced while somebody was about to ask it
-            raise Gone(self._with_log(f"{path}: the connection to {self.where} is closed"))
+        """The text of the answer, within `seconds` (`patience` if 0)."""
+        self.require_alive()
+        seconds = seconds or self.patience
         try:
             async with (
                 asyncio.timeout(seconds),
@@ -194,9 +258,13 @@ class VllmServer:
                     raise Refused(f"{path} answered {response.status}: {_reason(text)}", status=response.status)
                 return text
         except TimeoutError:
-            raise Gone(self._with_log(f"{path} did not answer within {seconds:.0f} s")) from None
+            fault = Gone(self._with_log(f"{path} did not answer within {seconds:.0f} s"))
+            self.die(str(fault))
+            raise fault from None
         except (aiohttp.ClientError, OSError) as error:
-            raise await self._cut(path, error) from error
+            fault = await self._cut(path, error)
+            self.die(str(fault))
+            raise fault from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """The parsed server-sent events of an answer. Closing the iterator aborts the request."""
@@ -254,7 +322,7 @@ class VllmServer:
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
             return Gone(
-                f"nobody listens at {self.where}: {error.strerror}", fix=_OURS if socket_of(self.where) else _YOURS
+                f"nobody listens at {self.where}: {error.strerror}", fix="start the server (docs/guides/engines.md)"
             )
         return Gone(self._with_log(f"{path}: the connection to {self.where} broke: {error or type(error).__name__}"))
 
@@ -305,31 +373,14 @@ def default_python() -> str:
     return str(own) if own.exists() else sys.executable
 
 
-async def check_version(server: VllmServer, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a server of an unsupported version, or that is not vLLM."""
+def version_at(url: str) -> str:
+    """Version of the server at `url`; "unknown" if it does not report one, which `VllmServer.check` refuses later."""
     try:
-        version = json.loads(await server.call("GET", "/version", seconds=seconds))["version"]
-    except (Refused, ValueError, LookupError, TypeError):
-        raise PrerequisiteError(
-            f"what answers at {server.where} is no vLLM server",
-            fix="is engine.options.url right? (docs/guides/engines.md)",
-        ) from None
-    _check_version(str(version), server.where)
-
-
-async def check_routes(server: VllmServer, seconds: float) -> None:
-    """Raise `PrerequisiteError` for a server that lacks a route, `EngineFault` for an answer that is not vLLM's."""
-    answer = await server.call("GET", "/openapi.json", seconds=seconds)
-    try:
-        paths = json.loads(answer)["paths"]
-        missing = [route for route in _ROUTES if route not in paths]
-    except (ValueError, LookupError, TypeError) as error:
-        raise EngineFault(f"{server.where}/openapi.json answered what is not vLLM's: {error!r}") from None
-    if missing:
-        raise PrerequisiteError(
-            f"{server.where} lacks {', '.join(missing)}",
-            fix="start it with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out (docs/guides/engines.md)",
-        )
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
+        with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
+            return str(json.load(answer)["version"])
+    except (OSError, HTTPException, ValueError, LookupError, TypeError):
+        return "unknown"
 
 
 def _check_version(version: str, where: str) -> None:

@@ -7,8 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from coderepairrl.engines.vllm.link import Link
-from coderepairrl.engines.vllm.server import Gone
+from coderepairrl.engines.vllm.server import Gone, VllmServer
 from coderepairrl.engines.vllm.traffic import Traffic
 from coderepairrl.errors import EngineFault
 
@@ -21,11 +20,11 @@ class Suspension:
     anyway, but also lose what vLLM derives from weights and has in no file.
     """
 
-    def __init__(self, link: Link, traffic: Traffic) -> None:
+    def __init__(self, server: VllmServer, traffic: Traffic) -> None:
         self.asleep = False
         self.seconds = {"sleep_seconds": 0.0, "wake_seconds": 0.0}
         """Of the last time that it fell asleep, and that it woke."""
-        self._link = link
+        self._server = server
         self._traffic = traffic
 
     async def pause(self) -> None:
@@ -33,14 +32,14 @@ class Suspension:
         if self.asleep:
             await self._wake("weights")
         else:
-            await self._link.call("POST", "/pause", query={"mode": "keep"})
+            await self._server.call("POST", "/pause", query={"mode": "keep"})
 
     async def resume(self) -> None:
         """Go on after `pause`."""
         if self.asleep:
             await self.wake()
         else:
-            await self._link.call("POST", "/resume")
+            await self._server.call("POST", "/resume")
 
     async def sleep(self) -> None:
         """Fall asleep. A server that fails in it is ended: nobody knows what it still holds of the GPU."""
@@ -58,8 +57,7 @@ class Suspension:
         """
         answer = await self._wake()
         if json.loads(answer)["status"] != "awake":
-            self._link.die(why := f"the server did not wake up: {answer}")
-            await self._link.server.close(grace=0.0)
+            await self._server.end(why := f"the server did not wake up: {answer}")
             raise Gone(why)
         self.asleep = False
 
@@ -71,7 +69,7 @@ class Suspension:
             yield
         finally:
             try:
-                if self.asleep and self._link.alive:
+                if self.asleep and self._server.alive:
                     await self.wake()
             finally:
                 if slept:
@@ -85,11 +83,10 @@ class Suspension:
 
     async def _or_end(self, path: str, query: dict[str, str] | list[tuple[str, str]]) -> str:
         try:
-            return await self._link.call("POST", path, query=query)
+            return await self._server.call("POST", path, query=query)
         except BaseException as error:  # also if cancelled
             why = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
-            self._link.die(why)
-            await self._link.server.close(grace=0.0)
+            await self._server.end(why)
             if isinstance(error, EngineFault):
                 raise Gone(why) from error
             raise

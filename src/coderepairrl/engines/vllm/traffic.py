@@ -6,20 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 
+@dataclass(eq=False, slots=True)
 class Stream:
-    """A request that is open at the server."""
+    """A request that is open at the server, which samples from `model`: its name for the weights of `version`."""
 
-    def __init__(self, model: str, version: int, checksum: str) -> None:
-        """It samples from `model`, the server's name for weights of this `version` and `checksum`."""
-        self.model = model
-        self.version = version
-        self.salt = f"{version}-{checksum[:16].lower()}"
-        """Parts the server's prefix cache: a name, a path and a version come again with other weights, when a run is
-        begun anew or resumed at a server that others use, the cache of which nobody may clear."""
-        self.straddles = False
-        """Whether weights changed while it ran: the server reports the version of each token at its end."""
+    model: str
+    version: int
+    salt: str
+    """Parts the server's prefix cache: an adapter may come again by the same name with other weights."""
+    straddles: bool = False
+    """Whether weights changed while it ran: the server reports the version of each token at its end."""
 
 
 class Traffic:

@@ -1,39 +1,26 @@
-"""What rewards cost, how they rank real patches with known outcomes, and what edits that repair nothing earn.
+"""What rewards cost: the thesis formula on `difflib`, as the original computes it, against this project's rewards.
 
-    python benchmarks/rewards.py [--pairs 1000] [--data ../shared/data] [--choose]
+    python benchmarks/rewards.py [--pairs 1000]
 
-Cost: the thesis formula on `difflib`, as the original computes it, against this project's rewards. Pairs are realistic
-and made here: files of the standard library, one edit as the oracle, another nearby as the patch. All columns are
-timed in turns on blocks of pairs, in CPU seconds. The values of `patch_similarity` are checked to be equal.
-
-Ranking and edits, where there is a folder with the data (``pairs``, ``swebench``, ``humaneval_java``, ``quixbugs``):
-what `crrl data rank` says, of SWE-bench (Python) and of functions of HumanEval-Java and QuixBugs-Java, by issue.
-``--choose`` repeats the choice of the formula of `patch_edits` by cross-validation over issues (`choice.py`).
+Pairs are realistic and made here: files of the standard library, one edit as the oracle, another nearby as the patch.
+All columns are timed in turns on blocks of pairs, in CPU seconds. The values of
+`patch_similarity` are checked to be equal.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import gzip
-import json
 import random
 import re
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import choice
-from coderepairrl.certify import data
-from coderepairrl.certify.data.ranking import Judged
 from coderepairrl.rewards import PatchEdits, PatchLines, PatchSimilarity
 
 BLOCK = 50
-NAMES = ("patch_similarity", "nano_similarity", "patch_lines", "patch_edits")
-GOLD = {"lite": "swebench_lite", "verified": "swebench_verified", "full": "swebench_full_devin_sample"}
 
 
 def pairs(count: int) -> list[tuple[bytes, bytes]]:
@@ -67,82 +54,10 @@ def thesis(oracle: bytes, patch: bytes) -> float:
     return difflib.SequenceMatcher(None, oracle.decode().strip(), patch.decode().strip()).ratio()
 
 
-def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file, packed or not."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
-def swebench(folder: Path) -> list[Judged]:
-    """Real predictions by issue, whatever data set they were made for; ``diff --git`` lines added where missing."""
-    gold = {
-        (name, row["instance_id"]): row["patch"].encode()
-        for name, file in GOLD.items()
-        for row in rows(folder / "swebench" / f"{file}.jsonl.gz")
-    }
-    return [
-        Judged(row["instance_id"], gold[row["dataset"], row["instance_id"]], headed(patch), row["resolved"], "python")
-        for row in rows(folder / "pairs" / "swebench_pairs.jsonl.gz")
-        if row["status"] not in ("empty", "no_log")
-        for patch in [row["model_patch"].encode("utf-8", "surrogatepass")]
-    ]
-
-
-def headed(patch: bytes) -> bytes:
-    """`patch` with ``diff --git`` lines."""
-    if re.search(rb"^diff --git ", patch, re.MULTILINE):
-        return patch
-    names = rb"^--- (?:a/)?([^\n\t]*).*\n(?=\+\+\+ )"
-    return re.sub(names, lambda found: b"diff --git a/%s b/%s\n" % (found[1], found[1]) + found[0], patch, flags=re.M)
-
-
-def java(folder: Path) -> list[Judged]:
-    """Lines that ten models put in place of the broken ones of a function."""
-    sources = {
-        "humaneval-java": "humaneval_java/humaneval_java.jsonl.gz",
-        "quixbugs-java": "quixbugs/quixbugs_java.jsonl",
-    }
-    tasks = {(name, row["program"]): row for name, file in sources.items() for row in rows(folder / file)}
-    found = []
-    for row in rows(folder / "pairs" / "java_function_pairs.jsonl.gz"):
-        task = tasks[row["dataset"], row["bug"]]
-        path = task["buggy_file"]
-        old = task["files"][path].splitlines(keepends=True)
-        first, end = map(int, row["loc"].split("-"))
-        text = row["patch"] + "\n" * (not row["patch"].endswith("\n") and bool(row["patch"]))
-        new = [*old[: first - 1], *text.splitlines(keepends=True), *old[end - 1 :]]
-        body = "".join(
-            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in difflib.unified_diff(old, new, f"a/{path}", f"b/{path}")
-        )
-        patch = f"diff --git a/{path} b/{path}\n{body}".encode("utf-8", "surrogatepass") if body else b""
-        issue = f"{row['dataset']}/{row['bug']}"
-        found.append(Judged(issue, task["patch"].encode(), patch, row["correctness"] == "plausible", "java"))
-    return found
-
-
-def ranking(folder: Path, choose: bool) -> None:
-    """Print how rewards rank, and what edits earn."""
-    if not (folder / "pairs").is_dir():
-        print(f"\nno ranking: there are no patches with outcomes in {folder / 'pairs'} (name the folder with --data)")
-        return
-    sets = {"SWE-bench (Python)": swebench(folder), "HumanEval-Java and QuixBugs-Java": java(folder)}
-    for title, judged in sets.items():
-        verdicts = data.rank(judged, NAMES)
-        print(f"\n## {title}\n\n{data.report(judged, verdicts)}")
-    if choose:
-        choice.report(sets)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=1000, help="to time")
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "shared" / "data")
-    parser.add_argument("--choose", action="store_true", help="cross-validate forms of patch_edits, too: some minutes")
-    wanted = parser.parse_args()
-    status = cost(wanted.pairs)
-    ranking(wanted.data, wanted.choose)
-    return status
+    return cost(parser.parse_args().pairs)
 
 
 def cost(count: int) -> int:

@@ -17,7 +17,7 @@ def audit(
     dataset: Annotated[str, typer.Argument(help="a task source, a file of tasks or rows, or a folder of Harbor tasks")],
     options: Options = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a folder for results and page; else audits/NAME")
+        Path | None, typer.Option("--output", "-o", help="a folder for results; else audits/NAME")
     ] = None,
     resume: Resume = False,
     limit: Annotated[int, typer.Option(min=0, help="so many tasks, drawn by the seed; 0: all")] = 0,
@@ -53,10 +53,9 @@ def audit(
     found = run(auditing.audit(source, tasks, place, settings, rows, resume=resume, jobs=jobs, say=note))
     plain = auditing.as_json(settings, found)
     write_atomic(folder / "audit.json", auditing.dumps(plain))
-    write_atomic(folder / "index.html", auditing.render(settings, found))
     if quarantine is not None:
         note(f"{quarantine}: {counted(data.write_quarantine(auditing.apart(found), quarantine), 'task')}")
-    show(json.dumps(plain) if as_json else f"{auditing.table(found)}\n{folder / 'index.html'}")
+    show(json.dumps(plain) if as_json else f"{auditing.table(found)}\n{folder / 'audit.json'}")
     if faulty := sum(bool(each.faults) for each in found):
         note(f"{counted(faulty, 'task')} not tried, or not whole: mend the cause, and go on with --resume")
         raise typer.Exit(ExitCode.RUN_FAILED)

@@ -115,23 +115,6 @@ def data_verify(
         raise typer.Exit(ExitCode.RUN_FAILED)
 
 
-@app.command("rank")
-def data_rank(
-    file: Annotated[Path, typer.Argument(help="patches with test outcomes, as JSON lines (docs/guides/rewards.md)")],
-    reward: Annotated[list[str] | None, typer.Option(help="a reward that compares diffs; may be repeated")] = None,
-    figure: Annotated[Path | None, typer.Option(help="write an SVG of ranking against what junk earns")] = None,
-    as_json: Json = False,
-) -> None:
-    """Ask of rewards: do patches that pass rank above those that fail, and what do cheap edits earn?"""
-    from coderepairrl.certify import data
-
-    rows = data.read(file)
-    verdicts = data.rank(rows, reward or ["patch_similarity", "patch_lines", "patch_edits"])
-    if figure is not None:
-        figure.write_text(data.figure(verdicts))
-    show(json.dumps([found.as_json() for found in verdicts]) if as_json else data.report(rows, verdicts))
-
-
 @app.command("export")
 def data_export(
     source: Source,

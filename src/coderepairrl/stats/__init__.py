@@ -12,7 +12,6 @@ from coderepairrl.stats.intervals import (
 from coderepairrl.stats.measures import COUNTS, NAMES, Summary, compare, measures, pair, summarise
 from coderepairrl.stats.notes import Noted, Notes
 from coderepairrl.stats.outcomes import outcomes, resolved
-from coderepairrl.stats.ranking import Ranking, interval, rank_correlation
 
 __all__ = [
     "COUNTS",
@@ -21,16 +20,13 @@ __all__ = [
     "Interval",
     "Noted",
     "Notes",
-    "Ranking",
     "Summary",
     "compare",
-    "interval",
     "mean_interval",
     "measures",
     "outcomes",
     "pair",
     "paired_difference",
-    "rank_correlation",
     "resolved",
     "sign_flip_test",
     "summarise",

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from coderepairrl.assembly.sizing.blocks import Attention, Shapes
 from coderepairrl.assembly.sizing.families import FAMILIES, Raw, Unknown, layers, numbers
-from coderepairrl.assembly.sizing.feeds import Experts, Layer
+from coderepairrl.assembly.sizing.parts import Layer
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.settings import LINEAR_ATTENTION
@@ -83,16 +82,12 @@ class Architecture:
     @property
     def head_dim(self) -> int:
         """Of what positions turn."""
-        return max((each.mixer.head_dim for each in self.blocks if isinstance(each.mixer, Attention)), default=64)
+        return max(layer.mixer.head_dim for layer in self.blocks) or 64
 
     @property
-    def linear(self) -> Shapes:
-        """Linear layers by name, of each the largest."""
-        found = Shapes()
-        for layer, _ in self.kinds:
-            for name, shape in layer.linear.items():
-                found[name] = max(found.get(name, shape), shape, key=math.prod)
-        return found
+    def widest(self) -> int:
+        """Weights of the largest linear layer."""
+        return max((each.size for layer, _ in self.kinds for each in layer.linear), default=0)
 
     @property
     def matrices(self) -> int:
@@ -102,7 +97,7 @@ class Architecture:
     @property
     def products(self) -> int:
         """Weights of the layers that a token is multiplied by."""
-        return sum(count * (layer.mixer.products + layer.feed.products) for layer, count in self.kinds)
+        return sum(count * (layer.mixer.multiplied + layer.feed.multiplied) for layer, count in self.kinds)
 
     @property
     def layer(self) -> int:
@@ -130,23 +125,14 @@ class Architecture:
         return number * self.parameters - int((number - (codes or number)) * coded)
 
     @property
-    def recurrent(self) -> bool:
-        """Whether some of its layers hold a state instead of keys."""
-        return any(layer.mixer.held.state for layer in self.blocks)
-
-    @property
     def experts(self) -> bool:
         """Whether a token goes through some of them only."""
-        return any(isinstance(layer.feed, Experts) for layer in self.blocks)
+        return any(layer.feed.count for layer in self.blocks)
 
     @property
     def active(self) -> int:
         """Parameters that a token goes through."""
-        idle = (
-            count * (layer.feed.count - layer.feed.chosen) * layer.feed.one
-            for layer, count in self.kinds
-            if isinstance(layer.feed, Experts)
-        )
+        idle = (count * (layer.feed.count - layer.feed.chosen) * layer.feed.one for layer, count in self.kinds)
         return self.parameters - sum(idle)
 
     def adapters(self, rank: int, targets: tuple[str, ...]) -> int:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from coderepairrl.assembly.sizing.architecture import Architecture
-from coderepairrl.assembly.sizing.feeds import Experts
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.engines.vllm.options import MAX_LORAS, RANKS, SLOTS, half, parse
 from coderepairrl.errors import ConfigError
@@ -186,18 +185,14 @@ def _adapter(model: Architecture, server: EngineSettings) -> int:
     what has the width of the model whole on every GPU."""
     numbers = model.adapters(server.rank, server.targets)
     for layer, count in model.kinds:
-        if isinstance(feed := layer.feed, Experts):
-            numbers += count * feed.count * server.rank * 3 * (model.hidden * server.tensor + feed.width)
+        numbers += count * layer.feed.count * server.rank * 3 * (model.hidden * server.tensor + layer.feed.width)
     return numbers
 
 
 def engine_memory(model: Architecture, server: EngineSettings) -> EngineMemory:
     """What each GPU of the server holds."""
     size, parts = server.size, server.tensor * server.pipeline
-    widest = 0
-    for layer, _ in model.kinds:
-        routed = layer.feed.chosen * model.hidden if isinstance(layer.feed, Experts) else 0
-        widest = max(widest, layer.feed.widest // server.tensor + routed)
+    widest = max(layer.feed.widest // server.tensor + layer.feed.chosen * model.hidden for layer, _ in model.kinds)
     token, sequence = _cache(model, server)
     return EngineMemory(
         weights=model.size(size) // parts,

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from coderepairrl.assembly.sizing.blocks import Attention, Block, Latent
-from coderepairrl.assembly.sizing.feeds import Experts, Layer, Mlp
-from coderepairrl.assembly.sizing.recurrent import Delta
+from coderepairrl.assembly.sizing.parts import Layer, Part, attention, delta, experts, latent, mlp
 
 Raw = Mapping[str, Any]
 Layers = tuple[Layer, ...]
@@ -51,10 +49,10 @@ def _layer_types(raw: Raw, every: int) -> Sequence[str]:
     return [FULL if (number + 1) % every == 0 else other for number in range(count)]
 
 
-def _attention(raw: Raw, window: int = 0, **more: Any) -> Attention:
+def _attention(raw: Raw, window: int = 0, **more: Any) -> Part:
     hidden, heads = numbers(raw, "hidden_size", "num_attention_heads")
     biased = bool(raw.get("attention_bias", False))
-    return Attention(
+    return attention(
         hidden,
         heads,
         raw.get("num_key_value_heads") or heads,
@@ -63,9 +61,9 @@ def _attention(raw: Raw, window: int = 0, **more: Any) -> Attention:
     )
 
 
-def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Block]:
+def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Part]:
     """Attention of every layer, to all tokens or to a window of them."""
-    mixers = list[Block]()
+    mixers = list[Part]()
     for kind in _layer_types(raw, every):
         if kind not in (FULL, SLIDING):
             raise Unknown
@@ -74,51 +72,46 @@ def _mixers(raw: Raw, every: int = 0, **more: Any) -> list[Block]:
     return mixers
 
 
-def _mlp(raw: Raw) -> Mlp:
-    return Mlp(*numbers(raw, "hidden_size", "intermediate_size"))
+def _mlp(raw: Raw) -> Part:
+    return mlp(*numbers(raw, "hidden_size", "intermediate_size"))
 
 
-def _dense(mixers: Sequence[Block], raw: Raw, norms: int = 2) -> Layers:
+def _dense(mixers: Sequence[Part], raw: Raw, norms: int = 2) -> Layers:
     return tuple(Layer(mixer, _mlp(raw), norms) for mixer in mixers)
 
 
-def _experts(mixers: Sequence[Block], raw: Raw, width: str, **more: Any) -> Layers:
+def _experts(mixers: Sequence[Part], raw: Raw, width: str, **more: Any) -> Layers:
     """In every layer."""
     if raw.get("decoder_sparse_step", 1) != 1 or raw.get("mlp_only_layers"):
         raise Unknown
     count = "num_experts" if "num_experts" in raw else "num_local_experts"  # of the hub, and as transformers writes it
-    hidden, experts, chosen, wide = numbers(raw, "hidden_size", count, "num_experts_per_tok", width)
-    feed = Experts(hidden, experts, chosen, wide, **more)
+    feed = experts(*numbers(raw, "hidden_size", count, "num_experts_per_tok", width), **more)
     return tuple(Layer(mixer, feed) for mixer in mixers)
 
 
-def _grouped(mixers: Sequence[Block], raw: Raw) -> Layers:
+def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
     """GLM's and DeepSeek's: experts after some layers that have none."""
     dense = ["dense"] * raw.get("first_k_dense_replace", 0)
     kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
     count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
-    hidden, experts, chosen, width, shared = numbers(raw, *names)
-    sparse = Experts(hidden, experts, chosen, width, width * shared, "grouped")
+    *sizes, width, shared = numbers(raw, *names)
+    sparse = experts(*sizes, width, shared=width * shared)
     return tuple(
         Layer(mixer, sparse if kind == "sparse" else _mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
     )
 
 
-def _latent(raw: Raw) -> list[Block]:
+def _latent(raw: Raw) -> list[Part]:
     names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
-    hidden, heads, plain, turned, value, rank = numbers(raw, *names)
-    biased = bool(raw.get("attention_bias", False))
-    mixer = Latent(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, biased)
+    mixer = latent(*numbers(raw, *names), raw.get("q_lora_rank") or 0, bias=bool(raw.get("attention_bias", False)))
     return [mixer] * raw["num_hidden_layers"]
 
 
-def _delta(raw: Raw, *, joined: bool = False) -> list[Block]:
+def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     """Gated DeltaNet, and every fourth layer attention with a gate."""
     names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
-    hidden, key_heads, value_heads, key_dim, value_dim = numbers(raw, "hidden_size", *names)
-    width = raw.get("linear_conv_kernel_dim", 4)
-    state = Delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined)
+    state = delta(*numbers(raw, "hidden_size", *names), raw.get("linear_conv_kernel_dim", 4), joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
     given = _layer_types(raw, raw.get("full_attention_interval", 4))
     if not {*given} <= kinds.keys():
@@ -136,24 +129,19 @@ FAMILIES: Mapping[str, Callable[[Raw], Layers]] = {
     "qwen3": lambda raw: _dense(_mixers(raw, norm="head"), raw),
     "llama": lambda raw: _dense(_mixers(raw), raw),
     "mistral": lambda raw: _dense(_mixers(raw), raw),
-    "qwen3_moe": lambda raw: _experts(
-        _mixers(raw, norm="head"),
-        raw,
-        "moe_intermediate_size",
-        kind="normed" if raw.get("norm_topk_prob") else "",
-    ),
-    "mixtral": lambda raw: _experts(_mixers(raw), raw, "intermediate_size", kind="mixtral"),
+    "qwen3_moe": lambda raw: _experts(_mixers(raw, norm="head"), raw, "moe_intermediate_size"),
+    "mixtral": lambda raw: _experts(_mixers(raw), raw, "intermediate_size"),
     "qwen3_5_text": lambda raw: _dense(_delta(raw), raw),
     "qwen3_5_moe_text": lambda raw: _experts(
-        _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
+        _delta(raw), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], gated=True
     ),
     "qwen3_next": lambda raw: _experts(
-        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], kind="gated"
+        _delta(raw, joined=True), raw, "moe_intermediate_size", shared=numbers(raw, SHARED)[0], gated=True
     ),
     "gemma3_text": lambda raw: _dense(_mixers(raw, raw.get("sliding_window_pattern", 6), norm="exact"), raw, 4),
     "olmo3": lambda raw: _dense(_mixers(raw, 4, norm="wide"), raw),
     "gpt_oss": lambda raw: _experts(
-        _mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", kind="biased"
+        _mixers(raw, 2, sinks=True, qkv_bias=True, o_bias=True), raw, "intermediate_size", biased=True
     ),
     "glm4_moe": lambda raw: _grouped(_mixers(raw, norm="head" if raw.get("use_qk_norm") else "", o_bias=False), raw),
     "glm4_moe_lite": lambda raw: _grouped(_latent(raw), raw),

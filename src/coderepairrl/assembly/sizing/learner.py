@@ -1,6 +1,6 @@
 """Memory of a learner process, in bytes, by what its own forward and backward pass hold (`coderepairrl.learn`).
 
-Counted per packed token and layer: what autograd keeps of the blocks of a layer (`blocks`), and what its backward pass
+Counted per packed token and layer: what autograd keeps of the parts of a layer (`parts`), and what its backward pass
 adds. Attention keeps no square of the length, for kernels compute it in tiles.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from coderepairrl.assembly.sizing.architecture import Architecture, targeted
-from coderepairrl.assembly.sizing.blocks import Mode
-from coderepairrl.assembly.sizing.feeds import Layer
+from coderepairrl.assembly.sizing.parts import Layer, Part
 from coderepairrl.learn.settings import BUCKET, LOGITS, NF4_BLOCK, LearnSettings
 
 RESERVE = 2_000_000_000
 """What a GPU process takes beside its tensors (context, libraries, fragments): an assumption, not a measurement."""
+PROCESSORS = 132
+"""Of an H100, among which FlashAttention's backward pass deals out heads; few GPUs have more."""
 ROUND = 3
 """Layers whose gathered weights are there at once: the one at work, the next, and a buffer."""
 BLOCK = 256
@@ -94,11 +95,11 @@ def learner_memory(
         size = 2 if half and (lora or not zero) else 4  # ZeRO gathers weights in the precision they are held in
         gathered += (model.root + ROUND * model.layer) * size + (0 if lora else 8 * model.layer)
     logits = _logits(model, settings, trained or tokens)
-    activations, work = _activations(model, settings, _mode(settings, longest, gpu=gpu), tokens)
+    activations, work = _activations(model, settings, longest, tokens, gpu=gpu)
     if settings.value_head or settings.entropy:  # numbers of a token, and the gradient that its state has from the head
         activations += (32 + 4 * model.hidden * settings.value_head) * tokens
     if codes:  # the numbers of one matrix, in the type of the files and in that of the product
-        work += (2 if half else 6 if model.half else 4) * max(a * b for a, b in model.linear.values())
+        work += (2 if half else 6 if model.half else 4) * model.widest
     if not lora:  # the gradient of a tied head is there until the end
         work += 4 * model.embedding * model.tied
     return LearnerMemory(
@@ -111,13 +112,6 @@ def learner_memory(
         work=work,
         logits=logits,
     )
-
-
-def _mode(settings: LearnSettings, longest: int, *, gpu: bool) -> Mode:
-    lora, half = settings.lora, settings.precision == "bf16"
-    if lora is None:
-        return Mode(half, gpu=gpu, row=longest)
-    return Mode(half, targeted(lora.targets), lora.rank, gpu, longest)
 
 
 def _moments(settings: LearnSettings, count: int) -> int:
@@ -143,32 +137,66 @@ def _logits(model: Architecture, settings: LearnSettings, trained: int) -> int:
     return 3 * once + 8 * model.embedding
 
 
-def _activations(model: Architecture, settings: LearnSettings, mode: Mode, tokens: int) -> tuple[int, int]:
+def _activations(
+    model: Architecture, settings: LearnSettings, longest: int, tokens: int, *, gpu: bool
+) -> tuple[int, int]:
     """What the forward pass of `tokens` keeps, and what the backward pass of a layer adds.
 
     With checkpointing a layer is computed again, all of it, before its backward pass.
     """
-    stream = model.hidden * (2 if mode.lora and mode.half else 4) * tokens
+    small = settings.lora is not None and settings.precision == "bf16"
+    stream = model.hidden * (2 if small else 4) * tokens
     ends = (12 * model.hidden + 8 * model.head_dim) * tokens  # the last norm, what is scored, cosines and sines
-    shared = 0 if mode.lora and mode.half else stream  # the layer's input is kept once
     kept, most, passed = 0, 0, 0
     for layer, number in model.kinds:
-        whole, passing = _layer(model, layer, mode, tokens)
+        whole, passing = _layer(model.hidden, settings, layer, longest, tokens, gpu=gpu)
         kept += number * whole
         passed = max(passed, passing)
-        most = max(most, whole - shared + passing)
+        most = max(most, whole + passing - (0 if small else stream))  # the layer's input is kept once
     if not settings.gradient_checkpointing:
         return kept + ends, passed
     return model.layers * stream + ends, most
 
 
-def _layer(model: Architecture, layer: Layer, mode: Mode, tokens: int) -> tuple[int, int]:
+def _layer(
+    hidden: int, settings: LearnSettings, layer: Layer, longest: int, tokens: int, *, gpu: bool
+) -> tuple[int, int]:
     """What a layer keeps of `tokens`, and what its backward pass adds to that, at most: that of its mixer as if what
     came after it were still there."""
-    kept = layer.kept(mode, model.hidden) + mode.size * mode.rank * len(layer.linear.keys() & (mode.targets or ()))
-    fixed = layer.feed.copied(mode)
-    if mode.half:  # weights in bfloat16, but of experts
-        fixed += 2 * (layer.adapters(mode.rank, mode.targets) if mode.targets is not None else layer.matrices)
-    weights = 0 if mode.lora else 4 * layer.feed.gradient
-    mixing = layer.mixer.passing(mode)
-    return int(kept * tokens) + fixed, int(max(layer.feed.passing(mode) * tokens + weights, mixing * tokens))
+    lora, half = settings.lora, settings.precision == "bf16"
+    size, mixer, feed = 2 if half else 4, layer.mixer, layer.feed
+    kept = layer.norms * ((4 if lora else 8) * hidden + 4) + sum(
+        _kept(hidden, settings, part, gpu=gpu) for part in (mixer, feed)
+    )
+    mixing = 4 * mixer.queries * -(-PROCESSORS // mixer.shares) if gpu and half else 0
+    if 0 < mixer.held.window < longest:  # blocks of queries with the keys of two windows, masks, gradients of both
+        repeated = 2 * mixer.queries - mixer.keys if gpu else mixer.keys
+        kept += size * (2 * repeated + mixer.queries) + (size + 1) * 2 * mixer.held.window
+        mixing = size * (2 * mixer.queries + 4 * (mixer.queries if gpu else mixer.keys))
+    trained, fixed = layer.matrices, 4 * feed.count
+    if lora:
+        names = targeted(lora.targets)
+        trained = layer.adapters(lora.rank, names)
+        kept += size * lora.rank * sum(each.name in names for each in layer.linear)
+    if half:  # weights in bfloat16, but of experts
+        fixed += 2 * trained
+    each = 4 if feed.count and not lora else size
+    feeding = max(each * ((1 + bool(feed.count) + feed.chosen) * hidden + feed.widest), 10 * hidden) * tokens
+    if not lora:
+        feeding += 4 * max(2 * hidden * feed.width * feed.count, *(linear.size for linear in feed.linear), 0)
+    return int(kept * tokens) + fixed, int(max(feeding, mixing * tokens))
+
+
+def _kept(hidden: int, settings: LearnSettings, part: Part, *, gpu: bool) -> int:
+    """Bytes of a token that a part keeps for its backward pass. Trained experts are computed in float32, frozen ones
+    keep no input; on a GPU attention's output is kept twice (`learn.attention`), and in float32 every head gets keys of
+    its own."""
+    lora, half = settings.lora, settings.precision == "bf16"
+    size = 2 if half else 4
+    given = size * bool(part.linear) if lora else 2 * part.reads if half else 4
+    kept = given * hidden + size * part.products + (4 if lora else 8) * part.norms + part.extra
+    if part.count and not lora:
+        kept += 4 * part.chosen * (part.width + hidden) + (4 - size) * part.products
+    if gpu:
+        kept += size * part.queries + (0 if half else 8 * (part.queries - part.keys))
+    return kept

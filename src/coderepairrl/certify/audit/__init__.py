@@ -1,6 +1,5 @@
 """``crrl audit``: whether the tasks of a set are what they are taken for (docs/guides/audit.md)."""
 
-from coderepairrl.certify.audit.page import render
 from coderepairrl.certify.audit.rates import Rate, as_json, dumps, rates, table
 from coderepairrl.certify.audit.trials import Audited, Settings, apart, audit, chosen
 
@@ -14,6 +13,5 @@ __all__ = [
     "chosen",
     "dumps",
     "rates",
-    "render",
     "table",
 ]

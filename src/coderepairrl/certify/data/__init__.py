@@ -1,6 +1,5 @@
 """``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
 
-from coderepairrl.certify.data.ranking import Judged, figure, rank, read, report
 from coderepairrl.certify.data.verify import TaskExam, apart, left_out, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, recognised, shipped, splits
 from coderepairrl.tasks.harbor import IMAGE
@@ -12,23 +11,18 @@ from coderepairrl.tasks.ready import lacking
 
 __all__ = [
     "IMAGE",
-    "Judged",
     "Listing",
     "Overlap",
     "TaskExam",
     "apart",
     "export",
     "export_harbor",
-    "figure",
     "lacking",
     "left_out",
     "listed",
     "load",
     "overlap",
-    "rank",
-    "read",
     "recognised",
-    "report",
     "shared",
     "shipped",
     "splits",

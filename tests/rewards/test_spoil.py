@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import islice
 from statistics import fmean
 
 import pytest
 
-from coderepairrl.certify.data.spoil import spoiled
 from coderepairrl.rewards import PatchEdits, parse
 from rewards.folder import records
+from rewards.spoil import ZERO, spoiled
 
 OLD = """def total(values, scale):
     result = 0
@@ -76,3 +77,20 @@ def test_what_edits_that_repair_nothing_earn_by_the_default_reward(language: str
     assert mean[HALF] >= 0.35
     assert mean["the reference and its test"] == 1.0
     assert mean["the reference and 20 files"] < 0.1
+
+
+def test_cheap_edits_of_real_references() -> None:
+    """All are diffs, the same each time; those that change nothing earn nothing unless the reference does so too."""
+    values: dict[str, list[float]] = {}
+    for row in islice(records("swebench/swebench_lite.jsonl.gz"), 60):
+        reference = row["patch"].encode()
+        made = spoiled(reference)
+        assert made == spoiled(reference)
+        for name, patch in made.items():
+            parse(patch)
+            values.setdefault(name, []).append(PatchEdits().compare(reference, patch, "python"))
+    means = {name: sum(each) / len(each) for name, each in values.items()}
+    assert all(means[name] < 0.02 for name in ZERO), means
+    assert max(means["junk in the right file"], means["junk in the right hunk"], means["junk on the right line"]) < 0.1
+    assert means["right edit, wrong place"] < 0.05
+    assert 0.3 < means["reference and noise"] < 0.8

@@ -39,7 +39,7 @@ from coderepairrl.stats.effects import difference
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tasks.mutants.judge import judge
 from coderepairrl.tasks.mutants.slices import functions
-from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 from workshop.tiny.simulate import Attempt, Simulation
 

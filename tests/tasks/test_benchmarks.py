@@ -24,8 +24,8 @@ from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.sandbox.rootfs import record_of
 from coderepairrl.tasks import ScriptedSource, junit, make, patches, rows
 from coderepairrl.tasks.folders import store
-from coderepairrl.tasks.mutants.source import unified
 from coderepairrl.tasks.overlap import overlap
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.prepare import prepare
 from coderepairrl.types import Task
 from rewards.folder import DATA, bwrap

@@ -17,8 +17,7 @@ from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
 from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.patches import patched
+from coderepairrl.tasks.patches import patched, unified
 from coderepairrl.tasks.sources.repair import Repair
 
 BEFORE = "".join(f"line {n}\n" for n in range(12))
@@ -102,7 +101,7 @@ def test_bad_input(tmp_path: Path) -> None:
             Repair(**options)
     with pytest.raises(ConfigError, match="unknown task source"):
         Repair(source="handmad")
-    with pytest.raises(TaskError, match="no task of .* changes one file .*1 change nothing"):
+    with pytest.raises(TaskError, match="no task can be used .*1 change nothing"):
         repairs(tmp_path, row(after=BEFORE)).prepare()
     with pytest.raises(TaskError, match="no column 'before'"):
         repairs(tmp_path, {"id": "a"}).prepare()

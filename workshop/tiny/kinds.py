@@ -27,7 +27,8 @@ from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, exercise, mutants
 from coderepairrl.tasks.mutants.slices import Check, Function, repository
-from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource, unified
+from coderepairrl.tasks.mutants.source import CHECK_SECONDS, LICENCE, MutantSource
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.sources.repair import Repair
 from coderepairrl.types import Checks, Command, Task
 from workshop.tiny import prompt

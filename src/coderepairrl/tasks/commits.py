@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,17 +103,17 @@ class History:
         told = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
         return {path: blob for path, mode, kind, blob in told if kind == "blob" and mode != _LINK}
 
-    def contents(self, blobs: Sequence[str]) -> list[bytes]:
-        """The contents of `blobs`."""
-        answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs).encode())
-        found, at = [], 0
-        for blob in blobs:
+    def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
+        """The contents of `blobs`, by the same paths."""
+        answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
+        found, at = dict[str, bytes](), 0
+        for path, blob in blobs.items():
             end = answer.index(b"\n", at)
             if answer.endswith(b" missing", at, end):
                 raise self._refused(f"the object {blob} is missing")
-            size = int(answer[at:end].split()[2])
-            found.append(answer[end + 1 : end + 1 + size])
-            at = end + 1 + size + 1
+            start, size = end + 1, int(answer[at:end].split()[2])
+            found[path] = answer[start : start + size]
+            at = start + size + 1
         return found
 
     def version(self, commit: str) -> str:

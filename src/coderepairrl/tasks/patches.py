@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -184,6 +185,22 @@ def lines_of(text: str) -> list[str]:
     (['a\x0cb\n', 'c'], ['a\n'], [])
     """
     return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def unified(path: str, old: str, new: str) -> bytes:
+    """``git diff`` of one changed file, without blob hashes.
+
+    >>> print(unified("a.py", "x = 1\\n", "x = 2\\n").decode(), end="")
+    diff --git a/a.py b/a.py
+    --- a/a.py
+    +++ b/a.py
+    @@ -1 +1 @@
+    -x = 1
+    +x = 2
+    """
+    lines = difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
+    body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    return f"diff --git a/{path} b/{path}\n{body}".encode("utf-8", "surrogateescape")
 
 
 def _side_of(body: list[str], sign: str) -> list[str]:

@@ -71,6 +71,10 @@ class Row:
             found = self._decoded(column) if found.strip() else []
         return tuple(map(str, self._checked(column, found, list)))
 
+    def texts(self, column: str) -> dict[str, str]:
+        """The files in `column`, contents by path. Raises `TaskError`."""
+        return {str(name): str(content) for name, content in self.mapping(column).items()}
+
     def day(self, *columns: str) -> str:
         """The date in the first of `columns` that there is, as ``YYYY-MM-DD``; empty where there is none."""
         for column in columns:
@@ -130,6 +134,14 @@ def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
                 raise TaskError(f"{benchmark}, {where}: not an object", fix="write one JSON object per line")
             found.append(Row(benchmark, where, each))
     return found
+
+
+def text_of(path: Path) -> str:
+    """A text file of a checkout; bytes that are no UTF-8 are surrogate escapes. Raises `TaskError`."""
+    try:
+        return path.read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as error:
+        raise TaskError(f"{path}: {error.strerror}", fix="path= is a whole checkout") from error
 
 
 def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:

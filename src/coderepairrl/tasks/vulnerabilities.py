@@ -18,7 +18,7 @@ from typing import Literal
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.registry import nearest
 from coderepairrl.tasks.benchmark import Files
-from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Task
 

@@ -21,7 +21,7 @@ from coderepairrl.certify import data
 from coderepairrl.errors import ConfigError, SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource
-from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +21,7 @@ from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, m
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
 from coderepairrl.tasks.needs import PYTEST
-from coderepairrl.tasks.patches import lines_of
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.project_environment import Environment, build, source_folder
 from coderepairrl.types import Checks, Command, Task
 
@@ -218,19 +217,3 @@ def _words(command: str) -> list[str]:
     if not words:
         raise ConfigError("tasks.options.command is empty", fix="leave it out, or name what runs the tests")
     return words
-
-
-def unified(path: str, old: str, new: str) -> bytes:
-    """``git diff`` of one changed file, without blob hashes.
-
-    >>> print(unified("a.py", "x = 1\\n", "x = 2\\n").decode(), end="")
-    diff --git a/a.py b/a.py
-    --- a/a.py
-    +++ b/a.py
-    @@ -1 +1 @@
-    -x = 1
-    +x = 2
-    """
-    lines = difflib.unified_diff(lines_of(old), lines_of(new), f"a/{path}", f"b/{path}", n=3)
-    body = "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-    return f"diff --git a/{path} b/{path}\n{body}".encode("utf-8", "surrogateescape")

@@ -14,11 +14,10 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from coderepairrl.errors import TaskError
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
 Language = Literal["python", "javascript", "java", "go", "rust", "cpp"]
@@ -54,9 +53,9 @@ class AiderPolyglot(Files):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        examples = _texts(row, "example_files")
+        examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
-        files = {name: text for name, text in _texts(row, "files").items() if not _hidden(name)}
+        files = {name: text for name, text in row.texts("files").items() if not _hidden(name)}
         files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
         kept = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
@@ -114,15 +113,16 @@ def _checkout(folder: Path, language: str) -> Row:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {str(path.relative_to(folder)): path for path in paths}
     parts = ("introduction.md", "instructions.md", "instructions.append.md")
-    texts = [_text(folder / ".docs" / part).strip() for part in parts if (folder / ".docs" / part).is_file()]
+    docs = [folder / ".docs" / part for part in parts]
+    texts = [text_of(path).strip() for path in docs if path.is_file()]
     examples = [*described.get("example", described.get("exemplar", ())), _CRATES]
     values = {
         "instance_id": f"polyglot-{language}__{folder.name}",
         "problem_statement": "\n\n".join(texts),
         "solution_files": described["solution"],
         "test_files": described["test"],
-        "files": {name: _text(path) for name, path in names.items() if not _hidden(name) and _is_text(path)},
-        "example_files": {name: _text(names[name]) for name in examples if name in names},
+        "files": {name: text_of(path) for name, path in names.items() if not _hidden(name) and _is_text(path)},
+        "example_files": {name: text_of(names[name]) for name in examples if name in names},
     }
     return Row("aider_polyglot", f"{language}/{folder.name}", values)
 
@@ -154,16 +154,5 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(".") and part not in (".eslintrc", ".babelrc") for part in name.split("/"))
 
 
-def _texts(row: Row, column: str) -> dict[str, str]:
-    return {name: str(text) for name, text in row.mapping(column).items()}
-
-
 def _is_text(path: Path) -> bool:
     return b"\0" not in path.read_bytes()[:8000]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise TaskError(f"aider_polyglot: {path}: {error.strerror}", fix="path= is a whole checkout") from error

@@ -21,8 +21,7 @@ from coderepairrl.tasks.base import LoadedSource, cached_json, log_left_out
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.masking import IMPLEMENT, Function, functions, parses
 from coderepairrl.tasks.mutants.package_tasks import read_tree
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.patches import is_test
+from coderepairrl.tasks.patches import is_test, unified
 from coderepairrl.tasks.project_environment import build, source_folder
 from coderepairrl.tasks.rows import ENDINGS, Row, read
 from coderepairrl.tasks.select import HELD_OUT, TRAIN, held_out

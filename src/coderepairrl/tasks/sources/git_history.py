@@ -214,8 +214,7 @@ class GitHistory(LoadedSource):
     def _specified(self, known: History, commit: Commit) -> str:
         """`Task.environment`: what the parent declares, and what the options add."""
         blobs = known.files(commit.parent)
-        read = [path for path in _READ if path in blobs]
-        contents = dict(zip(read, known.contents([blobs[path] for path in read]), strict=True))
+        contents = known.read({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
         taken_up = _TAKEN_UP.get(python, max(_TAKEN_UP.values()))
         try:
@@ -256,10 +255,10 @@ def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[s
     for path, blob in known.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":
             blobs.setdefault(path, blob)
-    contents = known.contents(list(blobs.values()))
-    if sum(map(len, contents)) > _TEST_BYTES:
+    contents = known.read(blobs)
+    if sum(map(len, contents.values())) > _TEST_BYTES:
         raise _LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
-    return {path: data.decode("utf-8", "surrogateescape") for path, data in zip(blobs, contents, strict=True)}
+    return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}
 
 
 def _starts_python(command: Sequence[str]) -> bool:

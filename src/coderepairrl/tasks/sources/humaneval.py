@@ -22,7 +22,7 @@ from coderepairrl.tasks.base import cached_json
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.mutants.mutations import mutations
-from coderepairrl.tasks.mutants.source import unified
+from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 

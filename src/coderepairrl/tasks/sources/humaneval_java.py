@@ -11,8 +11,8 @@ from pathlib import Path
 
 from coderepairrl.tasks import junit
 from coderepairrl.tasks.benchmark import Files, patch_bytes
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.rows import Row, read
+from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.rows import Row, read, text_of
 from coderepairrl.types import Task
 
 _MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
@@ -36,7 +36,7 @@ class HumanEvalJava(Files):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        files = {name: str(content) for name, content in row.mapping("files").items()}
+        files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
         checks = junit.checks(
             tests,
@@ -65,15 +65,15 @@ def _checkout(root: Path) -> list[Row]:
     rows = []
     for path in sorted((root / _MAIN).glob("*.java")):
         test = root / _TESTS / f"TEST_{path.name}"
-        broken, buggy = _text(path), f"{_MAIN}/{path.name}"
-        fixed = _text(root / "src/main/java/humaneval/correct" / path.name)
+        broken, buggy = text_of(path), f"{_MAIN}/{path.name}"
+        fixed = text_of(root / "src/main/java/humaneval/correct" / path.name)
         fixed = fixed.replace("package humaneval.correct;", "package humaneval.buggy;")
         comment = re.search(r"/\*+(.*?)\*/", broken, re.DOTALL)
         values = {
             "instance_id": f"humaneval-java__{path.stem}",
             "problem_statement": _plain(comment[1]) if comment else described.get(path.stem, ""),
             "buggy_file": buggy,
-            "files": {buggy: broken, f"{_TESTS}/{test.name}": _text(test)},
+            "files": {buggy: broken, f"{_TESTS}/{test.name}": text_of(test)},
             "patch": unified(buggy, broken, fixed).decode("utf-8", "surrogateescape"),
             "test_class": f"humaneval.TEST_{path.stem}",
         }
@@ -94,7 +94,3 @@ def _described(path: Path) -> dict[str, str]:
 
 def _plain(comment: str) -> str:
     return "\n".join(re.sub(r"^\s*\* ?", "", line) for line in comment.strip().split("\n")).strip()
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", "surrogateescape")

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from coderepairrl.environments import Specification, sandbox_version
-from coderepairrl.errors import TaskError
 from coderepairrl.tasks import junit
 from coderepairrl.tasks.benchmark import Files, patch_bytes
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.rows import Row
+from coderepairrl.tasks.patches import unified
+from coderepairrl.tasks.rows import Row, text_of
 from coderepairrl.types import Checks, Command, Task
 
 TEST_SECONDS = 5.0
@@ -50,7 +49,7 @@ class QuixBugs(Files):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        files = {name: str(content) for name, content in row.mapping("files").items()}
+        files = row.texts("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
         names = (row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS"))
@@ -83,20 +82,20 @@ def _python(root: Path) -> list[dict[str, object]]:
 
     Upstream's corrected files drop the docstring and add other solutions behind the first.
     """
-    shared = {"conftest.py": _text(root / "conftest.py")}
+    shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
     for test in sorted((root / "python_testcases").glob("test_*.py")):
         program = test.name.removeprefix("test_")
         buggy = f"python_programs/{program}"
-        broken, corrected = _text(root / buggy), _text(root / "correct_python_programs" / program)
+        broken, corrected = text_of(root / buggy), text_of(root / "correct_python_programs" / program)
         body, statement = _parts(broken)
-        files = {buggy: broken, f"python_testcases/{test.name}": _text(test), **shared}
+        files = {buggy: broken, f"python_testcases/{test.name}": text_of(test), **shared}
         for name in ("load_testdata", "node"):
             if name in files[f"python_testcases/{test.name}"]:
-                files[f"python_testcases/{name}.py"] = _text(root / "python_testcases" / f"{name}.py")
+                files[f"python_testcases/{name}.py"] = text_of(root / "python_testcases" / f"{name}.py")
         data = root / "json_testcases" / f"{test.stem.removeprefix('test_')}.json"
         if data.is_file():
-            files[f"json_testcases/{data.name}"] = _text(data)
+            files[f"json_testcases/{data.name}"] = text_of(data)
         fixed = broken.replace(body, _first(corrected).strip("\n"), 1)
         rows.append(_row("python", test.stem.removeprefix("test_"), buggy, files, broken, fixed, statement))
     return rows
@@ -108,18 +107,18 @@ def _java(root: Path) -> list[dict[str, object]]:
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
         program = test.name.removesuffix("_TEST.java")
         buggy = f"java_programs/{program}.java"
-        broken = _text(root / buggy)
-        fixed = _text(root / "correct_java_programs" / f"{program}.java")
+        broken = text_of(root / buggy)
+        fixed = text_of(root / "correct_java_programs" / f"{program}.java")
         fixed = fixed.replace("package correct_java_programs;", "package java_programs;")
-        files = {buggy: broken, f"{_JAVA_TESTS}/{test.name}": _text(test)}
+        files = {buggy: broken, f"{_JAVA_TESTS}/{test.name}": text_of(test)}
         for name, folder in (
             ("Node", "java_programs"),
             ("WeightedEdge", "java_programs"),
             ("QuixFixOracleHelper", _JAVA_TESTS),
         ):
             if any(re.search(rf"\b{name}\b", content) for content in files.values()):
-                files[f"{folder}/{name}.java"] = _text(root / folder / f"{name}.java")
-        statement = _parts(_text(root / "python_programs" / f"{program.lower()}.py"))[1]
+                files[f"{folder}/{name}.java"] = text_of(root / folder / f"{name}.java")
+        statement = _parts(text_of(root / "python_programs" / f"{program.lower()}.py"))[1]
         rows.append(_row("java", program, buggy, files, broken, fixed, statement))
     return rows
 
@@ -158,10 +157,3 @@ def _first(source: str) -> str:
         seen |= {name} - {""}
         last = node.end_lineno or last
     return "\n".join(lines[:last])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
-    except OSError as error:
-        raise TaskError(f"quixbugs: {path}: {error.strerror}", fix="path= is a whole checkout of QuixBugs") from error

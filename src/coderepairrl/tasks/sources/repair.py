@@ -20,8 +20,7 @@ from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.tasks.base import LoadedSource, log_left_out
 from coderepairrl.tasks.folders import store
-from coderepairrl.tasks.mutants.source import unified
-from coderepairrl.tasks.patches import language_of, patched, paths
+from coderepairrl.tasks.patches import language_of, patched, paths, unified
 from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
 

@@ -1,19 +1,44 @@
 """`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories to train on.
 
 Columns from its evaluation code (``SWE-Gym/SWE-Bench-Fork``); the shape is that of SWE-bench. Not run against the hub.
+
+Without images, environments are built on this machine from the benchmark's own specifications, and tests run in any
+sandbox that shows folders. The specifications are in ``swebench/harness/constants.py`` of the fork (MIT licence, commit
+242429c), which no package index has; the user names a copy of that file. Scripts and test commands are those that
+``swebench/harness/test_spec.py`` there makes of them.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
-from typing import Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlencode
 
+from coderepairrl.environments import CondaFile, Specification
+from coderepairrl.errors import ConfigError
 from coderepairrl.tasks.benchmark import Repositories, Workspace
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.sources import swe_gym_native
-from coderepairrl.types import Task
+from coderepairrl.tasks.sources.swe_bench_native import BEFORE, TIMEOUT, constants
+from coderepairrl.types import Checks, Command, Task
 
 _HUB = {"full": "SWE-Gym/SWE-Gym", "lite": "SWE-Gym/SWE-Gym-Lite"}
+COMMIT = "242429c188fcfd06aad13fce9a54d450470bf0ac"
+_FIX = f"specifications=FILE: swebench/harness/constants.py of github.com/SWE-Gym/SWE-Bench-Fork at {COMMIT[:7]}"
+_PARSER = "parse_log_pytest"
+"""The fork's parser of all its repositories but pydantic."""
+_OTHER_PARSER = ("pydantic/pydantic",)
+_UNABLE = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
+"""Commands of specifications that take more than packages of Python, or leave a compiled project in its folder."""
+_SYSTEM = re.compile(r"\bapt(-get)? ")
+"""In preparations that change the machine."""
+_NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
+"""How files of a test patch end that are no tests."""
+_END = "EOF_114329324912"
 
 
 class SweGym(Repositories):
@@ -21,7 +46,7 @@ class SweGym(Repositories):
 
     `path`, `split` and `revision` are as for `swe_bench.SweBench`, `workspace` and `clone` those of
     `benchmark.Repositories`; with ``native`` a task is a commit in an environment that is built on this machine as the
-    benchmark's own `specifications` say (`swe_gym_native`), of those instances where that takes packages alone.
+    file `specifications` says, of those instances where that takes packages alone.
     """
 
     name = "swe_gym"
@@ -39,25 +64,98 @@ class SweGym(Repositories):
     ) -> None:
         place: Workspace = "image" if workspace == "image" else "git"
         super().__init__(path, hub=_HUB[name], split=split, revision=revision, workspace=place, clone=clone)
-        self.specifications = swe_gym_native.file_of(specifications) if workspace == "native" else None
+        self.native = workspace == "native"
+        if self.native and not specifications:
+            raise ConfigError("workspace=native needs SWE-Gym's own specifications, which are not shipped", fix=_FIX)
+        self.specifications = Path(specifications).expanduser().resolve()
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
         made = super().task(row)
-        if self.specifications is None:
+        if not self.native:
             return made
-        url = self.clone.format(repository=row.text("repo"))
-        environment = swe_gym_native.environment(row, url, self.specifications)
-        return replace(made, environment=environment, checks=swe_gym_native.checks(row, self.specifications))
+        spec, conda = self._specified(row)
+        asked = Specification(
+            workspace=f"git:{self.clone.format(repository=row.text('repo'))}@{row.text('base_commit')}",
+            python=spec.get("python", ""),
+            conda=CondaFile(paths=conda, edits=spec.get("env_patches", ())) if conda else None,
+            requirements=spec.get("pip_packages", ()),
+            install=_commands(spec),
+            before=BEFORE,
+            version=f"{row.text('version')}.0",
+        )
+        query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
+        command = Command(("bash", "-c", _script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
+        named = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
+        return replace(made, environment=str(asked), checks=Checks((command,), {}, *named))
 
     def _read(self) -> list[Row]:
         rows = super()._read()
-        if self.specifications is None:
-            return rows
-        return [row for row in rows if not swe_gym_native.why_not(row, self.specifications)]
+        return [row for row in rows if self._can_build(row)] if self.native else rows
+
+    def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The row's specification, empty where there is none; and where its repository has its conda environment."""
+        published, repository = _published(self.specifications), row.text("repo").lower()
+        spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
+        named = spec.get("packages") == "environment.yml"
+        return spec, tuple(published["environments"].get(repository, ())) if named else ()
+
+    def _can_build(self, row: Row) -> bool:
+        """Whether an environment can be built from packages alone, and the fork's pytest parser reads the log."""
+        spec, conda = self._specified(row)
+        if not spec or row.text("repo").lower() in _OTHER_PARSER:
+            return False
+        return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(_commands(spec))
 
     def image(self, row: Row) -> str:
         """The published image of the issue, named as the fork names it."""
         if "image" in row:
             return row.text("image")
         return f"xingyaoww/sweb.eval.x86_64.{row.text('instance_id').lower().replace('__', '_s_')}"
+
+
+@cache
+def _published(file: Path) -> dict[str, Any]:
+    """The ``specifications`` in `file` by repository and version, and where repositories have conda ``environments``.
+
+    Raises `ConfigError` where it cannot be read.
+    """
+    try:
+        return constants(Path(sys.executable), file)
+    except (OSError, ValueError, subprocess.CalledProcessError) as error:
+        raise ConfigError(f"no specifications of environments can be read from {file}: {error}", fix=_FIX) from error
+
+
+def _commands(spec: dict[str, Any]) -> str:
+    """What prepares and installs the project, without what changes the machine."""
+    steps = (*spec.get("pre_install", ()), spec["install"])
+    return "\n".join(step for step in steps if not _SYSTEM.search(step))
+
+
+def _script(row: Row, spec: dict[str, Any]) -> str:
+    """What runs the tests of the instance in a workspace whose only commit is its own."""
+    patch = row.text("test_patch")
+    reset = f"git checkout HEAD {' '.join(re.findall(r'--- a/(.*)', patch))}"
+    return "\n".join(
+        (
+            "#!/bin/bash",
+            "set -uxo pipefail",
+            *spec.get("eval_commands", ()),
+            reset,
+            f"git apply -v - <<'{_END}'\n{patch}\n{_END}",
+            ": '>>>>> Start Test Output'",
+            f"{spec['test_cmd']} {_chosen(row.text('repo').lower(), patch)}",
+            ": '>>>>> End Test Output'",
+            reset,
+            "",
+        )
+    )
+
+
+def _chosen(repository: str, patch: str) -> str:
+    """Which tests are run: files of the test patch; of mypy, the cases that it names."""
+    if repository == "python/mypy":
+        cases = " or ".join(re.findall(r"\[case ([^\]]+)\]", patch))
+        return f'"{cases}"'
+    files = re.findall(r"diff --git a/.* b/(.*)", patch)
+    return " ".join(each for each in files if not each.endswith(_NO_TESTS))

@@ -44,7 +44,7 @@ case ",${1:-}," in
 *) torch=no ;;
 esac
 if [ "$torch" = no ]; then
-    size="about 150 MB, without torch"
+    size="about 130 MB, without torch"
 elif command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi >/dev/null 2>&1; then
     backend=auto
     size="about 3 GB: torch with CUDA"

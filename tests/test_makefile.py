@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-def setup(tmp_path: Path, *programs: str, **scripts: str) -> subprocess.CompletedProcess[str]:
+def setup(tmp_path: Path, *programs: str, extra: str = "dev", **scripts: str) -> subprocess.CompletedProcess[str]:
     """Run scripts/setup.sh in a copy of the tree's top with only `programs` and the fake `scripts` on the PATH."""
     tree, tools = tmp_path / "tree", tmp_path / "bin"
     (tree / "scripts").mkdir(parents=True)
@@ -26,7 +26,7 @@ def setup(tmp_path: Path, *programs: str, **scripts: str) -> subprocess.Complete
     for name, body in scripts.items():
         (tools / name).write_text(f"#!/bin/sh\n{body}\n")
         (tools / name).chmod(0o755)
-    command = [str(tools / "sh"), str(tree / "scripts" / "setup.sh"), "dev"]
+    command = [str(tools / "sh"), str(tree / "scripts" / "setup.sh"), *extra.split()]
     return subprocess.run(command, capture_output=True, text=True, env={"PATH": str(tools), "HOME": str(tmp_path)})
 
 
@@ -69,6 +69,13 @@ def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked
     assert ["+cpu" in line for line in torch] == [True] * min(asked, 2)
     assert ["download.pytorch.org" in line for line in torch] == [False, True][: len(torch)]
     assert project.endswith("-c constraints.txt -e .[dev]") and "+cpu" not in project
+
+
+def test_the_base_install_asks_for_no_torch(tmp_path: Path) -> None:
+    done = setup(tmp_path, "mkdir", "chmod", "cat", "uname", extra="", python3=PYTHON % "never")
+    assert done.returncode == 0, done.stderr
+    [project] = (tmp_path / "tree" / "log").read_text().splitlines()
+    assert "130 MB, without torch" in done.stderr and project.endswith("-c constraints.txt -e .")
 
 
 def test_pip_takes_cuda_with_a_gpu(tmp_path: Path) -> None:

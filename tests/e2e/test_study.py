@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError, ExitCode, PrerequisiteError
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.stages import study, study_run
 
 from .conftest import Project, until
@@ -140,6 +141,6 @@ def test_without_ray_the_extra_is_named(
     written(project, miniature, "study")
     monkeypatch.chdir(project.path)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PrerequisiteError, match="ray is not installed") as caught:
+    with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
         study_run.on_ray(study.read("study.toml"), "local", print)
-    assert caught.value.fix == "pip install 'coderepairrl[ray]'"
+    assert caught.value.fix == install_extra("ray")

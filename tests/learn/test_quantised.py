@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -18,6 +19,7 @@ from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.quantised import QuantisedLinear
 from coderepairrl.learn.trainer import Trainer
+from coderepairrl.processes.extras import install_extra
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)
@@ -212,8 +214,8 @@ def test_experts_are_refused(tmp_path):
 
 
 def test_bitsandbytes_is_asked_for_by_its_extra(monkeypatch):
-    monkeypatch.setattr("coderepairrl.learn.settings.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(PrerequisiteError, match=r"model.quantise=nf4") as missing:
         require_packages(settings("nf4"))
-    assert "coderepairrl[bitsandbytes]" in missing.value.fix
+    assert install_extra("bitsandbytes") == missing.value.fix
     require_packages(settings("int8"))

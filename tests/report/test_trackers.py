@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import warm
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.report.trackers import send, sending
 from coderepairrl.runs import RunFolder
 
@@ -193,11 +194,11 @@ def test_what_makes_no_sense_together_is_refused(arguments: list[str], error: st
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coderepairrl.assembly.plan.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     run = written(tmp_path / "run", steps=1)
     error = CliRunner().invoke(app, ["export", str(run), "--to", "wandb"]).exception
     assert str(error) == "log=wandb needs the package wandb"
-    assert getattr(error, "fix", "") == "pip install 'coderepairrl[wandb]'"
+    assert getattr(error, "fix", "") == install_extra("wandb")
     dry = CliRunner().invoke(app, ["train", "hello", "--dry-run", 'log=["trackio","wandb"]'])
     assert [str(each) for each in getattr(dry.exception, "problems", ())] == [
         "log=trackio needs the package trackio",

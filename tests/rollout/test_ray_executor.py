@@ -18,6 +18,7 @@ from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.messages import pack, portable, unpack
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
@@ -317,7 +318,7 @@ def test_somebody_elses_model_needs_no_cluster() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PrerequisiteError, match="ray is not installed") as caught:
+    with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
         require_ray(asked())
-    assert caught.value.fix == "pip install 'coderepairrl[ray]'"
+    assert caught.value.fix == install_extra("ray")
     require_ray(LOCAL)

@@ -19,6 +19,7 @@ from coderepairrl import rewards, tasks
 from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, TaskError
 from coderepairrl.grading import grade, packages
+from coderepairrl.processes.extras import install_extra
 from coderepairrl.rewards.text import TextReward
 from coderepairrl.rollout import Curriculum, Share
 from coderepairrl.sandbox.rootfs import record_of
@@ -529,7 +530,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(PrerequisiteError) as caught:
         make("swe_gym").prepare()
-    assert "coderepairrl[hub]" in caught.value.fix
+    assert install_extra("hub") in caught.value.fix
 
 
 def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
@@ -671,9 +672,9 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
 def test_the_curriculum_says_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the hub both tables are named, each with the option that stands in for it; and too few rows are."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(CodeRepairError, match="swe_gym is read from the hub") as found:
+    with pytest.raises(CodeRepairError, match="swe_gym, read from the hub, needs the package datasets") as found:
         make("thesis").prepare()
-    assert "pip install 'coderepairrl[hub]'; or name a file of its rows: swe_gym=FILE" in found.value.fix
+    assert f"{install_extra('hub')}; or name a file of its rows: swe_gym=FILE" in found.value.fix
     assert "tasks.options.multilingual=FILE" in found.value.fix
     few = gym_rows(tmp_path / "gym.jsonl", 12)
     with pytest.raises(TaskError, match="swe_gym has 12 issues to draw from, and 750 are asked for"):

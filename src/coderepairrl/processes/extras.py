@@ -25,7 +25,7 @@ EXTRAS = {
 
 def require_extra(extra: str, purpose: str) -> None:
     """Raise `PrerequisiteError` if a package of `extra` is missing, which `purpose` (a setting, say) needs."""
-    missing = [name for name in EXTRAS[extra] if find_spec(name) is None]
+    missing = [name for name in EXTRAS[extra] if not (sys.modules.get(name) or find_spec(name))]
     if missing:
         packages = "package" if len(missing) == 1 else "packages"
         raise PrerequisiteError(f"{purpose} needs the {packages} {', '.join(missing)}", fix=install_extra(extra))

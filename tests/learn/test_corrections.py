@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from coderepairrl.learn.corrections import weights
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.corrections import weights
 from coderepairrl.learn.losses import LOSSES, Scale, Trained
 from coderepairrl.learn.trainer import Trainer
 

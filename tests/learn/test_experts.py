@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from coderepairrl.learn.experts import Adapted
 from forest import ROWS, alone, apart, found
 
 from coderepairrl.assembly import replying
@@ -18,7 +19,6 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, adapters, shards
 from coderepairrl.learn.conversions import engine_form, init_random, merge, survived
-from coderepairrl.learn.experts import Adapted
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.trainer import Trainer

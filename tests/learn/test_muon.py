@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from coderepairrl.learn.muon import Muon
 from torch import Tensor
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn.muon import Muon
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 

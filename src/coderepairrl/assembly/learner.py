@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from coderepairrl import models, tokens
 from coderepairrl.assembly.numerics import resolved
 from coderepairrl.config import Config
 from coderepairrl.config.sections.train import Learning
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import RECIPES, LearnSettings
 
 

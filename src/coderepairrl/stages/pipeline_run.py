@@ -288,9 +288,8 @@ def _named_files(step: Step) -> dict[str, dict[str, str]]:
         return {}
     config = step.config("")
     found: dict[str, dict[str, str]] = {}
-    for order in (config.curriculum.easy_first, config.curriculum.band):
-        if order is not None and order.probe:
-            found["probe"] = digests([Path(order.probe)])
+    if config.curriculum.probe:
+        found["probe"] = digests([Path(config.curriculum.probe)])
     if folder := teacher(config):
         found["teacher"] = digests(models.files(folder))
     return found

@@ -49,8 +49,8 @@ WARM_START = (
     *("data.epochs=2", "data.batch=16", "data.held_out=0.02", "run.checkpoint_every=100"),
     *("train.lr=1e-3", "train.warmup_ratio=0.05"),
 )
-"""docs/measurements/kinds.md was measured at commit 56e73c6, with its train.optimizer=muon train.muon_lr=0.006. With AdamW,
-one epoch at 1.5e-3, six in ten replies of ``repair`` named text that was not in the file."""
+"""docs/measurements/kinds.md was measured at commit 56e73c6, with its train.optimizer=muon train.muon_lr=0.006. With
+AdamW, one epoch at 1.5e-3, six in ten replies of ``repair`` named text that was not in the file."""
 
 
 def crrl(*arguments: str) -> None:

@@ -97,8 +97,8 @@ class Curriculum(Section):
     band: Annotated[Band | None, Switch] = None
     """`true`, or a table. Not both."""
     probe: str = ""
-    """A file of attempts at the tasks before the run (docs/guides/curriculum.md). For `easy_first` a task that was solved
-    less often is harder, in place of its `difficulty`; for `band` they count until there are newer ones."""
+    """A file of attempts at the tasks before the run (docs/guides/curriculum.md). For `easy_first` a task that was
+    solved less often is harder, in place of its `difficulty`; for `band` they count until there are newer ones."""
     refill: int = Field(default=0, ge=0)
     """Up to so many further groups a step in place of those whose attempts all earned the same, until
     `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). The loss is then

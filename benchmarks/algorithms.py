@@ -32,7 +32,7 @@ from coderepairrl.types import Sample
 from workshop.tiny.measure import held_out
 from workshop.tiny.simulate import Attempt, Simulation
 
-ARMS: tuple[Algorithm, ...] = ("dr_grpo", "gspo", "dapo", "dppo")
+ARMS: tuple[Algorithm, ...] = ("dr_grpo", "gspo", "dapo")
 SEEDS = (0, 1, 2)
 ENDS = ("before", "after")
 MODEL = Path("src/coderepairrl/models/tiny")

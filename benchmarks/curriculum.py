@@ -29,7 +29,7 @@ SEEDS = (0, 1, 2)
 TRAINED = f"{{split='train', quoted=1, n={TASKS}}}"
 COMMON = (
     *(f"run.steps={STEPS}", f"run.checkpoint_every={STEPS}", "run.health.action=warn", "tasks.verify=false"),
-    *(f"tasks.options={TRAINED}", "train.denominator=informative"),
+    f"tasks.options={TRAINED}",
     *("reward={tests=1}", "eval.reward={tests=1}", "rollout.group_size=4"),
     *(f"eval.options={{split='test', quoted=1, n={HELD_OUT}}}", f"eval.every={EVERY}"),
 )
@@ -41,8 +41,8 @@ def arms(probe: Path) -> dict[str, tuple[str, ...]]:
     """What each arm does otherwise."""
     return {
         "uniform": (),
-        "easy-first": (f"curriculum.easy_first={{steps={STEPS // 2}, probe='{probe}'}}",),
-        "band": (f"curriculum.band={{probe='{probe}'}}",),
+        "easy-first": (f"curriculum.easy_first={{steps={STEPS // 2}}}", f"curriculum.probe={probe}"),
+        "band": ("curriculum.band=true", f"curriculum.probe={probe}"),
         "refill": ("curriculum.refill=8",),
     }
 

@@ -24,14 +24,8 @@ from coderepairrl.assembly.sizing.learner import RESERVE
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 
-BASES = {
-    "bf16": ("", "none"),
-    "int8": ("", "int8"),
-    "nf4": ("", "nf4"),
-    "FP8": ("-FP8", "none"),
-    "AWQ": ("-AWQ", "none"),
-}
-"""Endings of the model's name, and `model.quantise`."""
+BASES = {"bf16": "none", "nf4": "nf4"}
+"""`model.quantise` by what the weights below adapters are."""
 TOGETHER = {"1": True, "turns": "turns"}
 """`engine.share_devices` by the place; others say how many GPUs serve and learn."""
 MANY = (1, 2, 4, 8)
@@ -40,7 +34,6 @@ SHARES = [tenth / 20 for tenth in range(19, 2, -1)]
 
 def planned(size: str, base: str, memory: float, place: str, share: float, tokens: int) -> Estimate | None:
     """A run on GPUs of `memory` GB; None where a setting speaks against it."""
-    ending, form = BASES[base]
     shared = TOGETHER.get(place, False)
     serving, learning = (1, 1) if shared else map(int, place.split("+"))
     train = {"lora": True, "precision": "bf16", "gradient_checkpointing": True, "micro_tokens": tokens}
@@ -51,7 +44,7 @@ def planned(size: str, base: str, memory: float, place: str, share: float, token
     given = Config.model_validate(
         {
             "run": {"name": "cards"},
-            "model": {"path": f"Qwen/Qwen3-{size}{ending}", "quantise": form},
+            "model": {"path": f"Qwen/Qwen3-{size}", "quantise": BASES[base]},
             "engine": {"name": "vllm", "devices": [*range(serving)], "share_devices": shared, "options": options},
             "rollout": {"tokens": tokens},
             "train": train | {"devices": [*range(first, first + learning)], "old_logprobs": "recomputed"},

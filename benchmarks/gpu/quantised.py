@@ -1,12 +1,11 @@
-"""Does a server with a quantised base compute the learner's logprobs? Both on the same codes, format by format.
+"""Does a server with a quantised base compute the learner's logprobs? Both on the same numbers.
 
-    python benchmarks/gpu/quantised.py --model Qwen/Qwen3-0.6B [--formats nf4 awq fp8] [--python ~/vllm/bin/python]
+    python benchmarks/gpu/quantised.py --model Qwen/Qwen3-0.6B [--python ~/vllm/bin/python]
     python benchmarks/gpu/quantised.py            (the shipped policy of 1.4 M parameters, on a CPU too)
 
-`plain`, `nf4` and `int8` are served as numbers (`model.quantise`); `awq`, `fp8`, `int4` and `w8a8` (compressed-tensors)
-as codes. Codes are made here by rounding to nearest: good enough to compare two programs, not to use. Prints a line for
-each: the largest and the mean absolute difference between the logprobs of sampled tokens, in nats, and what the
-rounding itself changes (learner with codes against learner without). Exit code 1 if a server refused one.
+Prints a line for `plain` weights and for `nf4`: the largest and the mean absolute difference between the logprobs of
+sampled tokens, in nats, and what the rounding itself changes (learner with codes against learner without). Exit code 1
+if a server refused one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils import logging as hf_logging
 
@@ -31,93 +29,12 @@ from coderepairrl.engines.vllm import Vllm
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.conversions import rounded
-from coderepairrl.learn.policy import copy_layout
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.protocols import EngineSpec
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
-NUMBERS, CODES = ("plain", "nf4", "int8"), ("awq", "int4", "w8a8", "fp8")
-GROUP, BLOCK = 32, 128
-"""Weights that share a scale, in a row and in a square."""
-
-
-def written(source: Path, target: Path, form: str, dtype: torch.dtype) -> Path:
-    """The model in `source` with its layers' matrices as codes in `form`, in `target`."""
-    target.mkdir()
-    copy_layout(source, target)
-    plain = {name: tensor for file in weights.files(source) for name, tensor in load_file(file).items()}
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in plain.items():
-        if name.endswith("_proj.weight"):
-            owner = name.removesuffix("weight")
-            tensors |= {owner + part: value.contiguous() for part, value in encoded(tensor, form, dtype).items()}
-        else:
-            tensors[name] = tensor.to(dtype)
-    save_file(tensors, target / "model.safetensors")
-    config = json.loads((source / "config.json").read_text())
-    config |= {"quantization_config": about(form), "dtype": str(dtype).removeprefix("torch.")}
-    (target / "config.json").write_text(json.dumps(config))
-    (target / "model.safetensors.index.json").unlink(missing_ok=True)
-    return target
-
-
-def encoded(weight: Tensor, form: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """A matrix ``(out, in)`` by the names that a format has for its parts."""
-    exact = weight.float()
-    rows, columns = weight.shape
-    if form in ("awq", "int4"):
-        groups = exact.view(rows, -1, GROUP)
-        scales = (groups.abs().amax(-1) / 7).to(dtype)
-        numbers = (groups / scales.float()[..., None]).round().clamp(-8, 7).view(rows, columns).int() + 8
-        if form == "int4":
-            shape = torch.tensor(weight.shape)
-            return {"weight_packed": _packed(numbers), "weight_scale": scales, "weight_shape": shape}
-        order = [0, 2, 4, 6, 1, 3, 5, 7]
-
-        def awq(matrix: Tensor) -> Tensor:
-            return _packed(matrix.view(len(matrix), -1, 8)[:, :, order].reshape(len(matrix), -1))
-
-        zeros = torch.full((columns // GROUP, rows), 8, dtype=torch.int32)
-        return {"qweight": awq(numbers.t().contiguous()), "qzeros": awq(zeros), "scales": scales.t()}
-    if form == "w8a8":
-        scale = exact.abs().amax(1, keepdim=True) / 127
-        return {"weight": (exact / scale).round().to(torch.int8), "weight_scale": scale}
-    across, down = -(-columns // BLOCK), -(-rows // BLOCK)
-    scale = torch.stack(
-        [
-            exact[BLOCK * r : BLOCK * (r + 1), BLOCK * c : BLOCK * (c + 1)].abs().amax() / 448
-            for r in range(down)
-            for c in range(across)
-        ]
-    ).view(down, across)
-    spread = scale.repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
-    return {"weight": (exact / spread).to(torch.float8_e4m3fn), "weight_scale_inv": scale}
-
-
-def _packed(numbers: Tensor) -> Tensor:
-    """Eight numbers of 4 bits in each of 32, the first in the lowest."""
-    parts = numbers.view(len(numbers), -1, 8).long() << torch.arange(0, 32, 4)
-    total = parts.sum(-1)
-    return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
-
-
-def about(form: str) -> dict[str, Any]:
-    """The ``quantization_config`` of a format."""
-    if form == "awq":
-        return {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm", "zero_point": True}
-    if form == "fp8":
-        method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
-        return method | {"weight_block_size": [BLOCK, BLOCK]}
-    weight = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
-    inputs, kind = None, "pack-quantized"
-    if form == "w8a8":
-        weight = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-        inputs = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-        kind = "int-quantized"
-    group = {"targets": ["Linear"], "weights": weight, "input_activations": inputs}
-    groups = {"config_groups": {"group_0": group}, "format": kind, "ignore": ["lm_head"]}
-    return groups | {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
+FORMATS = ("plain", "nf4")
 
 
 async def sampled(engine: EngineSpec, model: Path, vocabulary: int, work: Path) -> tuple[list[list[int]], list[Any]]:
@@ -141,15 +58,10 @@ async def sampled(engine: EngineSpec, model: Path, vocabulary: int, work: Path) 
 
 def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """One format: how far engine and learner are apart, and learner with codes and without."""
-    dtype = torch.float32 if options.engine == "tiny" else torch.bfloat16
     precision = "fp32" if options.engine == "tiny" else "bf16"
-    served, quantise = work / form, form if form in ("nf4", "int8") else "none"
-    if form in CODES:
-        written(source, served, form, dtype)
-    elif quantise != "none":
-        rounded(source, served, quantise, precision)  # type: ignore[arg-type]
-    else:
-        served = source
+    served, quantise = (work / form, "nf4") if form == "nf4" else (source, "none")
+    if form == "nf4":
+        rounded(source, served, "nf4", precision)  # type: ignore[arg-type]
     engine: EngineSpec = Tiny()
     if options.engine == "vllm":
         args = () if options.share is None else ("--gpu-memory-utilization", str(options.share))
@@ -180,8 +92,8 @@ def compared(form: str, source: Path, work: Path, options: argparse.Namespace) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="builtin:tiny")
-    parser.add_argument("--formats", nargs="+", choices=[*NUMBERS, *CODES], default=[*NUMBERS, *CODES])
-    parser.add_argument("--engine", choices=["vllm", "tiny"], default="vllm", help="tiny serves no codes")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--engine", choices=["vllm", "tiny"], default="vllm")
     parser.add_argument("--python", default="", help="the interpreter that has vLLM")
     parser.add_argument("--share", type=float, help="of a GPU's memory that the server takes")
     parser.add_argument("--scratch", type=Path, help="where models are written")

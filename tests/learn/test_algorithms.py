@@ -14,7 +14,7 @@ from coderepairrl.config import load
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
 from coderepairrl.learn.advantages import overlong, ties_broken
-from coderepairrl.learn.losses import AGGREGATIONS, OBJECTIVES, RATIOS, estimate
+from coderepairrl.learn.losses import AGGREGATIONS, OBJECTIVES, RATIOS, k3
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
@@ -43,41 +43,28 @@ def test_the_page_has_the_parts_of_every_algorithm():
     [
         ("cispo", {"eps_low": 0.2}, "eps_low=0.2 bounds nothing with algorithm=cispo", "take one of rloo"),
         ("reinforce", {"eps_high": 0.2}, "bounds nothing with algorithm=reinforce", "leave eps_high out"),
-        ("dppo", {"delta": 3.0}, "delta=3 bounds nothing with algorithm=dppo", "leave delta out"),
         ("grpo", {"delta": 1.2}, "not above 1 \\+ eps_high = 1.2", "a larger delta"),
         ("sft", {"delta": 3.0}, "algorithm=sft, which has no ratio", "leave delta out"),
         ("sft", {"entropy": 0.1}, "algorithm=sft", "leave entropy out"),
-        ("grpo", {"kl": "k2"}, "kl=k2 with beta=0", "leave kl out"),
-        ("grpo", {"kl_in": "reward"}, "kl_in=reward with beta=0", "leave kl_in out"),
-        ("grpo", {"beta": 0.1, "kl": "k1"}, "the gradient of that term is 0 on average", "kl=k2"),
-        ("grpo", {"beta": 0.1, "kl_in": "reward"}, "kl_in=reward with advantage=zscore", "leave_one_out"),
-        ("rloo", {"beta": 0.1, "advantage": "batch"}, "kl_in=reward with advantage=batch", "kl_in=loss"),
         ("reinforce", {"old_logprobs": "recomputed"}, "which has no ratio to them", "mismatch_correction=token"),
-        ("grpo", {"max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo and dppo"),
+        ("grpo", {"max_completion_tokens": 9}, "max_completion_tokens=9 with algorithm=grpo", "dr_grpo"),
     ],
 )
 def test_what_does_nothing_is_refused_with_the_fix(algorithm, options, says, fix):
-    constant = {"max_completion_tokens": 64} if algorithm == "dppo" else {}
     with pytest.raises(ConfigError, match=says) as caught:
-        LearnSettings(algorithm=algorithm, **constant | options)
+        LearnSettings(algorithm=algorithm, **options)
     assert fix in caught.value.fix
 
 
 @pytest.mark.parametrize("algorithm", RECIPES)
-def test_every_algorithm_takes_old_logprobs_with_a_correction(algorithm):
+def test_every_algorithm_takes_old_logprobs_with_a_correction_and_has_its_own_clip(algorithm):
     """For `reinforce` they are what its samples are weighted by."""
     of(algorithm, old_logprobs="recomputed", mismatch_correction="token")
-    of(algorithm, old_logprobs="recomputed", mismatch_mask=2.0)
-
-
-@pytest.mark.parametrize("algorithm", RECIPES)
-def test_every_algorithm_has_its_own_clip(algorithm):
     assert of(algorithm).clip == RECIPES[algorithm].clip
 
 
-def test_the_estimators_of_kl_are_those_of_the_divergence():
-    """Over all outcomes: k1 and k3 are unbiased, k2's gradient is the divergence's, k3's that of the other direction,
-    and k1's is 0, for which it is refused in the loss."""
+def test_the_estimator_of_kl_is_unbiased():
+    """Over all outcomes, and its gradient is that of the other direction."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, generator=generator, dtype=torch.float64).requires_grad_()
     ref = torch.log_softmax(torch.randn(5, generator=generator, dtype=torch.float64), -1)
@@ -88,11 +75,8 @@ def test_the_estimators_of_kl_are_those_of_the_divergence():
     logp = torch.log_softmax(logits, -1)
     p = logp.exp()
     divergence, reverse = (p * (logp - ref)).sum(), (ref.exp() * (ref - logp)).sum()
-    mean = {kind: (p.detach() * estimate(kind, logp, ref)).sum() for kind in ("k1", "k2", "k3")}
-    assert torch.allclose(mean["k1"], divergence) and torch.allclose(mean["k3"], divergence)
-    assert torch.allclose(gradient(mean["k2"]), gradient(divergence), atol=1e-12)
-    assert torch.allclose(gradient(mean["k3"]), gradient(reverse), atol=1e-12)
-    assert gradient(mean["k1"]).abs().max() < 1e-12
+    mean = (p.detach() * k3(logp, ref)).sum()
+    assert torch.allclose(mean, divergence) and torch.allclose(gradient(mean), gradient(reverse), atol=1e-12)
 
 
 @given(st.integers(0, 200), st.integers(1, 99))

@@ -44,9 +44,10 @@ MIXED = [
 
 
 def config(algorithm: str, **more: Any) -> Config:
-    weight = more.pop("weight", 1.0)
-    kinds = {"detect": {"weight": weight}}
-    return Config.model_validate({"run": {"name": "x"}, "kinds": kinds, "train": {"algorithm": algorithm, **more}})
+    kinds = {"detect": {"weight": more.pop("weight", 1.0)}}
+    curriculum = {"refill": more.pop("refill", 0)}
+    train = {"algorithm": algorithm, **more}
+    return Config.model_validate({"run": {"name": "x"}, "kinds": kinds, "curriculum": curriculum, "train": train})
 
 
 def parts(made: Batch, algorithm: str) -> dict[str, float]:
@@ -79,13 +80,13 @@ def test_a_kind_with_few_tokens_is_not_drowned(algorithm: str) -> None:
     plain = parts(make_batch(MIXED, config(algorithm)), algorithm)
     assert plain["repair"] / plain["detect"] == pytest.approx(30 if algorithm == "dr_grpo" else 3, rel=1e-3)
 
-    balanced = make_batch(MIXED, config(algorithm, balance_kinds=True, denominator="informative"))
+    balanced = make_batch(MIXED, config(algorithm, balance_kinds=True, refill=1))
     even = parts(balanced, algorithm)
     assert even["repair"] == pytest.approx(even["detect"], rel=1e-3)
-    whole = parts(make_batch(MIXED, config(algorithm, denominator="informative")), algorithm)
+    whole = parts(make_batch(MIXED, config(algorithm, refill=1)), algorithm)
     assert sum(even.values()) == pytest.approx(sum(whole.values()), rel=1e-3)  # a step is as large as before
 
-    weighted = config(algorithm, balance_kinds=True, denominator="informative", weight=3)
+    weighted = config(algorithm, balance_kinds=True, refill=1, weight=3)
     thrice = parts(make_batch(MIXED, weighted), algorithm)
     assert thrice["detect"] == pytest.approx(3 * thrice["repair"], rel=1e-3)
 

@@ -255,7 +255,7 @@ def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature:
         trainer.measure([])
 
 
-@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo"])
 def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
     algorithm: str, miniature: Path, teacher: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,8 +309,7 @@ def test_a_teacher_on_every_device_is_refused_where_the_student_is_divided(strat
 async def test_two_processes_are_one(
     lora: Lora | None, miniature: Path, teacher: Path, make_rows: MakeRows, tmp_path: Path
 ) -> None:
-    optimizer = "adamw" if lora else "muon"
-    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5, optimizer=optimizer)
+    settings = SFT.but(beta=0.1, lora=lora, teacher=str(teacher), teacher_weight=0.5)
     alone = Trainer(miniature, settings)
     async with learner(miniature, tmp_path, settings.but(processes=2)) as two:
         for lengths, seed in (([30, 12, 45], 1), ([19], 2)):

@@ -189,7 +189,7 @@ def test_a_batch_joins_groups_and_counts_the_flat_ones():
     assert (result.account.sampled, result.account.trained) == (27, 13)
     assert result.episodes == 5  # all but the void one
 
-    informative = batch(attempts, "mean", max_tokens=100, denominator="informative", kl=True)
+    informative = batch(attempts, "mean", max_tokens=100, informative=True, kl=True)
     assert (informative.samples, informative.account, informative.episodes) == (result.samples, result.account, 3)
 
     with_kl = batch(attempts, "mean", max_tokens=100, kl=True)

@@ -10,8 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 from gradient import gradient_of_step
-from hypothesis import given
-from hypothesis import strategies as st
 from test_reference import MIXED, make_groups, paths
 
 from coderepairrl.assembly.learner import settings
@@ -20,7 +18,7 @@ from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import LearnSettings, batch
 from coderepairrl.learn.trainer import Trainer
-from coderepairrl.learn.values import explained, gae, value_loss
+from coderepairrl.learn.values import explained, value_loss
 from coderepairrl.stages.policy import make_batch
 from coderepairrl.types import Ending, Sample
 
@@ -41,21 +39,6 @@ def with_fork(rows):
     """The first two rows are branches of one episode."""
     first = replace(rows[0], weight=0.7)
     return [first, replace(rows[1], episode_id="e0", advantage=first.advantage, weight=0.3), *rows[2:]]
-
-
-@given(
-    st.lists(st.tuples(st.floats(-2, 2), st.floats(-2, 2)), min_size=1, max_size=12), st.floats(0.1, 1), st.floats(0, 1)
-)
-def test_an_advantage_is_the_weighted_sum_of_all_later_surprises(steps, gamma, lam):
-    """The definition of arXiv 1506.02438, and what follows where lambda is 1: the return less the value."""
-    rewards, values = map(list, zip(*steps, strict=True))
-    surprise = [r + gamma * after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
-    for t, advantage in enumerate(gae(rewards, values, gamma, lam)):
-        expected = math.fsum((gamma * lam) ** n * each for n, each in enumerate(surprise[t:]))
-        assert advantage == pytest.approx(expected, abs=1e-9)
-    for t, advantage in enumerate(gae(rewards, values, gamma, 1.0)):
-        discounted = math.fsum(gamma**n * each for n, each in enumerate(rewards[t:]))
-        assert advantage == pytest.approx(discounted - values[t], abs=1e-9)
 
 
 def test_the_value_loss_is_the_worse_of_two_and_its_gradient_that_of_finite_differences():
@@ -93,14 +76,7 @@ def loss64(model, head, episodes, terms):
                 seen.add(turn.index)
                 at += len(turn.output)
         reward = sum(score.value * score.weight for score in episode.scores)
-        gamma, lam = terms.of_values("gamma"), terms.of_values("gae_lambda")
-        values = [value.item() for _, _, value in columns] + [0.0]
-        for t, (logp, old, value) in enumerate(columns):
-            advantage = 0.0
-            for n in range(len(columns) - t):
-                paid = reward if t + n == len(columns) - 1 else 0.0
-                advantage += (gamma * lam) ** n * (paid + gamma * values[t + n + 1] - values[t + n])
-            found.append((logp, old, value, advantage))
+        found += [(logp, old, value, reward - value.item()) for logp, old, value in columns]
     mean = sum(each[3] for each in found) / len(found)
     spread = math.sqrt(sum((each[3] - mean) ** 2 for each in found) / len(found)) + 1e-4
     total = 0.0
@@ -109,15 +85,11 @@ def loss64(model, head, episodes, terms):
         ratio = (logp - old).exp()
         gain = torch.min(ratio * own, ratio.clamp(0.8, 1.2) * own)
         error = (value - (advantage + value.item())) ** 2 / 2
-        total = total + (terms.of_values("value_weight") * error - gain) / len(found)
+        total = total + ((terms.value_weight or 0.1) * error - gain) / len(found)
     return total
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"gamma": 0.99, "gae_lambda": 0.9, "value_weight": 0.5}, {"advantage": "none", "gae_lambda": 0.0}],
-    ids=["to the end", "bootstrapped", "one step, as they are"],
-)
+@pytest.mark.parametrize("options", [{"value_weight": 0.5}, {"advantage": "none"}], ids=["whitened", "as they are"])
 def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeypatch):
     """Episodes of several rows, a void one, and groups of equal rewards, which teach values as all others do."""
     from transformers import AutoModelForCausalLM
@@ -140,23 +112,9 @@ def test_loss_and_gradient_are_those_of_the_formulas(options, miniature, monkeyp
         assert torch.allclose(ours[name].double(), gradient, rtol=1e-4, atol=2e-6), name
 
 
-def test_kl_in_the_reward_is_taken_from_each_token(miniature, make_rows, monkeypatch):
-    """As in TRL's PPO of old: with one step, from a value of 0, a token's advantage is what it is paid."""
-    terms = PPO.but(beta=0.1, kl_in="reward", advantage="none", gae_lambda=0.0)
-    trainer, (row,) = Trainer(miniature, terms), make_rows([20])
-    seen = []
-    monkeypatch.setattr("coderepairrl.learn.values.targets", lambda batch, found: seen.append(found) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        trainer.step([row])
-    reference = trainer.logprobs([row.ids], 1.0)[0]
-    less = [0.1 * (row.logprobs[at] - reference[at - 1]) for at, on in enumerate(row.trained) if on]
-    paid = [-each for each in less[:-1]] + [row.advantage - less[-1]]
-    assert seen[0][0].advantages == pytest.approx(paid, abs=1e-6)
-
-
 def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(miniature, make_rows, monkeypatch):
     rows = with_fork(make_rows(LENGTHS))
-    terms = PPO.but(gae_lambda=0.9, gamma=0.95, entropy=0.01)
+    terms = PPO.but(entropy=0.01)
     (one, big), (many, small) = (
         gradient_of_step(rough(Trainer(miniature, terms.but(micro_tokens=n))), rows, monkeypatch) for n in (4096, 40)
     )
@@ -168,7 +126,7 @@ def test_micro_batches_and_minibatches_have_the_targets_of_the_whole_batch(minia
     assert parts["explained_variance"] == pytest.approx(one["explained_variance"], abs=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": Lora(rank=4, alpha=8)}, {"optimizer": "muon"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"lora": Lora(rank=4, alpha=8)}], ids=str)
 def test_a_checkpoint_has_the_head_and_what_is_published_has_not(options, miniature, make_rows, tmp_path):
     straight = Trainer(miniature, PPO.but(**options))
     for seed in range(2):
@@ -223,17 +181,13 @@ def test_what_explains_nothing_and_what_cannot_be_explained():
 
 
 def test_a_run_trains_every_episode_on_its_reward():
-    config = load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.gamma=0.99"])
+    config = load("hello", ["train.algorithm=ppo", "train.value_head=true"])
     episodes = [episode for group in make_groups(MIXED) for episode in group]
     rewards = {e.id: sum(s.value for s in e.scores) for e in episodes if e.ending is not Ending.VOID}
     assert {row.episode_id: row.advantage for row in make_batch(episodes, config).samples} == rewards
-    assert settings(config).value_head and settings(config).of_values("gamma") == 0.99
-    with pytest.raises(ConfigError, match="a value head learns from every episode"):
-        load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.denominator=informative"])
-    for denominator in ("episodes", "informative"):
-        with pytest.raises(ConfigError, match=r"curriculum\.refill .* every episode: leave one of them out"):
-            more = ["curriculum.refill=2", f"train.denominator={denominator}"]
-            load("hello", ["train.algorithm=ppo", "train.value_head=true", *more])
+    assert settings(config).value_head
+    with pytest.raises(ConfigError, match=r"curriculum\.refill .* every episode: leave one of them out"):
+        load("hello", ["train.algorithm=ppo", "train.value_head=true", "curriculum.refill=2"])
     with pytest.raises(ConfigError, match=r"train\.balance_kinds .* from batch to batch: leave one of them out"):
         load("hello", ["train.algorithm=ppo", "train.value_head=true", "train.balance_kinds=true"])
 
@@ -242,8 +196,7 @@ def test_a_run_trains_every_episode_on_its_reward():
     ("options", "says", "fix"),
     [
         ({"algorithm": "grpo", "value_head": True}, "whose advantages are of whole episodes", "algorithm=ppo"),
-        ({"algorithm": "ppo", "gamma": 0.9}, "gamma=0.9 without a value head", "leave gamma out"),
-        ({"algorithm": "ppo", "value_clip": 0.1}, "value_clip=0.1 without a value head", "value_head=true"),
+        ({"algorithm": "ppo", "value_weight": 0.1}, "value_weight=0.1 without a value head", "value_head=true"),
         ({"algorithm": "ppo", "value_head": True, "advantage": "mean"}, "advantage=mean", "leave advantage out"),
         ({"algorithm": "ppo", "value_head": True, "processes": 2, "strategy": "zero2"}, "under ZeRO", "fsdp2"),
         ({"algorithm": "sft", "value_head": True}, "algorithm=sft", "leave value_head out"),

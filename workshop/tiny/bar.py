@@ -36,7 +36,7 @@ SHORT: Sequence[str] = (
 )
 CONTROL: Sequence[str] = (
     *("data.held_out=0", "data.batch=8", "data.epochs=1"),
-    *("train.optimizer=muon", "train.muon_lr=0.006", "train.lr=1e-3", "train.warmup_ratio=0.05"),
+    *("train.lr=1e-3", "train.warmup_ratio=0.05"),
 )
 """Of the control: the settings of the last stage of `hello.toml`, for about the CPU time of 60 steps of reinforcement
 learning."""

@@ -100,12 +100,12 @@ def curriculum(config: Config, sources: Sequence[Share]) -> Curriculum:
     order: EasyFirst | Band | None = None
     if asked.easy_first is not None:
         order = EasyFirst(asked.easy_first.steps)
-        sources = _with_difficulties(sources, asked.easy_first.probe)
+        sources = _with_difficulties(sources, asked.probe)
     elif (band := asked.band) is not None:
-        probed = read_probe(Path(band.probe)) if band.probe else {}
+        probed = read_probe(Path(asked.probe)) if asked.probe else {}
         ids = {task.id for share in sources for task in share.tasks}
-        if band.probe and not ids & probed.keys():
-            raise _knows_none(band.probe, ids)
+        if asked.probe and not ids & probed.keys():
+            raise _knows_none(asked.probe, ids)
         before = {name: (each.attempts, each.rate) for name, each in probed.items() if name in ids}
         order = Band(band.low, band.high, before)
     return Curriculum(sources=sources, per_step=config.rollout.tasks_per_step, seed=config.run.seed, order=order)
@@ -128,7 +128,7 @@ def _with_difficulties(sources: tuple[Share, ...], probe: str) -> tuple[Share, .
         raise ConfigError(
             f"curriculum.easy_first: {len(lacking)} of {len(tasks)} training tasks have no difficulty"
             f"{f' in {probe}' if probe else ''} ({min(lacking)}, ...)",
-            fix="attempt all of them with crrl eval (eval.split=train; curriculum.easy_first.probe=RUN), or take"
+            fix="attempt all of them with crrl eval (eval.split=train; curriculum.probe=RUN), or take"
             " curriculum.band, which finds them out",
         )
     return sources

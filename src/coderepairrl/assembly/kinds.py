@@ -18,9 +18,9 @@ from coderepairrl.types import Task
 
 def of_kind(config: Config, kind: TaskKind) -> Config:
     """`config` as it is for the tasks of `kind`."""
-    limits = kind.model_dump(include={"calls", "tokens", "seconds"}, exclude_none=True)
+    limits = kind.model_dump(include={"calls", "tokens", "seconds", "turn_tokens"}, exclude_none=True)
     if "tokens" in limits:  # a reply is no longer than the whole
-        limits["turn_tokens"] = min(config.rollout.turn_tokens, limits["tokens"])
+        limits.setdefault("turn_tokens", min(config.rollout.turn_tokens, limits["tokens"]))
     return config.model_copy(
         update={
             "agent": kind.agent or config.agent,

@@ -62,7 +62,7 @@ def _above(config: Config, most: int) -> list[str]:
     """The settings by which an episode, or a turn, may have more tokens than `most`."""
     asked = {f"rollout.{name}": getattr(config.rollout, name) for name in ("tokens", "turn_tokens")}
     for kind, terms in config.kinds.items():
-        asked[f"kinds.{kind}.tokens"] = terms.tokens or 0
+        asked |= {f"kinds.{kind}.{name}": getattr(terms, name) or 0 for name in ("tokens", "turn_tokens")}
     return [name for name, tokens in asked.items() if tokens > most]
 
 

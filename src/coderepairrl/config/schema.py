@@ -59,6 +59,8 @@ class Config(Section):
             tokens = kind.tokens or self.rollout.tokens
             if tokens > self.rollout.tokens:
                 raise ValueError(f"kinds.{name}.tokens exceeds rollout.tokens, which bounds a row of the batch")
+            if (kind.turn_tokens or 0) > tokens:
+                raise ValueError(f"kinds.{name}.turn_tokens exceeds its tokens")
             if kind.reward and not any(kind.reward.values()):
                 raise ValueError(f"kinds.{name}.reward: at least one weight must differ from 0")
         return self

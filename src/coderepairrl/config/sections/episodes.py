@@ -110,5 +110,7 @@ class TaskKind(Section):
     """As `rollout.tokens`, and no more than these."""
     seconds: float | None = Field(default=None, gt=0)
     """As `rollout.seconds`."""
+    turn_tokens: int | None = Field(default=None, ge=1)
+    """As `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
     """Factor on its advantages, and so on its part of the loss (`train.balance_kinds`)."""

@@ -66,13 +66,10 @@ class Tasks(Section):
 
 class EasyFirst(Section):
     """Easy tasks first: tasks are drawn at random from a pool that begins with the easiest and grows step by step; once
-    it has all of them come epochs. Tasks need a `difficulty`, or `probe` says how often each was solved."""
+    it has all of them come epochs. Tasks need a `difficulty`, or `curriculum.probe` says how often each was solved."""
 
     steps: int = Field(default=20, ge=1)
     """The step from which on all tasks are in."""
-    probe: str = ""
-    """Attempts at the tasks (docs/guides/curriculum.md), a run folder of `crrl eval` or a file: a task that was solved
-    less often is harder. Empty is the tasks' own difficulty."""
 
 
 class Band(Section):
@@ -83,8 +80,6 @@ class Band(Section):
     """The rate is at least this. One success and one failure are added to it: of 8 failures it is 0.1."""
     high: float = Field(default=0.85, ge=0, le=1)
     """And at most this."""
-    probe: str = ""
-    """Attempts before the run, as for `easy_first`: they count until there are newer ones."""
 
     @model_validator(mode="after")
     def _something_within(self) -> Band:
@@ -101,6 +96,10 @@ class Curriculum(Section):
     """`true`, or a table."""
     band: Annotated[Band | None, Switch] = None
     """`true`, or a table. Not both."""
+    probe: str = ""
+    """Attempts at the tasks before the run (docs/guides/curriculum.md): a run folder of `crrl eval`, or a file.
+    For `easy_first` a task that was solved less often is harder, in place of its `difficulty`; for `band` they count
+    until there are newer ones."""
     refill: int = Field(default=0, ge=0)
     """Up to so many further groups a step in place of those whose attempts all earned the same, until
     `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). The loss is then
@@ -110,6 +109,8 @@ class Curriculum(Section):
     def _one_order(self) -> Curriculum:
         if self.easy_first is not None and self.band is not None:
             raise ValueError("easy_first and band are two orders: leave one out")
+        if self.probe and self.easy_first is None and self.band is None:
+            raise ValueError("probe is read by easy_first and band alone: add one of them, or leave it out")
         return self
 
 

@@ -102,7 +102,7 @@ def test_arms_run_for_each_seed_and_see_the_jobs_of_the_same_seed(tmp_path: Path
     assert [(each.name, each.arms) for each in found.questions()] == [
         (metric, ("base", "rl", "other")) for metric in ("resolved", "reward")
     ]
-    assert {arm: list(seeds) for arm, seeds in found.arms().items()} == dict.fromkeys(("base", "rl", "other"), [3, 5])
+    assert [(arm, *seeds) for arm, seeds in found.arms().items()] == [(arm, 3, 5) for arm in ("base", "rl", "other")]
 
 
 @pytest.mark.parametrize(

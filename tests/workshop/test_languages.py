@@ -16,7 +16,7 @@ from coderepairrl import models, stages
 from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.errors import PrerequisiteError
 from coderepairrl.runs.examples import Example, write_examples
-from coderepairrl.stages import study
+from coderepairrl.stages import jobs_file
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.tasks.mutants.grammars import declared, mutations_in
 from coderepairrl.tasks.mutants.languages import LANGUAGE_NAMES, LANGUAGES
@@ -48,7 +48,7 @@ def test_demonstrations_are_of_the_training_tasks_that_the_study_leaves_out(made
     assert {splits[each.task_id] for each in made} == {"train"}
     assert all(held_out(each.task_id, languages.SHARE) for each in made)
     assert Counter(each.language for each in made) == dict.fromkeys(LANGUAGE_NAMES, 40)
-    asked = tomllib.loads(study.shipped()["languages"].read_text(encoding="utf-8"))["study"]["set"]
+    asked = tomllib.loads(jobs_file.shipped()["languages"].read_text(encoding="utf-8"))["set"]
     assert f"tasks.holdout={languages.SHARE}" in asked
     again = languages.demonstrations(240)
     assert [next(again) for _ in range(12)] == made[:12]
@@ -121,8 +121,8 @@ def test_fine_tuning_takes_them_and_the_study_takes_the_policy_after_two_replace
     write_examples(Path("runs/languages-warmstart/languages.parquet"), made[:16])
     plan = resolve_imitation(stages.pinned(config))
     assert plan.examples.counts()["train"] == 16 and not plan.examples.rendered
-    text = study.shipped()["languages"].read_text(encoding="utf-8")
+    text = jobs_file.shipped()["languages"].read_text(encoding="utf-8")
     assert text.count(f'{languages.BASE}"') == 2  # of what is trained, and of what is not
     asked = tomllib.loads(text)
-    assert f"model.path={languages.BASE}" in asked["study"]["set"]
-    assert asked["arms"]["base"]["policy"] == languages.BASE
+    assert f"model.path={languages.BASE}" in asked["set"]
+    assert asked["arms"]["base"]["eval"]["policy"] == languages.BASE

@@ -68,12 +68,12 @@ def crrl(*arguments: str) -> None:
 
 def make_probe(folder: Path) -> Path:
     """`PROBES` attempts at each training task by the policy that all arms begin with."""
-    target = folder / "probe" / "difficulty.jsonl"
-    if not target.exists():
-        resume = ["--resume"] if (folder / "probe" / "log.jsonl").exists() else []
-        how = ("--limit", str(TASKS), "--attempts", str(PROBES), "--output", str(target.parent), "--anyway")
-        crrl("probe", "hello", f"tasks.options={TRAINED}", *how, *resume)
-    return target
+    target = RunFolder(folder / "probe")
+    if not finished(target):
+        resume = ["--resume"] if target.log.exists() else []
+        how = ("--attempts", str(PROBES), "--output", str(target.path))
+        crrl("eval", "hello", f"eval.options={TRAINED}", "eval.split=train", *how, *resume)
+    return target.path
 
 
 def finished(run: RunFolder) -> bool:

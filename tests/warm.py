@@ -163,7 +163,7 @@ def _hang_up(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 class _Forking(subprocess.Popen[bytes]):
-    """A child of the controller (a study's runs are some, too), forked from it; a program that is no module of ours is
+    """A child of the controller (jobs are some, too), forked from it; a program that is no module of ours is
     started."""
 
     def _execute_child(self, *given: Any, **named: Any) -> None:

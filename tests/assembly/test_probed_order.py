@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from coderepairrl.assembly.curriculum import curriculum, read_probe
-from coderepairrl.config import Config, load
+from coderepairrl.config import Config, load, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.rollout import Band, EasyFirst, Share
-from coderepairrl.types import Task
+from coderepairrl.runs import RunFolder
+from coderepairrl.types import Ending, Episode, Score, Task
 
 TASKS = tuple(Task(f"toy/{at}", "p", "python", "dir:x", b"") for at in range(4))
 
@@ -108,3 +110,31 @@ def test_the_band_is_a_setting_of_its_own_and_may_change_in_a_run() -> None:
     wide = load("hello", ["curriculum.band.low=0.05", "curriculum.refill=8", "train.denominator=informative"])
     assert wide.curriculum.band is not None and wide.curriculum.band.low == 0.05 and wide.curriculum.refill == 8
     assert load("hello").curriculum == Config.model_validate({"run": {"name": "c"}}).curriculum
+
+
+def test_an_evaluation_is_a_probe(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "probe")
+    run.create(to_toml(config()), {"name": "probe"})
+    made = Episode("", "", "eval", 0, "", 0, Ending.DONE)
+    run.write_episodes(
+        "eval-00000",
+        [
+            replace(made, id=f"e{number}", task_id=task, scores=(Score("tests", reward, passed=passed),), ending=ending)
+            for number, (task, reward, passed, ending) in enumerate(
+                [
+                    ("toy/1", 1.0, True, Ending.DONE),
+                    ("toy/1", 0.5, False, Ending.LIMIT),
+                    ("toy/1", 0.0, False, Ending.VOID),
+                    ("toy/2", 0.25, None, Ending.DONE),
+                ]
+            )
+        ],
+    )
+    found = read_probe(run.path)
+    assert {name: (each.attempts, each.solved, each.rate) for name, each in found.items()} == {
+        "toy/1": (2, 1, 0.5),
+        "toy/2": (1, None, 0.25),
+    }
+    (run.path / "episodes" / "eval-00000.jsonl").unlink()
+    with pytest.raises(UsageError, match="has no evaluation"):
+        read_probe(run.path)

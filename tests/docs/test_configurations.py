@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.config import load
-from coderepairrl.stages import pipeline, study
+from coderepairrl.stages import jobs_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```toml title=\"([^\"]+)\"\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -16,7 +16,7 @@ PRINTED = [
     (str(page.relative_to(DOCS)), body)
     for page in sorted(DOCS.rglob("*.md"))
     for title, body in BLOCK.findall(page.read_text())
-    if title not in ("agent.toml", "study.toml", "recipe.toml")  # a recipe of an agent, a study, a pipeline
+    if title not in ("agent.toml", "study.toml", "recipe.toml")  # a recipe of an agent, jobs
 ]
 
 
@@ -27,15 +27,10 @@ def test_a_configuration_in_the_documentation_can_be_loaded(page: str, body: str
     assert load(file).run.name == "mine", page
 
 
-def test_the_study_in_the_documentation_is_sound(tmp_path: Path) -> None:
-    [(_, body)] = BLOCK.findall((DOCS / "guides" / "study.md").read_text())
-    (tmp_path / "study.toml").write_text(body)
-    made = study.read(str(tmp_path / "study.toml"))
-    assert [job.config().run.name for job in made.jobs()] and len(made.questions) == 2
-
-
-def test_the_pipelines_in_the_documentation_and_the_examples_are_sound(tmp_path: Path) -> None:
-    [(_, body)] = BLOCK.findall((DOCS / "guides" / "pipeline.md").read_text())
-    (tmp_path / "recipe.toml").write_text(body)
-    for path in (tmp_path / "recipe.toml", *(DOCS.parent / "examples" / "pipeline").glob("*.toml")):
-        assert [step.config().run.seed for step in pipeline.read(str(path)).steps]
+def test_the_jobs_in_the_documentation_and_the_examples_are_sound(tmp_path: Path) -> None:
+    blocks = BLOCK.findall((DOCS / "guides" / "jobs.md").read_text())
+    for title, body in blocks:
+        (tmp_path / title).write_text(body)
+    assert [title for title, _ in blocks] == ["recipe.toml", "study.toml"]
+    for path in (*tmp_path.glob("*.toml"), *(DOCS.parent / "examples" / "jobs").glob("*.toml")):
+        assert [job.config().run.seed for job in jobs_file.read(str(path)).jobs if job.kind != "command"]

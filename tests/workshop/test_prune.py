@@ -1,8 +1,10 @@
-"""The student of `examples/pipeline/distil.toml`: narrower than the policy it is made of, and a model."""
+"""The student of `examples/jobs/distil.toml`: narrower than the policy it is made of, and a model."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError
-from coderepairrl.stages import pipeline, pipeline_run
+from coderepairrl.stages import jobs, jobs_file
 from workshop.tiny.prune import prune
 
 ROOT = Path(__file__).parents[2]
@@ -44,14 +46,13 @@ def test_more_neurons_than_there_are_cannot_be_kept(tmp_path: Path) -> None:
     assert "--neurons" in raised.value.fix and not (tmp_path / "student").exists()
 
 
-def test_the_pipeline_that_distils_can_begin_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    file = ROOT / "examples" / "pipeline" / "distil.toml"
-    (made,) = (line for line in file.read_text().splitlines() if "workshop.tiny.prune" in line)
-    *_, model, folder, _, neurons = made.split()
-    prune(model, Path(folder), int(neurons))
-    assert json.loads((tmp_path / folder / "config.json").read_text())["intermediate_size"] == int(neurons)
-    recipe = pipeline.read(str(file))
-    assert [step.name for step in recipe.steps][:4] == ["probe", "collect", "sft", "rl"]
-    planned, wrong = pipeline_run.check(recipe)
-    assert wrong is None and {each.doing for each in planned} == {"runs"}
+    found = jobs_file.read(str(ROOT / "examples" / "jobs" / "distil.toml"))
+    student = next(job for job in found.jobs if job.name == "student")
+    subprocess.run(student.words(), check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert json.loads((student.folder / "config.json").read_text())["intermediate_size"] == 96
+    by = {"made_by": jobs.made_by(student, {}), "ended": True, "port": 0}
+    student.record.write_text(json.dumps(by))
+    planned, wrong = jobs.check(found)
+    assert wrong is None and [each.standing.doing for each in planned] == ["is done", *["runs"] * 7]

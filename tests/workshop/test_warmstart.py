@@ -1,4 +1,4 @@
-"""What the shipped policy is made of: examples of training tasks alone, and a pipeline that takes them."""
+"""What the shipped policy is made of: examples of training tasks alone, and jobs that take them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from coderepairrl import models
 from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.runs.examples import Example
-from coderepairrl.stages import pipeline
+from coderepairrl.stages import jobs_file
 from coderepairrl.tasks.mutants.corpus_tasks import mutants
 from workshop.tiny import prompt, warmstart
 
@@ -44,7 +44,7 @@ def test_the_mistake_of_replacing_a_line_by_itself_is_shown_and_not_learned() ->
     assert repeats == {0, 1, 2}
 
 
-def test_the_pipeline_takes_them_and_begins_with_the_shape_that_is_shipped(
+def test_the_jobs_take_them_and_begins_with_the_shape_that_is_shipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -54,7 +54,7 @@ def test_the_pipeline_takes_them_and_begins_with_the_shape_that_is_shipped(
     warmstart.write(Path("runs/warmstart"), warmstart.STAGES)
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
         assert Path("runs/warmstart/random", name).read_bytes() == (SHIPPED / name).read_bytes()
-    steps = pipeline.read(str(FILE)).steps
-    assert [step.name for step in steps if step.kind == "sft"] == list(warmstart.STAGES)
-    plan = resolve_imitation(steps[0].config())
+    found = jobs_file.read(str(FILE)).jobs
+    assert [job.name for job in found if job.kind == "sft"] == list(warmstart.STAGES)
+    plan = resolve_imitation(found[0].config())
     assert plan.examples.counts()["train"] == 8 and not plan.examples.rendered

@@ -22,7 +22,6 @@ from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.errors import exit_on_error
 from coderepairrl.runs import open_run
 from coderepairrl.runs.examples import write_examples
-from coderepairrl.stages.jobs import state_of
 from coderepairrl.stages.sft import sft
 from coderepairrl.stats import compare, pair
 from coderepairrl.stats.clusters import clusters_of, slice_of
@@ -103,9 +102,15 @@ def more_demonstrations(model: Path, runs: Path) -> Path:
     where = [f"model.path={model}", f"data.paths={learned}", f"run.dir={runs}", "run.name=hello-bar-control-model"]
     config = stages.pinned(configs.load("sft-tiny", [*CONTROL, *where]))
     folder = stages.folder_of(config)
-    if state_of(folder.path) != "done":
+    if not has_ended(folder.path):
         asyncio.run(sft(resolve_imitation(config), folder, resume=(folder.path / "run.json").exists()))
     return folder.path
+
+
+def has_ended(run: Path) -> bool:
+    """Whether the last process of the run in `run` came to its end."""
+    kinds = [record["type"] for record in open_run(run).records()] if (run / "log.jsonl").exists() else []
+    return [kind for kind in kinds if kind != "used"][-1:] == ["end"]
 
 
 def finished(overrides: Sequence[str]) -> Path:
@@ -116,7 +121,7 @@ def finished(overrides: Sequence[str]) -> Path:
         asyncio.run(stages.run(config))
         return path
     config = configs.load(path, overrides)
-    if config != configs.load(path) or state_of(path) != "done":
+    if config != configs.load(path) or not has_ended(path):
         asyncio.run(stages.run(config, resume=True))
     return path
 

@@ -59,9 +59,7 @@ def read_probe(path: Path) -> dict[str, Probed]:
     try:
         written = foreign.text(path)
     except ValueError as error:
-        raise UsageError(
-            f"{path} is not read: {error}", fix="name a run folder of crrl eval, or leave it out"
-        ) from None
+        raise UsageError(f"{path} is not read: {error}", fix="name a run of crrl eval, or leave it out") from None
     found: dict[str, Probed] = {}
     for number, row in foreign.objects(path, written, _FIX):
         try:

@@ -27,8 +27,8 @@ def run(
 ) -> None:
     """Run jobs of a file that are not done yet (train, sft, collect, eval), and print one table of their arms."""
     from coderepairrl.report import verdict
-    from coderepairrl.stages import jobs as reading
-    from coderepairrl.stages import jobs_run as running
+    from coderepairrl.stages import jobs as running
+    from coderepairrl.stages import jobs_file as reading
 
     if sum([dry_run, commands, table]) > 1:
         raise UsageError("these options exclude each other", fix="one of --dry-run, --commands, --table")
@@ -37,7 +37,7 @@ def run(
     if commands:
         if overrides:
             raise UsageError("overrides are not passed on by --commands", fix="write them into the file")
-        show(running.commands(planned))
+        show(running.commands(planned, note))
         return
     failures: dict[str, str] = {}
     if not table:

@@ -1,4 +1,4 @@
-"""What a study's runs say of its questions: each arm's mean over seeds and tasks, and how it differs from the baseline.
+"""What runs say of questions about arms: each arm's mean over seeds and tasks, and its difference from the baseline.
 
 An arm is a way to train or to measure, a seed one run of it. Nothing here starts a run: finished evaluations are read.
 """
@@ -154,7 +154,7 @@ def result(
         tables += _tables(found, seeds)
         remarks += found.notes
         numbers.append(_numbers(found))
-    tables.append(arms)
+    tables += [arms] if arms.rows else []
     remarks += _methods(len(seeds))
     data = {"verdicts": verdicts, "questions": numbers, "seeds": list(seeds), "notes": remarks}
     return Result(verdicts, tables, remarks, data)

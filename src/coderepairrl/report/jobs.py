@@ -134,8 +134,9 @@ def result(folder: Path) -> Result:
         for arm, own in data["arms"].items()
     }
     questions = [arms.Question(**each) for each in data["questions"]]
-    about = Table("arms", ("arm", "what it is"), [(arm, own["about"]) for arm, own in data["arms"].items()])
-    found = arms.result(questions, runs, data["seeds"], about, notes) if questions else Result([], [], notes, {})
+    about = [(arm, own["about"]) for arm, own in data["arms"].items() if own["about"]]
+    shown = Table("arms", ("arm", "what it is"), about)
+    found = arms.result(questions, runs, data["seeds"], shown, notes) if questions else Result([], [], notes, {})
     numbers = {"name": data["name"], **found.numbers, "jobs": [_numbers(each) for each in jobs]}
     numbers["notes"] = [*found.notes]
     return Result(found.verdicts, [*found.tables, _costs(data["name"], jobs)], found.notes, numbers)

@@ -33,8 +33,7 @@ exception nor a signal ends it."""
 
 _START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
 _AGAIN = (
-    "start Ray anew on all of its machines (docs/guides/cluster.md), then continue with its address: a run by --resume,"
-    " a study by the same command"
+    "start Ray anew on all of its machines (docs/guides/cluster.md), then continue with its address: a run by --resume"
 )
 _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 

@@ -1,487 +1,596 @@
-"""Jobs from one file: commands of ours, what each needs, and arms that run for each seed.
+"""Runs the jobs of a file, each as the command that anybody could type, unless it is done already.
 
-A job lies in DIR/NAME/JOB, one of an arm in DIR/NAME/ARM/seed-N/JOB. `jobs_run` checks and runs them.
+JOB.job.json has what a job was made by: its settings, checksums of the files and job outputs that it reads, and our
+version. A job of which all this is as before is kept, or goes on where it was killed. If anything differs, its folder
+is put aside and it runs again; what needs it runs again if its output changed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
+import hashlib
 import json
-import re
+import os
 import shlex
+import socket
+import subprocess
 import sys
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-
+from coderepairrl import __version__, models
 from coderepairrl import config as configs
+from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.config import Config
-from coderepairrl.config.sections.base import Section
-from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
+from coderepairrl.printable import counted
+from coderepairrl.processes.children import NOT_FROM_HERE
 from coderepairrl.registry import nearest
-from coderepairrl.report.arms import Question
-from coderepairrl.report.jobs import record_of
-from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
+from coderepairrl.report import jobs as report
+from coderepairrl.report.metrics import PER_TOOL, names
+from coderepairrl.report.verdict import Result, Table, render
+from coderepairrl.runs.examples import NAME as EXAMPLES
+from coderepairrl.runs.folder import write_atomic
+from coderepairrl.runs.storage import SUMS, checksum
+from coderepairrl.stages import evaluation
+from coderepairrl.stages.command import pinned
+from coderepairrl.stages.jobs_file import ATTEMPT, TRAIN, Job, Jobs
+from coderepairrl.stages.preview import dry_run
+from coderepairrl.stages.shards import WHOLE
 
-Kind = Literal["train", "sft", "collect", "eval", "command"]
-KINDS: tuple[Kind, ...] = ("train", "sft", "collect", "eval", "command")
-TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
-"""Kinds that make a policy, and kinds that attempt tasks with one."""
-_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-_REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
-_OWN = ("run.name", "run.dir")
-_GUIDE = "docs/guides/jobs.md has every key"
-
-
-class JobFile(Section):
-    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings. ``{JOB}`` in a value of `set`,
-    `policy` or `run` is the folder of another job, which is needed then."""
-
-    kind: Kind | None = None
-    """The command; not needed where the job's name is one."""
-    about: str = ""
-    """A note for the table."""
-    config: str = ""
-    """What it begins with in place of the file's `config`; the common settings do not hold then."""
-    set: tuple[str, ...] = ()
-    """Settings, as on the command line."""
-    policy: str = ""
-    """What it trains further (`train`, `sft`: else the config's model), or who attempts the tasks."""
-    preset: str = ""
-    """How an `eval` samples, and its limits."""
-    serve: str = ""
-    """A command that serves the policy while the job runs. ``{port}`` in it and in `policy` is a free port,
-    ``{python}`` the Python that runs `crrl`."""
-    run: str = ""
-    """The program of a `command`, which makes ``{folder}``."""
-    needs: tuple[str, ...] = ()
-    """Further jobs that must be done before."""
-
-
-class ArmFile(Section):
-    """``[arms.NAME]``: jobs that run for each seed. The last `eval` of them is what the arm is compared by."""
-
-    about: str = ""
-    set: tuple[str, ...] = ()
-    """Settings of all its jobs that begin with the file's `config`."""
-    jobs: dict[_NAME, JobFile] = Field(min_length=1)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _others_are_jobs(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {
-            **{key: value for key, value in data.items() if key in ("about", "set")},
-            "jobs": {key: value for key, value in data.items() if key not in ("about", "set")},
-        }
-
-
-class QuestionFile(Section):
-    """``[questions.NAME]``: what is asked of which arms."""
-
-    asks: str = ""
-    arms: tuple[str, ...] = Field(min_length=2)
-    """The first is the baseline of the others."""
-    metric: str = "resolved"
-    evaluation: str = "eval"
-    """``eval``, or a name in ``eval.also``."""
-
-
-class Defaults(Section):
-    """``[defaults.KIND]``: what all jobs of a kind have in common."""
-
-    set: tuple[str, ...] = ()
-    preset: str = ""
-
-
-class File(Section):
-    """A whole jobs file."""
-
-    name: _NAME
-    config: str = ""
-    """A shipped config, or a TOML file (beside this one, or from the current folder): what jobs begin with."""
-    dir: str = "jobs"
-    """Where the folder `name` is made."""
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """The arms run once for each, as ``run.seed``."""
-    set: tuple[str, ...] = ()
-    """Settings of all jobs that begin with `config`, each as far as the command has a use for it."""
-    metrics: tuple[str, ...] = ("resolved",)
-    """What arms are compared by where there are no questions."""
-    baseline: str = ""
-    """The arm that the others are compared with where there are no questions; empty is the first."""
-    defaults: dict[Kind, Defaults] = Field(default_factory=dict)
-    jobs: dict[_NAME, JobFile] = Field(default_factory=dict)
-    arms: dict[_NAME, ArmFile] = Field(default_factory=dict)
-    questions: dict[str, QuestionFile] = Field(default_factory=dict)
+Say = Callable[[str], None]
+Doing = Literal["is done", "goes on", "runs", "runs again"]
+_SERVER_STARTS = 600.0
+"""Seconds until a server of a policy must listen."""
+_STOPS = 120.0
+"""Seconds that a job has to stop in order."""
+_LAST = 1 << 14
+_DIFFERENCES = 4
+"""Settings that differ and are named."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One command, with all references filled in."""
+class Standing:
+    """How far a job is."""
 
-    name: str
-    """Its folder below that of the file."""
-    kind: Kind
-    about: str
-    folder: Path
-    source: str
-    """The configuration that it begins with."""
-    settings: tuple[str, ...]
-    policy: str = ""
-    preset: str = ""
-    serve: str = ""
-    run: str = ""
-    needs: tuple[str, ...] = ()
-    arm: str = ""
-    seed: int = 0
+    doing: Doing
+    differs: Sequence[str] = ()
+    """How what was made differs from what the file says now."""
+    waits: Sequence[str] = ()
+    """Needed jobs that are not done, so that their output may change."""
 
     @property
-    def record(self) -> Path:
-        """What it was made by, and whether it ended."""
-        return record_of(self.folder)
-
-    @property
-    def log(self) -> Path:
-        """What its processes print."""
-        return self.folder.with_name(f"{self.folder.name}.log")
-
-    def overrides(self) -> tuple[str, ...]:
-        """All settings of a job that trains."""
-        model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
-        # its evaluation is a job of its own
-        own = ("eval.before=false", "eval.after=false", *self.settings, *model)
-        return (*own, f"run.name={self.folder.name}", f"run.dir={self.folder.parent}")
-
-    def words(self, port: int = 0) -> list[str]:
-        """The command; what serves its policy listens on `port`."""
-        if self.kind == "command":
-            return [word.replace("{folder}", str(self.folder)) for word in _program(self.run)]
-        if self.kind in TRAIN:
-            return ["crrl", self.kind, self.source, *self.overrides()]
-        preset = ["--preset", self.preset] if self.preset else []
-        policy = self.policy.replace("{port}", str(port))
-        return ["crrl", self.kind, self.source, *self.settings, "--policy", policy, *preset, "-o", str(self.folder)]
-
-    def server(self, port: int) -> list[str]:
-        """The program that serves its policy."""
-        return [word.replace("{port}", str(port)) for word in _program(self.serve)]
-
-    def config(self) -> Config:
-        """Its settings. Raises `ConfigError`."""
-        if self.kind in TRAIN:
-            return configs.load(self.source, self.overrides())
-        return configs.load(self.source, self.evaluated_by())
-
-    def evaluated_by(self) -> tuple[str, ...]:
-        """All settings of a job that attempts tasks."""
-        first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
-        return (f"run.name={self.kind}", *first, *self.settings)
-
-
-def _program(command: str) -> list[str]:
-    return [word.replace("{python}", sys.executable) for word in shlex.split(command)]
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.doing == "is done" and not self.waits
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
-    """A jobs file, read and checked; its jobs in an order in which they can run."""
+class Planned:
+    """What a job will do."""
 
-    named: str
-    """The path or shipped name that was asked for."""
-    file: File
-    jobs: tuple[Job, ...]
-
-    @property
-    def folder(self) -> Path:
-        """Where the jobs lie."""
-        return Path(self.file.dir) / self.file.name
-
-    def arms(self) -> dict[str, dict[int, Job]]:
-        """The evaluations that are compared, by arm and seed; without arms each evaluation is one."""
-        found: dict[str, dict[int, Job]] = {}
-        for job in self.jobs:
-            if job.kind == "eval" and bool(job.arm) == bool(self.file.arms):
-                found.setdefault(job.arm or job.name, {})[job.seed] = job
-        return {arm: found[arm] for arm in (self.file.arms or found) if arm in found}
-
-    def about(self, arm: str) -> str:
-        """What the arm `arm` is, in words."""
-        if arm not in self.file.arms:
-            return self.file.jobs[arm].about
-        own = self.file.arms[arm]
-        chain = " -> ".join(" ".join([name, *job.set]) for name, job in own.jobs.items())
-        return "; ".join(filter(None, [own.about, " ".join(own.set), chain]))
-
-    def questions(self) -> list[Question]:
-        """What is asked; where the file says nothing, how each arm differs from the baseline in each metric."""
-        if self.file.questions:
-            return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
-        arms = list(self.arms())
-        first = self.file.baseline or next(iter(arms), "")
-        others = [arm for arm in arms if arm != first]
-        return [Question(metric, "", (first, *others), metric, "eval") for metric in self.file.metrics if others]
+    job: Job
+    standing: Standing
+    attempts: int
+    gpu_hours: float | None
+    """Of a training, by the plan; None where nothing is known."""
 
 
-def shipped() -> dict[str, Path]:
-    """The files that come with the package, by name."""
-    folder = Path(str(resources.files("coderepairrl"))) / "stages" / "shipped"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+# -- before anything is started
 
 
-def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
-    """The jobs of the file `source`, or the shipped one of that name, with ``JOB.KEY=VALUE`` overrides.
+def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
+    """What each job will do, and all mistakes together, each with its jobs. Seeds of an arm are checked once."""
+    found, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
+    costs: dict[tuple[str, str], tuple[int, float | None]] = {}
+    standings = standing(jobs)
+    for job in jobs.jobs:
+        key = (job.arm, job.folder.name)
+        if key not in costs:
+            costs[key] = (0, None)
+            try:
+                costs[key] = _checked(job, jobs)
+            except CodeRepairError as error:
+                for each in getattr(error, "problems", (error,)):
+                    where = f"{job.arm}.{job.folder.name}" if job.arm else job.name
+                    wrong.setdefault((type(each), str(each), each.fix), []).append(where)
+        found.append(Planned(job, standings[job.name], *costs[key]))
+    problems = [kind(f"{', '.join(where)}: {what}", fix=fix) for (kind, what, fix), where in wrong.items()]
+    return found, several(problems) if problems else None
 
-    Raises `ConfigError`, or `Several` with all mistakes of the file and between its jobs; `jobs_run.check` finds those
-    of each job by itself.
-    """
-    path = Path(source)
-    if not path.is_file():
-        if source not in shipped():
-            fix = f"name a TOML file (examples/jobs/ in the repository), or a shipped one; {nearest(source, shipped())}"
-            raise ConfigError(f"there is no jobs file {source}", fix=fix)
-        path = shipped()[source]
+
+def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+    """Attempts and GPU-hours of `job`. Raises what its command would, but for what needed jobs have yet to make."""
+    if job.kind == "command":
+        return 0, None
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
-    _override(data, overrides)
-    try:
-        file = File.model_validate(data)
-    except ValidationError as error:
-        raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
-    problems = _contradictions(file)
-    made = _Expansion(path, file, problems).jobs()
-    found = Jobs(source, file, tuple(_ordered(made, problems)))
-    if not problems:
-        problems += _unknown_arms(found)
-    if problems:
+        return _resolved(job, jobs)
+    except CodeRepairError as error:
+        absent = [str(each.folder) for each in jobs.jobs if not _ended(each)]
+        problems = getattr(error, "problems", (error,))
+        if left := [each for each in problems if not any(path in str(each) for path in absent)]:
+            raise several(left) from None
+        return 0, None
+
+
+def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
+    config = job.config()
+    path, init = _initial(job.policy, jobs) if job.policy else (config.model.path, config.model.init)
+    if job.kind in TRAIN:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
+        if job.kind == "sft":
+            resolve_imitation(pinned(config))
+            return 0, None
+        shown, problem = dry_run(config)
+        if problem is not None:
+            raise problem
+        hours = shown.get("needs", {}).get("run", {}).get("gpu_hours")
+        return config.run.steps * config.rollout.tasks_per_step * config.rollout.group_size, hours
+    if init == "random" and not any(models.folder(path).glob("*.safetensors")):  # there is nothing yet to resolve
+        return 0, None
+    source = Path(configs.shipped().get(job.source, job.source)).expanduser()
+    policy, collects = path.replace("{port}", "1"), job.kind == "collect"
+    plan = evaluation.resolve(policy, job.evaluated_by(), settings_of=source, collects=collects)
+    if problems := _of_questions(job, jobs, config, names(plan.reward_versions)):
         raise several(problems)
-    return found
+    return evaluation.attempts(plan, WHOLE), None
 
 
-def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply ``JOB.KEY=VALUE`` to all jobs of that name: a key of the job, or a setting of its command."""
-    everywhere = [data.get("jobs", {}), *data.get("arms", {}).values()]
-    for text in overrides:
-        key, value = configs.parse_override(text, "write JOB.KEY=VALUE: train.run.steps=5, say")
-        name, _, rest = key.partition(".")
-        jobs = [group[name] for group in everywhere if isinstance(group.get(name), dict)]
-        if not jobs or not rest:
-            known = [each for group in everywhere for each, job in group.items() if isinstance(job, dict)]
-            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=nearest(name, known))
-        for job in jobs:
-            if rest in JobFile.model_fields:
-                job[rest] = value
-            else:
-                job["set"] = [*job.get("set", ()), f"{rest}={text.partition('=')[2]}"]
+def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
+    """The model that `policy` will be made of, and whether from its weights or at random, where it is yet to be."""
+    maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
+    if maker is None or _ended(maker):
+        return policy, "weights"
+    if maker.policy:
+        return _initial(maker.policy, jobs)
+    try:
+        model = maker.config().model
+    except CodeRepairError:  # a mistake of that job
+        return policy, "weights"
+    return (policy, "weights") if maker.kind == "command" else (model.path, model.init)
 
 
-def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
-    place = [str(each) for each in error["loc"]]
-    where = ".".join(place)
-    if error["type"] != "extra_forbidden":
-        return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
-    inner: dict[str, type[Section]] = {"questions": QuestionFile, "defaults": Defaults}
-    known = (inner.get(place[0], JobFile) if place[1:] else File).model_fields
-    return ConfigError(f"{path}: unknown key {where!r}", fix=nearest(place[-1], known))
-
-
-def _contradictions(file: File) -> list[CodeRepairError]:
-    """Mistakes in single values."""
-    found = list[CodeRepairError]()
-    if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
-        found.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
-    if clash := [arm for arm in file.arms if arm in file.jobs]:
-        found.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
-    presets = {f"defaults.{kind}": each.preset for kind, each in file.defaults.items()}
-    presets |= {name: job.preset for name, job in _all(file)}
-    found += [
-        ConfigError(f"{where}: there is no preset {preset!r}", fix=nearest(preset, PRESETS))
-        for where, preset in presets.items()
-        if preset and preset not in PRESETS
+def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
+    """What questions ask of the evaluation `job`, which has the metrics `known`, that it cannot answer."""
+    arm = job.arm or job.name
+    if jobs.arms().get(arm, {}).get(job.seed) != job:
+        return []
+    asked = [each for each in jobs.questions() if arm in each.arms]
+    found: list[CodeRepairError] = [
+        ConfigError(f"question {each.name}: there is no metric {each.metric!r}", fix=nearest(each.metric, known))
+        for each in asked
+        if each.metric not in known and not each.metric.startswith(PER_TOOL)
     ]
-    settings: dict[str, Sequence[str]] = {"the file": file.set}
-    settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
-    settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
-    settings |= {name: job.set for name, job in _all(file)}
-    for where, given in settings.items():
-        for each in given:
-            try:
-                key, _ = configs.parse_override(each)
-            except ConfigError as error:
-                found.append(ConfigError(f"{where}: {error}", fix=error.fix))
-                continue
-            if key in _OWN or (key == "run.seed" and where.startswith("arms.")):
-                fix = "name, dir and seeds of the file say where jobs lie, and by which seeds arms run"
-                found.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
+    found += [
+        ConfigError(
+            f"question {each.name}: there is no evaluation {each.evaluation!r}",
+            fix=f"there are: {', '.join(sorted(config.eval.each))}; eval.also adds further ones",
+        )
+        for each in asked
+        if each.evaluation not in config.eval.each
+    ]
+    if job.arm and len(jobs.file.seeds) > 1 and any(each.tasks for each in config.eval.each.values()):
+        what = "eval.tasks draws a sample by run.seed, so seeds would be measured on different tasks"
+        found.append(ConfigError(what, fix="eval.tasks=0, and eval.options.select.n for fewer"))
     return found
 
 
-def _all(file: File) -> Iterable[tuple[str, JobFile]]:
-    yield from ((f"jobs.{name}", job) for name, job in file.jobs.items())
-    yield from ((f"arms.{arm}.{name}", job) for arm, own in file.arms.items() for name, job in own.jobs.items())
+def plan_table(jobs: Jobs, planned: Sequence[Planned]) -> Table:
+    """`planned` for people."""
+    hours = any(each.gpu_hours is not None for each in planned)
+    rows = [
+        (
+            each.job.name,
+            each.job.kind,
+            ", ".join(each.job.needs) or "-",
+            f"{each.attempts:,}" if each.attempts else "-",
+            *([] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]),
+            in_words(each.standing),
+        )
+        for each in planned
+    ]
+    heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
+    return Table(f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}", heads, rows)
 
 
-class _Expansion:
-    """Makes a `Job` of each job of the file, for each seed."""
+def in_words(standing: Standing) -> str:
+    """What happens to a job, in a line."""
+    if standing.doing == "runs again":
+        return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
+    if standing.waits and standing.doing != "runs":
+        return f"{standing.doing}; runs again if the output of {', '.join(standing.waits)} changed"
+    return standing.doing
 
-    def __init__(self, path: Path, file: File, problems: list[CodeRepairError]) -> None:
-        self.path, self.file, self.problems = path, file, problems
-        self.home = Path(file.dir) / file.name
 
-    def jobs(self) -> list[Job]:
-        """All of them, in the order of the file; `problems` gets what is wrong with any."""
-        places = [("", 0, name, job) for name, job in self.file.jobs.items()]
-        for arm, own in self.file.arms.items():
-            places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in own.jobs.items()]
-        made = []
-        for place in places:
-            try:
-                made.append(self._job(*place))
-            except ConfigError as error:
-                self.problems.append(error)
-        return made
+def plan_json(planned: Sequence[Planned]) -> list[dict[str, Any]]:
+    """`planned` as plain data."""
+    return [
+        {
+            "job": each.job.name,
+            "kind": each.job.kind,
+            "needs": list(each.job.needs),
+            "attempts": each.attempts,
+            "gpu_hours": each.gpu_hours,
+            "doing": each.standing.doing,
+            "differs": list(each.standing.differs),
+            "command": each.job.words(),
+        }
+        for each in planned
+    ]
 
-    def _job(self, arm: str, seed: int, name: str, job: JobFile) -> Job:
-        where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
-        kind = job.kind or next((each for each in KINDS if each == name), None)
-        if kind is None:
-            raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
-        _check_keys(where, kind, job)
-        if kind != "command" and not (job.config or self.file.config):
-            raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
-        needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
 
-        def fill(text: str, *, strict: bool = False) -> str:
-            def folder(found: re.Match[str]) -> str:
-                if found[1] in ("port", "python", "folder"):
-                    return found[0]
-                target = self._find(found[1], arm, seed)
-                if target is None and not strict:
-                    return found[0]  # braces have other uses in settings
-                target = self._named(found[1], arm, seed, where)
-                needs[target] = None
-                return str(self.home / target)
+def commands(jobs: Jobs, say: Say) -> str:
+    """A script that submits each job to Slurm after the jobs that it needs; each line's comment is the job's command.
 
-            return _REFERENCE.sub(folder, text)
+    ``sbatch`` reads its other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end
+    at once, so that the script can be run again. What is wrong on this machine alone is said; raises `ConfigError`.
+    """
+    if (problem := check(jobs)[1]) is not None:
+        problems = getattr(problem, "problems", (problem,))
+        if mistakes := [each for each in problems if isinstance(each, ConfigError)]:
+            raise several(mistakes)
+        say(f"on this machine, which others need not share:\n{problem}")
+    lines, ids = [], {job.name: f"job{number}" for number, job in enumerate(jobs.jobs, 1)}
+    for job in jobs.jobs:
+        after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
+        call = shlex.join(["crrl", "run", jobs.named, "--only", job.name])
+        lines.append(f"# {job.name}: {shlex.join(job.words())}")
+        name = shlex.quote(f"--job-name={jobs.file.name}-{job.name.replace('/', '-')}")
+        lines.append(f"{ids[job.name]}=$(sbatch --parsable {name}{after} --wrap={shlex.quote(call)})")
+    return "\n".join(lines)
 
-        defaults = self.file.defaults.get(kind, Defaults())
-        common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
-        given = [*_of_use(kind, common, job.policy), *defaults.set, *job.set, *([f"run.seed={seed}"] if arm else [])]
-        path = self._path(name, arm, seed)
-        return Job(
-            name=path,
-            kind=kind,
-            about=job.about,
-            folder=self.home / path,
-            source=self._source(job.config or self.file.config),
-            settings=() if kind == "command" else tuple(map(fill, given)),
-            policy=fill(job.policy, strict=True),
-            preset=job.preset or defaults.preset,
-            serve=job.serve,
-            run=fill(job.run),
-            needs=tuple(needs),
-            arm=arm,
-            seed=seed,
+
+# -- what a job was made by
+
+
+def standing(jobs: Jobs) -> dict[str, Standing]:
+    """How far each job is, by its name. Raises `UsageError` for a folder that this file did not make, and `RunError`
+    for a record that cannot be read."""
+    known: dict[str, Standing] = {}
+    by_name = {job.name: job for job in jobs.jobs}
+    for job in jobs.jobs:
+        waits = [name for name in job.needs if not known[name].done]
+        record = _read(job)
+        if record is None:
+            if job.folder.exists():
+                raise UsageError(f"{job.folder} was not made by this file", fix="give the file another name or dir")
+            known[job.name] = Standing("runs", (), waits)
+            continue
+        needed = {name: by_name[name] for name in job.needs}
+        differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
+        known[job.name] = Standing("runs again" if differs else doing, differs, waits)
+    return known
+
+
+def _read(job: Job) -> dict[str, Any] | None:
+    """The record of `job`; None where there is none. Raises `RunError`."""
+    try:
+        found: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
+        return {"made_by": found["made_by"], "ended": found["ended"], "port": found["port"]}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        what = shlex.join(["rm", "-r", str(job.folder), str(job.record)])
+        raise RunError(f"{job.record} cannot be read: {error!r}", fix=what) from None
+
+
+def _ended(job: Job) -> bool:
+    record = _read(job)
+    return record is not None and record["ended"] and job.folder.exists()
+
+
+def _begun(job: Job) -> bool:
+    log = job.folder / "log.jsonl"
+    return log.is_file() and log.stat().st_size > 0
+
+
+def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
+    """All that the output of `job` depends on, but its code. The jobs `needed` are done. Raises OSError."""
+    found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
+    if job.kind == "command":
+        found["run"], read = job.run, {Path(word) for word in shlex.split(job.run)}
+    else:
+        settings = job.config().model_dump(mode="json")
+        unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
+        if job.kind in ATTEMPT:  # `policy` is what attempts
+            unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
+        settings = {key: value for key, value in settings.items() if key not in unread}
+        settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
+        found["settings"], read = settings, {Path(each) for each in [job.policy, *_texts(settings)]}
+    homes = {each.folder: name for name, each in needed.items()}
+    found["needs"] = {name: digest(each.folder) for name, each in needed.items()}
+    found["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
+    return found
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping | list | tuple):
+        for each in data.values() if isinstance(data, Mapping) else data:
+            yield from _texts(each)
+
+
+def _is_input(path: Path) -> bool:
+    """Whether a word of the settings is a file or folder that a job reads; a bare name is one of ours."""
+    with contextlib.suppress(OSError, ValueError):  # too long, say
+        return ("/" in str(path) or "." in path.name) and path.name not in ("", "..") and path.exists()
+    return False
+
+
+def digest(path: Path) -> str:
+    """A checksum of what jobs read of `path`: of a run its newest checkpoint, else its examples, else its log; of any
+    other folder or file all bytes. Raises OSError."""
+    if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
+        found = models.named(str(path))
+        place = found.adapter or found.folder
+        files = models.files(place)
+        if (sums := place / SUMS).is_file():  # compared with the files whenever they are read
+            read = {file.name for file in files}
+            lines = [line for line in sums.read_text("ascii").splitlines() if line.partition("  ")[2] in read]
+            return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    elif path.is_file():
+        files = [path]
+    elif (path / EXAMPLES).is_file():
+        files = sorted(path.glob("*.parquet"))
+    elif (path / "log.jsonl").is_file():
+        files = [path / "log.jsonl"]
+    else:
+        files = sorted(each for each in path.rglob("*") if each.is_file() and ".git" not in each.parts)
+    lines = [f"{checksum([each])}  {os.path.relpath(each, path)}" for each in files]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    old, new = _flat(before), _flat(json.loads(json.dumps(now)))
+    found = []
+    for key in dict.fromkeys([*new, *old]):
+        if old.get(key) != new.get(key):
+            kind, _, name = key.partition(".")
+            if kind in ("needs", "files"):
+                found.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
+            else:
+                found.append(f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now")
+    return found
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
+    return found
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:12]}..."
+
+
+# -- running
+
+
+async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
+    """Run what is not done (`only` the jobs of these names), `at_once` at a time; why jobs failed, by name.
+
+    A job that fails fails those that need it; the others go on. Cancelling it stops the jobs in order; the kernel kills
+    them where this process is killed.
+    """
+    jobs.folder.mkdir(parents=True, exist_ok=True)
+    slots, before = asyncio.Semaphore(at_once), standing(jobs)
+    by_name = {job.name: job for job in jobs.jobs}
+    tasks: dict[str, asyncio.Task[str]] = {}
+
+    async def one(job: Job) -> str:
+        for need in job.needs:
+            if need not in tasks and not before[need].done:
+                return f"{need}, which it needs, is not done"
+            if need in tasks and await tasks[need]:
+                return f"{need}, which it needs, failed"
+        async with slots:
+            reason = await _run(job, {name: by_name[name] for name in job.needs}, say)
+        if reason:
+            say(f"{job.name} failed: {reason}\n{job.log}")
+        return reason
+
+    async with asyncio.TaskGroup() as group:
+        for job in jobs.jobs:  # each after those that it needs
+            if not only or job.name in only:
+                tasks[job.name] = group.create_task(one(job))
+    return {name: task.result() for name, task in tasks.items() if task.result()}
+
+
+async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
+    """Run `job` if it is not done; why it failed, else empty."""
+    try:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(job):
+            return await _until_done(job, await asyncio.to_thread(made_by, job, needed), say)
+    except (CodeRepairError, OSError) as error:  # of this job alone: its record, its folder
+        return str(error)
+
+
+async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
+    record = _read(job)
+    if record and (differs := _differences(record["made_by"], now)):
+        aside = _put_aside(job)
+        say(f"{job.name} runs again: {'; '.join(differs[:_DIFFERENCES])}" + (f"; before: {aside}" if aside else ""))
+        record = None
+    elif record and record["ended"] and job.folder.exists():
+        say(f"{job.name} is done")
+        return ""
+    elif record and job.kind == "command":
+        _put_aside(job)  # half done
+    resume = _begun(job) and job.kind != "command"
+    port = record["port"] if record else _free_port() if job.serve else 0
+
+    def write(*, ended: bool, failed: str = "") -> None:
+        # before the run folder, so that what has begun is known to have begun so
+        data = {"made_by": now, "port": port, "ended": ended, "failed": failed}
+        write_atomic(job.record, json.dumps(data, indent=2) + "\n")
+
+    write(ended=False)
+    start = job.log.stat().st_size
+    say(f"{job.name} {'goes on' if resume else 'begins'}")
+    async with _serving(job, port, say):
+        code = await _process([*job.words(port), *(["--resume"] if resume else [])], job.log)
+    if code == ExitCode.INTERRUPTED:
+        reason = "it was stopped by a signal"
+    elif code:
+        last = last_error(job.log, start)
+        reason = last or (f"killed by signal {-code}" if code < 0 else f"exit code {code}")
+    else:
+        reason = "" if job.folder.exists() else f"it ended without an error, and made no {job.folder}"
+    write(ended=not reason, failed=reason)
+    return reason
+
+
+@contextmanager
+def _alone(job: Job) -> Iterator[None]:
+    """Hold `job` against other processes. Raises `RunError` where one has it."""
+    with job.log.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process runs {job.name}", fix="wait for it, or stop it") from None
+        yield
+
+
+def _put_aside(job: Job) -> Path | None:
+    """Rename what a job has made; where to, if there was anything."""
+    if not job.folder.exists():
+        return None
+    to = next(path for n in count(1) if not (path := job.folder.with_name(f"{job.folder.name}.old-{n}")).exists())
+    job.folder.rename(to)
+    return to
+
+
+async def _process(words: Sequence[str], log: Path) -> int:
+    """The exit code of a command of ours or any program, whose output is appended to `log`."""
+    process = await _start(words, log)
+    try:
+        return await process.wait()
+    except asyncio.CancelledError:
+        await _stop(process)
+        raise
+
+
+async def _start(words: Sequence[str], log: Path) -> asyncio.subprocess.Process:
+    """`words` as a child that dies with this process."""
+    called = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
+    with log.open("ab") as sink:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), *called),
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            env={**os.environ, **NOT_FROM_HERE},
+            start_new_session=True,  # the terminal's Ctrl-C is for us, who stop it
         )
 
-    def _source(self, config: str) -> str:
-        beside = self.path.parent / config
-        return str(beside) if beside.suffix == ".toml" and beside.is_file() else config
 
-    def _path(self, name: str, arm: str, seed: int) -> str:
-        return f"{arm}/seed-{seed}/{name}" if arm else name
-
-    def _find(self, name: str, arm: str, seed: int) -> str | None:
-        """The job that is called `name` in a job of `arm`: one of the same arm, ``ARM.JOB`` with the same seed, or one
-        that runs once."""
-        other, _, own = name.rpartition(".")
-        if other:
-            return self._path(own, other, seed) if arm and own in self._of(other) else None
-        if arm and name in self._of(arm):
-            return self._path(name, arm, seed)
-        return name if name in self.file.jobs else None
-
-    def _of(self, arm: str) -> Mapping[str, JobFile]:
-        return self.file.arms[arm].jobs if arm in self.file.arms else {}
-
-    def _named(self, name: str, arm: str, seed: int, where: str) -> str:
-        if (found := self._find(name, arm, seed)) is None:
-            known = [*self._of(arm), *self.file.jobs]
-            known += [f"{other}.{own}" for other in (self.file.arms if arm else ()) for own in self._of(other)]
-            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, known))
-        return found
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End `process`: in order, or by force after two minutes."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOPS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
-def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
-    """Raise `ConfigError` for a key that is missing, or means nothing to a job of `kind`."""
-    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
-    only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
-    for key, kinds in only.items():
-        if getattr(job, key) and kind not in kinds:
-            raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix="leave it out")
-    if kind in ATTEMPT and not job.policy:
-        raise ConfigError(f"{where} does not say whose attempts it makes", fix='policy = "{train}", say')
-    if kind == "command" and not job.run:
-        raise ConfigError(f"{where} runs nothing", fix='run = "PROGRAM {folder}"')
-    if ("{port}" in job.policy) != bool(job.serve) or ("{port}" in job.serve) != bool(job.serve):
-        raise ConfigError(f"{where}: serve and policy both need {{port}}", fix='policy = "http://127.0.0.1:{port}/v1"')
-    if kind in TRAIN and job.policy.startswith(("http://", "https://")):
-        raise ConfigError(f"{where} cannot train a policy behind a URL", fix="name a model folder")
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error that a process printed, from `start` of its output on; empty if it printed none."""
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _LAST))
+        lines = file.read().decode(errors="replace").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return found[-1] if found else ""
 
 
-def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
-    """The `common` settings that the command of `kind` reads. What they say of evaluations is about held-out tasks, and
-    not about what is collected from; `policy` stands in place of the model that they name."""
-    if kind in TRAIN:
-        return list(common)
-    unread = Config.model_fields.keys() - {*USE.used, *(["keep"] if kind == "collect" else [])}
-    unread |= {"eval"} if kind == "collect" else set()
-    unread |= {"model"} if "://" in policy else set()
-    keys = {each: each.partition("=")[0].strip() for each in common}
-    return [
-        each
-        for each, key in keys.items()
-        if key.partition(".")[0] not in unread and key not in ("model.path", "model.init")
-    ]
+def _free_port() -> int:
+    with socket.socket() as probed:
+        probed.bind(("127.0.0.1", 0))
+        port: int = probed.getsockname()[1]
+        return port
 
 
-def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
-    """`jobs` with each after what it needs; `problems` gets cycles."""
-    known, found = {job.name: job for job in jobs}, dict[str, Job]()
-
-    def visit(job: Job, path: tuple[str, ...]) -> None:
-        if job.name in path:
-            circle = " -> ".join([*path[path.index(job.name) :], job.name])
-            problems.append(ConfigError(f"jobs need each other in a circle: {circle}", fix="leave one of them out"))
-        elif job.name not in found:
-            for each in job.needs:
-                if each in known:  # else it has a mistake of its own
-                    visit(known[each], (*path, job.name))
-            found[job.name] = job
-
-    for job in jobs:
-        visit(job, ())
-    return list(found.values())
+@asynccontextmanager
+async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
+    """The policy of `job`, served while it runs if the file says how. Raises `RunError` where it does not start."""
+    if not job.serve:
+        yield
+        return
+    words, log = job.server(port), job.folder.with_name(f"{job.folder.name}.serve.log")
+    say(f"{job.name}: starting {shlex.join(words)}")
+    process = await _start(words, log)
+    try:
+        await _until_listening(process, port, log)
+        yield
+    finally:
+        if process.returncode is None:
+            await _stop(process)
 
 
-def _unknown_arms(made: Jobs) -> list[CodeRepairError]:
-    arms, named = list(made.arms()), {f"questions.{name}": each.arms for name, each in made.file.questions.items()}
-    named |= {"baseline": (made.file.baseline,) if made.file.baseline else ()}
-    found: list[CodeRepairError] = [
-        ConfigError(f"{where}: no arm with an evaluation is called {arm!r}", fix=nearest(arm, arms))
-        for where, asked in named.items()
-        for arm in asked
-        if arm not in arms
-    ]
-    return found + [
-        ConfigError(f"{where} names an arm twice", fix="name it once")
-        for where, asked in named.items()
-        if len(set(asked)) < len(asked)
-    ]
+async def _until_listening(process: asyncio.subprocess.Process, port: int, log: Path) -> None:
+    try:
+        async with asyncio.timeout(_SERVER_STARTS):
+            while process.returncode is None:
+                with contextlib.suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    return
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise RunError("the server of its policy does not listen", fix=f"see {log}") from None
+    why = last_error(log) or f"exit code {process.returncode}"
+    raise RunError(f"the server of its policy has ended: {why}", fix=f"see {log}")
+
+
+def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
+    """The error that a call with `failures` ends with."""
+    lines = [f"{name}: {reason}" for name, reason in failures.items()]
+    what = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
+    return RunError(what, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
+
+
+# -- the table
+
+
+def table(jobs: Jobs) -> Result:
+    """What the jobs that are done cost and brought; written into their folder, too. Jobs whose settings or inputs are
+    others now are not among them."""
+    now = standing(jobs)
+    about = {
+        "schema": 1,
+        "name": jobs.file.name,
+        "seeds": list(jobs.file.seeds) if jobs.file.arms else [0],
+        "questions": [asdict(each) for each in jobs.questions()],
+        "arms": {
+            arm: {"about": jobs.about(arm), "jobs": {seed: job.name for seed, job in seeds.items()}}
+            for arm, seeds in jobs.arms().items()
+        },
+        "jobs": [
+            {"name": job.name, "kind": job.kind, "about": job.about, "stale": _stale(now[job.name])}
+            for job in jobs.jobs
+        ],
+    }
+    write_atomic(jobs.folder / report.NAME, json.dumps(about, indent=2) + "\n")
+    found = report.result(jobs.folder)
+    for name, form in (("report.md", "markdown"), ("report.json", "json")):
+        write_atomic(jobs.folder / name, f"{render(found, form)}\n")
+    return found
+
+
+def _stale(standing: Standing) -> str:
+    """Why what a job made is not what the file asks for, else empty."""
+    if standing.doing == "runs again":
+        return "; ".join(standing.differs[:_DIFFERENCES])
+    return f"it needs {standing.waits[0]}, which is not done" if standing.waits else ""

@@ -1,4 +1,4 @@
-"""What a study's runs say: the numbers of its questions, what is missing, what may not be compared, every format."""
+"""What the runs of arms say: the numbers of its questions, what is missing, what may not be compared, every format."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from coderepairrl.report.study import Question, Runs, answer, result
 
 from coderepairrl.config import Config, to_toml
+from coderepairrl.report.arms import Question, Runs, answer, result
 from coderepairrl.report.verdict import FORMATS, Table, render
 from coderepairrl.runs import RunFolder
 from coderepairrl.stats.replicates import replicated_difference

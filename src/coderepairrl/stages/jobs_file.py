@@ -1,0 +1,487 @@
+"""Jobs from one file: commands of ours, what each needs, and arms that run for each seed.
+
+A job lies in DIR/NAME/JOB, one of an arm in DIR/NAME/ARM/seed-N/JOB. `jobs` checks and runs them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from coderepairrl import config as configs
+from coderepairrl.config import Config
+from coderepairrl.config.sections.base import Section
+from coderepairrl.errors import CodeRepairError, ConfigError, several
+from coderepairrl.registry import nearest
+from coderepairrl.report.arms import Question
+from coderepairrl.report.jobs import record_of
+from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
+
+Kind = Literal["train", "sft", "collect", "eval", "command"]
+KINDS: tuple[Kind, ...] = ("train", "sft", "collect", "eval", "command")
+TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
+"""Kinds that make a policy, and kinds that attempt tasks with one."""
+_NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+_REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
+_OWN = ("run.name", "run.dir")
+_GUIDE = "docs/guides/jobs.md has every key"
+
+
+class JobFile(Section):
+    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings. ``{JOB}`` in a value of `set`,
+    `policy` or `run` is the folder of another job, which is needed then."""
+
+    kind: Kind | None = None
+    """The command; not needed where the job's name is one."""
+    about: str = ""
+    """A note for the table."""
+    config: str = ""
+    """What it begins with in place of the file's `config`; the common settings do not hold then."""
+    set: tuple[str, ...] = ()
+    """Settings, as on the command line."""
+    policy: str = ""
+    """What it trains further (`train`, `sft`: else the config's model), or who attempts the tasks."""
+    preset: str = ""
+    """How an `eval` samples, and its limits."""
+    serve: str = ""
+    """A command that serves the policy while the job runs. ``{port}`` in it and in `policy` is a free port,
+    ``{python}`` the Python that runs `crrl`."""
+    run: str = ""
+    """The program of a `command`, which makes ``{folder}``."""
+    needs: tuple[str, ...] = ()
+    """Further jobs that must be done before."""
+
+
+class ArmFile(Section):
+    """``[arms.NAME]``: jobs that run for each seed. The last `eval` of them is what the arm is compared by."""
+
+    about: str = ""
+    set: tuple[str, ...] = ()
+    """Settings of all its jobs that begin with the file's `config`."""
+    jobs: dict[_NAME, JobFile] = Field(min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others_are_jobs(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {
+            **{key: value for key, value in data.items() if key in ("about", "set")},
+            "jobs": {key: value for key, value in data.items() if key not in ("about", "set")},
+        }
+
+
+class QuestionFile(Section):
+    """``[questions.NAME]``: what is asked of which arms."""
+
+    asks: str = ""
+    arms: tuple[str, ...] = Field(min_length=2)
+    """The first is the baseline of the others."""
+    metric: str = "resolved"
+    evaluation: str = "eval"
+    """``eval``, or a name in ``eval.also``."""
+
+
+class Defaults(Section):
+    """``[defaults.KIND]``: what all jobs of a kind have in common."""
+
+    set: tuple[str, ...] = ()
+    preset: str = ""
+
+
+class File(Section):
+    """A whole jobs file."""
+
+    name: _NAME
+    config: str = ""
+    """A shipped config, or a TOML file (beside this one, or from the current folder): what jobs begin with."""
+    dir: str = "jobs"
+    """Where the folder `name` is made."""
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
+    """The arms run once for each, as ``run.seed``."""
+    set: tuple[str, ...] = ()
+    """Settings of all jobs that begin with `config`, each as far as the command has a use for it."""
+    metrics: tuple[str, ...] = ("resolved",)
+    """What arms are compared by where there are no questions."""
+    baseline: str = ""
+    """The arm that the others are compared with where there are no questions; empty is the first."""
+    defaults: dict[Kind, Defaults] = Field(default_factory=dict)
+    jobs: dict[_NAME, JobFile] = Field(default_factory=dict)
+    arms: dict[_NAME, ArmFile] = Field(default_factory=dict)
+    questions: dict[str, QuestionFile] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One command, with all references filled in."""
+
+    name: str
+    """Its folder below that of the file."""
+    kind: Kind
+    about: str
+    folder: Path
+    source: str
+    """The configuration that it begins with."""
+    settings: tuple[str, ...]
+    policy: str = ""
+    preset: str = ""
+    serve: str = ""
+    run: str = ""
+    needs: tuple[str, ...] = ()
+    arm: str = ""
+    seed: int = 0
+
+    @property
+    def record(self) -> Path:
+        """What it was made by, and whether it ended."""
+        return record_of(self.folder)
+
+    @property
+    def log(self) -> Path:
+        """What its processes print."""
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    def overrides(self) -> tuple[str, ...]:
+        """All settings of a job that trains."""
+        model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
+        # its evaluation is a job of its own
+        own = ("eval.before=false", "eval.after=false", *self.settings, *model)
+        return (*own, f"run.name={self.folder.name}", f"run.dir={self.folder.parent}")
+
+    def words(self, port: int = 0) -> list[str]:
+        """The command; what serves its policy listens on `port`."""
+        if self.kind == "command":
+            return [word.replace("{folder}", str(self.folder)) for word in _program(self.run)]
+        if self.kind in TRAIN:
+            return ["crrl", self.kind, self.source, *self.overrides()]
+        preset = ["--preset", self.preset] if self.preset else []
+        policy = self.policy.replace("{port}", str(port))
+        return ["crrl", self.kind, self.source, *self.settings, "--policy", policy, *preset, "-o", str(self.folder)]
+
+    def server(self, port: int) -> list[str]:
+        """The program that serves its policy."""
+        return [word.replace("{port}", str(port)) for word in _program(self.serve)]
+
+    def config(self) -> Config:
+        """Its settings. Raises `ConfigError`."""
+        if self.kind in TRAIN:
+            return configs.load(self.source, self.overrides())
+        return configs.load(self.source, self.evaluated_by())
+
+    def evaluated_by(self) -> tuple[str, ...]:
+        """All settings of a job that attempts tasks."""
+        first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
+        return (f"run.name={self.kind}", *first, *self.settings)
+
+
+def _program(command: str) -> list[str]:
+    return [word.replace("{python}", sys.executable) for word in shlex.split(command)]
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """A jobs file, read and checked; its jobs in an order in which they can run."""
+
+    named: str
+    """The path or shipped name that was asked for."""
+    file: File
+    jobs: tuple[Job, ...]
+
+    @property
+    def folder(self) -> Path:
+        """Where the jobs lie."""
+        return Path(self.file.dir) / self.file.name
+
+    def arms(self) -> dict[str, dict[int, Job]]:
+        """The evaluations that are compared, by arm and seed; without arms each evaluation is one."""
+        found: dict[str, dict[int, Job]] = {}
+        for job in self.jobs:
+            if job.kind == "eval" and bool(job.arm) == bool(self.file.arms):
+                found.setdefault(job.arm or job.name, {})[job.seed] = job
+        return {arm: found[arm] for arm in (self.file.arms or found) if arm in found}
+
+    def about(self, arm: str) -> str:
+        """What the arm `arm` is, in words."""
+        if arm not in self.file.arms:
+            return self.file.jobs[arm].about
+        own = self.file.arms[arm]
+        chain = " -> ".join(" ".join([name, *job.set]) for name, job in own.jobs.items())
+        return "; ".join(filter(None, [own.about, " ".join(own.set), chain]))
+
+    def questions(self) -> list[Question]:
+        """What is asked; where the file says nothing, how each arm differs from the baseline in each metric."""
+        if self.file.questions:
+            return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
+        arms = list(self.arms())
+        first = self.file.baseline or next(iter(arms), "")
+        others = [arm for arm in arms if arm != first]
+        return [Question(metric, "", (first, *others), metric, "eval") for metric in self.file.metrics if others]
+
+
+def shipped() -> dict[str, Path]:
+    """The files that come with the package, by name."""
+    folder = Path(str(resources.files("coderepairrl"))) / "stages" / "shipped"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
+    """The jobs of the file `source`, or the shipped one of that name, with ``JOB.KEY=VALUE`` overrides.
+
+    Raises `ConfigError`, or `Several` with all mistakes of the file and between its jobs; `jobs.check` finds those
+    of each job by itself.
+    """
+    path = Path(source)
+    if not path.is_file():
+        if source not in shipped():
+            fix = f"name a TOML file (examples/jobs/ in the repository), or a shipped one; {nearest(source, shipped())}"
+            raise ConfigError(f"there is no jobs file {source}", fix=fix)
+        path = shipped()[source]
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
+    _override(data, overrides)
+    try:
+        file = File.model_validate(data)
+    except ValidationError as error:
+        raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
+    problems = _contradictions(file)
+    made = _Expansion(path, file, problems).jobs()
+    found = Jobs(source, file, tuple(_ordered(made, problems)))
+    if not problems:
+        problems += _unknown_arms(found)
+    if problems:
+        raise several(problems)
+    return found
+
+
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply ``JOB.KEY=VALUE`` to all jobs of that name: a key of the job, or a setting of its command."""
+    everywhere = [data.get("jobs", {}), *data.get("arms", {}).values()]
+    for text in overrides:
+        key, value = configs.parse_override(text, "write JOB.KEY=VALUE: train.run.steps=5, say")
+        name, _, rest = key.partition(".")
+        jobs = [group[name] for group in everywhere if isinstance(group.get(name), dict)]
+        if not jobs or not rest:
+            known = [each for group in everywhere for each, job in group.items() if isinstance(job, dict)]
+            raise ConfigError(f"override {text!r}: there is no job {name!r}", fix=nearest(name, known))
+        for job in jobs:
+            if rest in JobFile.model_fields:
+                job[rest] = value
+            else:
+                job["set"] = [*job.get("set", ()), f"{rest}={text.partition('=')[2]}"]
+
+
+def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
+    place = [str(each) for each in error["loc"]]
+    where = ".".join(place)
+    if error["type"] != "extra_forbidden":
+        return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
+    inner: dict[str, type[Section]] = {"questions": QuestionFile, "defaults": Defaults}
+    known = (inner.get(place[0], JobFile) if place[1:] else File).model_fields
+    return ConfigError(f"{path}: unknown key {where!r}", fix=nearest(place[-1], known))
+
+
+def _contradictions(file: File) -> list[CodeRepairError]:
+    """Mistakes in single values."""
+    found = list[CodeRepairError]()
+    if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
+        found.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
+    if clash := [arm for arm in file.arms if arm in file.jobs]:
+        found.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
+    presets = {f"defaults.{kind}": each.preset for kind, each in file.defaults.items()}
+    presets |= {name: job.preset for name, job in _all(file)}
+    found += [
+        ConfigError(f"{where}: there is no preset {preset!r}", fix=nearest(preset, PRESETS))
+        for where, preset in presets.items()
+        if preset and preset not in PRESETS
+    ]
+    settings: dict[str, Sequence[str]] = {"the file": file.set}
+    settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
+    settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
+    settings |= {name: job.set for name, job in _all(file)}
+    for where, given in settings.items():
+        for each in given:
+            try:
+                key, _ = configs.parse_override(each)
+            except ConfigError as error:
+                found.append(ConfigError(f"{where}: {error}", fix=error.fix))
+                continue
+            if key in _OWN or (key == "run.seed" and where.startswith("arms.")):
+                fix = "name, dir and seeds of the file say where jobs lie, and by which seeds arms run"
+                found.append(ConfigError(f"{where}: {key} cannot be set", fix=fix))
+    return found
+
+
+def _all(file: File) -> Iterable[tuple[str, JobFile]]:
+    yield from ((f"jobs.{name}", job) for name, job in file.jobs.items())
+    yield from ((f"arms.{arm}.{name}", job) for arm, own in file.arms.items() for name, job in own.jobs.items())
+
+
+class _Expansion:
+    """Makes a `Job` of each job of the file, for each seed."""
+
+    def __init__(self, path: Path, file: File, problems: list[CodeRepairError]) -> None:
+        self.path, self.file, self.problems = path, file, problems
+        self.home = Path(file.dir) / file.name
+
+    def jobs(self) -> list[Job]:
+        """All of them, in the order of the file; `problems` gets what is wrong with any."""
+        places = [("", 0, name, job) for name, job in self.file.jobs.items()]
+        for arm, own in self.file.arms.items():
+            places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in own.jobs.items()]
+        made = []
+        for place in places:
+            try:
+                made.append(self._job(*place))
+            except ConfigError as error:
+                self.problems.append(error)
+        return made
+
+    def _job(self, arm: str, seed: int, name: str, job: JobFile) -> Job:
+        where = f"arms.{arm}.{name}" if arm else f"jobs.{name}"
+        kind = job.kind or next((each for each in KINDS if each == name), None)
+        if kind is None:
+            raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
+        _check_keys(where, kind, job)
+        if kind != "command" and not (job.config or self.file.config):
+            raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
+        needs = dict.fromkeys(self._named(each, arm, seed, where) for each in job.needs)
+
+        def fill(text: str, *, strict: bool = False) -> str:
+            def folder(found: re.Match[str]) -> str:
+                if found[1] in ("port", "python", "folder"):
+                    return found[0]
+                target = self._find(found[1], arm, seed)
+                if target is None and not strict:
+                    return found[0]  # braces have other uses in settings
+                target = self._named(found[1], arm, seed, where)
+                needs[target] = None
+                return str(self.home / target)
+
+            return _REFERENCE.sub(folder, text)
+
+        defaults = self.file.defaults.get(kind, Defaults())
+        common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
+        given = [*_of_use(kind, common, job.policy), *defaults.set, *job.set, *([f"run.seed={seed}"] if arm else [])]
+        path = self._path(name, arm, seed)
+        return Job(
+            name=path,
+            kind=kind,
+            about=job.about,
+            folder=self.home / path,
+            source=self._source(job.config or self.file.config),
+            settings=() if kind == "command" else tuple(map(fill, given)),
+            policy=fill(job.policy, strict=True),
+            preset=job.preset or defaults.preset,
+            serve=job.serve,
+            run=fill(job.run),
+            needs=tuple(needs),
+            arm=arm,
+            seed=seed,
+        )
+
+    def _source(self, config: str) -> str:
+        beside = self.path.parent / config
+        return str(beside) if beside.suffix == ".toml" and beside.is_file() else config
+
+    def _path(self, name: str, arm: str, seed: int) -> str:
+        return f"{arm}/seed-{seed}/{name}" if arm else name
+
+    def _find(self, name: str, arm: str, seed: int) -> str | None:
+        """The job that is called `name` in a job of `arm`: one of the same arm, ``ARM.JOB`` with the same seed, or one
+        that runs once."""
+        other, _, own = name.rpartition(".")
+        if other:
+            return self._path(own, other, seed) if arm and own in self._of(other) else None
+        if arm and name in self._of(arm):
+            return self._path(name, arm, seed)
+        return name if name in self.file.jobs else None
+
+    def _of(self, arm: str) -> Mapping[str, JobFile]:
+        return self.file.arms[arm].jobs if arm in self.file.arms else {}
+
+    def _named(self, name: str, arm: str, seed: int, where: str) -> str:
+        if (found := self._find(name, arm, seed)) is None:
+            known = [*self._of(arm), *self.file.jobs]
+            known += [f"{other}.{own}" for other in (self.file.arms if arm else ()) for own in self._of(other)]
+            raise ConfigError(f"{where} needs {name!r}, which is no job that it can see", fix=nearest(name, known))
+        return found
+
+
+def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
+    """Raise `ConfigError` for a key that is missing, or means nothing to a job of `kind`."""
+    only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
+    only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
+    for key, kinds in only.items():
+        if getattr(job, key) and kind not in kinds:
+            raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix="leave it out")
+    if kind in ATTEMPT and not job.policy:
+        raise ConfigError(f"{where} does not say whose attempts it makes", fix='policy = "{train}", say')
+    if kind == "command" and not job.run:
+        raise ConfigError(f"{where} runs nothing", fix='run = "PROGRAM {folder}"')
+    if ("{port}" in job.policy) != bool(job.serve) or ("{port}" in job.serve) != bool(job.serve):
+        raise ConfigError(f"{where}: serve and policy both need {{port}}", fix='policy = "http://127.0.0.1:{port}/v1"')
+    if kind in TRAIN and job.policy.startswith(("http://", "https://")):
+        raise ConfigError(f"{where} cannot train a policy behind a URL", fix="name a model folder")
+
+
+def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
+    """The `common` settings that the command of `kind` reads. What they say of evaluations is about held-out tasks, and
+    not about what is collected from; `policy` stands in place of the model that they name."""
+    if kind in TRAIN:
+        return list(common)
+    unread = Config.model_fields.keys() - {*USE.used, *(["keep"] if kind == "collect" else [])}
+    unread |= {"eval"} if kind == "collect" else set()
+    unread |= {"model"} if "://" in policy else set()
+    keys = {each: each.partition("=")[0].strip() for each in common}
+    return [
+        each
+        for each, key in keys.items()
+        if key.partition(".")[0] not in unread and key not in ("model.path", "model.init")
+    ]
+
+
+def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
+    """`jobs` with each after what it needs; `problems` gets cycles."""
+    known, found = {job.name: job for job in jobs}, dict[str, Job]()
+
+    def visit(job: Job, path: tuple[str, ...]) -> None:
+        if job.name in path:
+            circle = " -> ".join([*path[path.index(job.name) :], job.name])
+            problems.append(ConfigError(f"jobs need each other in a circle: {circle}", fix="leave one of them out"))
+        elif job.name not in found:
+            for each in job.needs:
+                if each in known:  # else it has a mistake of its own
+                    visit(known[each], (*path, job.name))
+            found[job.name] = job
+
+    for job in jobs:
+        visit(job, ())
+    return list(found.values())
+
+
+def _unknown_arms(made: Jobs) -> list[CodeRepairError]:
+    arms, named = list(made.arms()), {f"questions.{name}": each.arms for name, each in made.file.questions.items()}
+    named |= {"baseline": (made.file.baseline,) if made.file.baseline else ()}
+    found: list[CodeRepairError] = [
+        ConfigError(f"{where}: no arm with an evaluation is called {arm!r}", fix=nearest(arm, arms))
+        for where, asked in named.items()
+        for arm in asked
+        if arm not in arms
+    ]
+    return found + [
+        ConfigError(f"{where} names an arm twice", fix="name it once")
+        for where, asked in named.items()
+        if len(set(asked)) < len(asked)
+    ]

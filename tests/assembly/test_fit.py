@@ -124,19 +124,13 @@ def test_by_turns_a_gpu_holds_the_larger_turn_and_what_the_other_leaves(tmp_path
     assert "switching" in plan["step"]["learner"] and "switching" in plan["assumed"]
 
 
-def test_a_learner_of_several_runs_has_the_model_once_on_a_gpu_of_its_own(tmp_path: Path) -> None:
+def test_torchruns_learner_is_planned_apart(tmp_path: Path) -> None:
     alone = planned(config(tmp_path)).learner
-    given = ("train.learner=/tmp/learner.sock", "train.devices=[]")
+    given = ("train.listen=10.0.0.1:29500", "train.processes=8", "train.devices=[]")
     plan = stages.needs(config(tmp_path, *given, "gpu.memory_gb=48"))
-    told = plan["learner of several runs"]
     assert not [name for name in plan if "(learner)" in name] and plan["run"]["gpu_hours"] == plan["run"]["hours"]
-    assert told["weights_gb"] == pytest.approx(alone.weights / 1e9, abs=0.01)
-    assert told["each_run_gb"] == pytest.approx((alone.adapters + alone.optimizer) / 1e9, abs=0.01)
-    assert sum(told[part] for part in ("weights_gb", "step_gb", "each_run_gb")) == pytest.approx(
-        alone.peak / 1e9 + 2, abs=0.02
-    )
-    assert told["runs"] == (48 - told["weights_gb"] - told["step_gb"]) // told["each_run_gb"]
-    with pytest.raises(DoesNotFit, match="the learner that runs share .* one run alone needs") as refused:
+    assert plan["each learner GPU"]["weights_gb"] == pytest.approx(alone.weights / 1e9, abs=0.01)
+    with pytest.raises(DoesNotFit, match="each GPU of the learner .* are needed") as refused:
         stages.needs(config(tmp_path, *given, "train.gradient_checkpointing=false"))
     assert "train.gradient_checkpointing=true" in refused.value.fix
 

@@ -107,7 +107,6 @@ name = "s"
 config = "e2e.toml"
 seeds = [0, 1]
 server = "shared"
-learner = "shared"
 set = ["run.steps=1", "run.checkpoint_every=1", "tasks.verify=false", "rollout.group_size=2", "eval.tasks=0",
     "eval.options.select.n=2", "train.lora={{ rank = 4 }}", "rollout.seconds=120", "engine=vllm",
     "engine.options={{ context = 3072, slots = 16, start_seconds = 1500 }}"]
@@ -129,7 +128,7 @@ def test_adapters_are_trained_and_evaluated_at_one_real_server(
     [question] = json.loads(done.stdout)["questions"]
     assert [each["arm"] for each in question["contrasts"]] == ["rl"]
     folder = project.path / "studies" / "s"
-    assert not [*folder.glob("*/*/logs/engine.log"), *folder.glob("*/*/logs/learner.log")] and servers(project) == []
+    assert not [*folder.glob("*/*/logs/engine.log")] and servers(project) == []
     log = (folder / ".server" / "engine.log").read_text(errors="replace")
     assert all(log.count(f"Loaded new LoRA adapter: name 'policy-{tenant_of(run / 'logs')}-v1-") == 1
                for run in (*folder.glob("rl/seed-?"), *folder.glob("rl/seed-?-eval")))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which runs of a study can share the server and the learner that it starts, and which cannot, before anything is
+"""Which runs of a study can share the server that it starts, and which cannot, before anything is
 started."""
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from coderepairrl.assembly.numerics import resolved
 from coderepairrl.cli import app
 from coderepairrl.errors import CodeRepairError
 from coderepairrl.stages import study, study_run
-from coderepairrl.stages.study_learner import learning
 from coderepairrl.stages.study_server import sharing
 from coderepairrl.sync import weights
 from engines.test_vllm import site
@@ -116,47 +115,11 @@ def test_what_cannot_share_is_named(file: Path, old: str, new: str, message: str
     assert fix in caught.value.fix
 
 
-@pytest.mark.parametrize("what", ["server", "learner"])
-def test_one_machine_has_it(file: Path, what: str) -> None:
-    file.write_text(file.read_text().replace("server =", f"{what} ="))
+def test_one_machine_has_it(file: Path) -> None:
     made = study.read("s.toml")
     for start in (lambda: study_run.slurm(made, print), lambda: study_run.on_ray(made, "local", print)):
-        with pytest.raises(CodeRepairError, match=f"for runs on the machine of the {what}"):
+        with pytest.raises(CodeRepairError, match="for runs on the machine of the server"):
             start()
-
-
-@pytest.fixture
-def trained(file: Path) -> Path:
-    """Trainings alone share: what is evaluated elsewhere, or of other models, is no matter."""
-    text = file.read_text().replace('server = "shared"', 'learner = "shared"')
-    file.write_text(text.replace('policy = "adapter"', 'policy = "builtin:tiny"'))
-    return file
-
-
-def test_trainings_join_the_learner_that_the_study_starts(trained: Path, miniature: Path) -> None:
-    made = study.read("s.toml")
-    found = learning(made, made.jobs())
-    assert found is not None and (found.model, found.env, found.gpu) == (miniature, {}, False)
-    for job in made.jobs():
-        assert (job.joins == ("train.learner=studies/s/.server/learner",)) == (job.kind == "train")
-    text = trained.read_text().partition("[arms.elsewhere]")[0]
-    trained.write_text(text)
-    done = CliRunner().invoke(app, ["study", "s.toml", "--dry-run"])
-    assert f"one learner for all trainings: {miniature}" in " ".join(done.stdout.split()), done.exception
-
-
-def test_the_learner_of_a_study_has_the_gpu_of_its_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    text = trained.read_text().replace('"run.steps=2"', '"train.devices=[1]", "engine.devices=[0]"')
-    trained.write_text(text)
-    made = study.read("s.toml")
-    found = learning(made, made.jobs())
-    assert found is not None and found.env == {"CUDA_VISIBLE_DEVICES": "5"} and found.gpu
-    job = next(job for job in made.jobs() if job.kind == "train")
-    assert job.config().train.devices == () and job.config().engine.devices == (0,)
-    trained.write_text(text.replace('"train.lora.rank=16"', '"train.devices=[]", "train.precision=bf16"'))
-    with pytest.raises(CodeRepairError, match=r"train.devices is \[1\] and \[\]"):
-        learning(made := study.read("s.toml"), made.jobs())
 
 
 def test_runs_at_a_server_that_is_joined_are_corrected_as_at_one_of_their_own(file: Path) -> None:
@@ -169,23 +132,3 @@ def test_runs_at_a_server_that_is_joined_are_corrected_as_at_one_of_their_own(fi
     trainings = [job for job in study.read("s.toml").jobs() if job.kind == "train"]
     found = {resolved(job.config()).train.mismatch_correction for job in trainings}
     assert found == {resolved(job.alone()).train.mismatch_correction for job in trainings} == {"token"}
-
-
-@pytest.mark.parametrize(
-    ("given", "message", "fix"),
-    [
-        ("train.lora=false", "arm large, and study.learner = .*: all weights are trained", "train.lora=true"),
-        ("model.init=random", "draws other weights for each seed", "model.path"),
-        ("train.precision=bf16", "arms rl and large cannot share a learner: train.precision is fp32 and bf16", "same"),
-        ("model.quantise=int8", "model.quantise is none and int8", "the same in all arms"),
-        ("model.path=builtin:tiny", "are two models", 'study.learner = "own"'),
-        ("train.learner=/tmp/a", "joins a learner, and one is to be started", "leave train.learner out"),
-        ("train.processes=2", "is one process", 'study.learner = "own"'),
-    ],
-)
-def test_trainings_that_cannot_share_a_learner_are_named(trained: Path, given: str, message: str, fix: str) -> None:
-    trained.write_text(trained.read_text().replace("train.lora.rank=16", given, 1))
-    made = study.read("s.toml")
-    with pytest.raises(CodeRepairError, match=message) as caught:
-        learning(made, made.jobs())
-    assert fix in caught.value.fix

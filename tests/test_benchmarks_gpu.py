@@ -50,16 +50,6 @@ def test_two_learners_give_the_same_bits() -> None:
     assert told["same"] and len(set(told["first"])) == 2  # and the steps changed them
 
 
-def test_seeds_share_a_learner() -> None:
-    command = [sys.executable, str(SCRIPT.with_name("shared.py")), "--toy", "--seeds", "2"]
-    done = warm.run(command, capture_output=True, text=True, env=CPU)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["same"] and all(len(told[way]["taken_mib"]) == 2 for way in ("apart", "shared"))
-    first, second = told["shared"]["taken_mib"]
-    assert second - first < (told["apart"]["taken_mib"][1] - told["apart"]["taken_mib"][0]) / 4
-
-
 def take_turns(*options: str, **variables: str) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT.with_name("turns.py")), "--toy", "--requests", "3", *options]
     done = warm.run(command, capture_output=True, text=True, env={**CPU, **variables})

@@ -173,25 +173,25 @@ def test_a_ray_that_does_not_start_ends_the_job(cluster: Cluster) -> None:
 
 
 def test_nodes_that_learn_together(cluster: Cluster) -> None:
-    """One fails, then one is killed, and each is started again; all have one key. The run ends when all have worked."""
-    (cluster.path / "bin" / "crrl").write_text(
-        '#!/bin/sh\necho "$@" >>"$CALLS/crrl"\ncase "$*" in\n'
-        'learner*) echo "$CRRL_RENDEZVOUS_KEY" >>"$CALLS/keys"; mkdir "$CALLS/again" 2>/dev/null && exit 1\n'
-        'mkdir "$CALLS/killed" 2>/dev/null && kill -9 $$; exit 0 ;;\n'
-        '*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
-        '*) until [ "$(wc -l <"$CALLS/keys")" -ge 4 ]; do /bin/sleep 0.05; done ;;\nesac\n'
-    )
-    more = {"NODES": "first second third", "PORT": "29500"}
-    done = cluster.submit("learners.sh", "a.toml", "train.processes=6", "run.steps=0", **more)
+    """One torchrun fails, then one is killed, and each is started again; all have one secret."""
+    for name, body in {
+        "crrl": 'echo "$@" >>"$CALLS/crrl"\ncase "$*" in\n*--dry-run*) echo "{\\"run\\": \\"$CALLS/run\\"}" ;;\n'
+        '*) until [ "$(wc -l <"$CALLS/torchrun")" -ge 5 ]; do /bin/sleep 0.05; done ;;\nesac',
+        "torchrun": 'echo "$CRRL_LEARNER_SECRET $TORCH_DISABLE_SHARE_RDZV_TCP_STORE $@" >>"$CALLS/torchrun"\n'
+        'mkdir "$CALLS/again" 2>/dev/null && exit 1\nmkdir "$CALLS/killed" 2>/dev/null && kill -9 $$; exit 0',
+    }.items():
+        (cluster.path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (cluster.path / "bin" / name).chmod(0o755)
+    more = {"NODES": "first second third", "PORT": "29600", "GPUS": "2", "TORCHRUN": "torchrun"}
+    done = cluster.submit("learners.sh", "a.toml", "run.steps=0", **more)
     assert done.returncode == 0, done.stderr
-    called, rendezvous = cluster.called("crrl"), "10.0.0.1:29500"
-    working = [call for call in called if call.startswith("learner")]
-    logs = f"--logs logs/t{os.getpid()}"
-    wanted = {f"learner {rendezvous} --node {n} {logs}-{name}" for n, name in ((1, "second"), (2, "third"))}
-    assert set(working) == wanted
-    assert len(working) == 4 and set(cluster.called("keys")) == {"0123456789abcdef" * 2}
-    asked = f"train a.toml train.processes=6 run.steps=0 train.nodes=3 train.rendezvous={rendezvous}"
-    assert [call for call in called if call not in working] == [f"{asked} --dry-run --json", asked]
+    assert cluster.called("torchrun") == 5 * [
+        f"{'0123456789abcdef' * 2} 1 --nnodes=3 --nproc-per-node=2 --max-restarts=100 --rdzv-backend=c10d"
+        f" --rdzv-endpoint=10.0.0.1:29601 --rdzv-id=t{os.getpid()} -m coderepairrl.learn.torchrun 10.0.0.1:29600"
+    ]
+    asked = "train a.toml run.steps=0 train.processes=6 train.listen=10.0.0.1:29600"
+    asked += f" engine.weights_dir={cluster.path}/weights"
+    assert cluster.called("crrl") == [f"{asked} --dry-run --json", asked]
     assert cluster.called("getent") == ["ahostsv4 first"]
 
 

@@ -45,7 +45,7 @@ CRRL = [sys.executable, "-m", "coderepairrl.cli"]
 _CHILD = [sys.executable, "-m", "coderepairrl.processes.child"]
 _IMPORTED = (
     *("coderepairrl.stages", "coderepairrl.apps.fix", "coderepairrl.apps.hello", "coderepairrl.apps.serve"),
-    *("coderepairrl.cli", "coderepairrl.learn.learner", "coderepairrl.learn.shared_worker"),
+    *("coderepairrl.cli", "coderepairrl.learn.learner"),
     "coderepairrl.engines.tiny.server",
     *("coderepairrl.gateway.worker", "coderepairrl.agents.nano", "coderepairrl.sandbox.sandlock"),
     *("renderers.qwen3", "renderers.reasoning", "transformers.models.qwen3.modeling_qwen3"),

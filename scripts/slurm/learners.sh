@@ -1,13 +1,14 @@
 #!/bin/bash
-# Several nodes learn together: the first runs the agents and its part of the learner, the others the rest of the learner
+# Several nodes learn together: torchrun starts the learner's processes on all of them, the first also runs the agents
 # (docs/guides/cluster.md). The engine is where CONFIG has it: on GPUs of the first node, or at engine.options.url.
 #
-#     sbatch --nodes=2 scripts/slurm/learners.sh CONFIG train.processes=6 'train.devices=[1,2,3]' 'engine.devices=[0]' \
-#         train.strategy=fsdp2 [KEY=VALUE]...
+#     sbatch --nodes=2 scripts/slurm/learners.sh CONFIG train.strategy=fsdp2 'engine.devices=[3]' [KEY=VALUE]...
 #
-# train.processes are those of all nodes, as many on each: on the first those of train.devices, on the others their first
-# GPUs. PORT is a free one of the first node (29400, if not given). The network between the nodes must be one that nobody
-# else can reach; --exclusive keeps others away from the nodes themselves.
+# GPUS (3, if not given) are the learner's on each node, its first ones; train.processes follows from them. PORT is a free
+# port of the first node (29500, if not given), and torchrun takes the next one. TORCHRUN is the torchrun of the same
+# installation as CRRL (.venv/bin/torchrun, if not given). Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME where a node's
+# name is not its address on the network between the nodes. That network must be one that nobody else can reach;
+# --exclusive keeps others away from the nodes themselves.
 #
 #SBATCH --job-name=crrl-learners
 #SBATCH --nodes=2
@@ -25,21 +26,24 @@ cd "$SLURM_SUBMIT_DIR"
 . scripts/slurm/resumable.sh
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+read -ra torchrun <<<"${TORCHRUN:-.venv/bin/torchrun}"
+mkdir -p weights logs
 on() { # on NODE COMMAND...: one task there
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$1" "${@:2}"
 }
 
 # as the others find it: to itself it may be 127.0.1.1
 address=$(on "${nodes[1]}" getent ahostsv4 "${nodes[0]}" | { read -r first _ && cat >/dev/null && echo "$first"; })
-rendezvous=$address:${PORT:-29400}
-CRRL_RENDEZVOUS_KEY=$(openssl rand -hex 32)
-export CRRL_RENDEZVOUS_KEY # srun hands it on
+port=${PORT:-29500}
+listen=$address:$port
+gpus=${GPUS:-3}
+CRRL_LEARNER_SECRET=$(openssl rand -hex 32)
+export CRRL_LEARNER_SECRET TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # srun hands them on
 
-learn() { # learn NODE NUMBER: again when it fails or is killed; 0 is done, 2 and 3 are mistakes
-    local status=1
-    until [ "$status" = 0 ] || [ "$status" = 2 ] || [ "$status" = 3 ]; do
-        status=0
-        on "$1" "${crrl[@]}" learner "$rendezvous" --node "$2" --logs "logs/$SLURM_JOB_ID-$1" || status=$?
+learn() { # learn NODE: again when torchrun fails or is killed
+    until on "$1" "${torchrun[@]}" --nnodes="${#nodes[@]}" --nproc-per-node="$gpus" --max-restarts=100 \
+        --rdzv-backend=c10d --rdzv-endpoint="$address:$((port + 1))" --rdzv-id="$SLURM_JOB_ID" \
+        -m coderepairrl.learn.torchrun "$listen" >>"logs/learner-$SLURM_JOB_ID-$1.log" 2>&1; do
         sleep 1
     done
 }
@@ -48,9 +52,9 @@ finish() {
     kill "${working[@]}" 2>/dev/null || true # they may have ended by themselves
 }
 trap finish EXIT
-for ((number = 1; number < ${#nodes[@]}; number++)); do
-    learn "${nodes[number]}" "$number" &
+for node in "${nodes[@]}"; do
+    learn "$node" &
     working+=($!)
 done
 
-train "$@" train.nodes="${#nodes[@]}" train.rendezvous="$rendezvous"
+train "$@" train.processes="$((gpus * ${#nodes[@]}))" train.listen="$listen" engine.weights_dir="$PWD/weights"

@@ -220,17 +220,12 @@ def test_weights_lie_where_the_engine_sees_them(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_learners_processes_are_on_several_nodes(tmp_path: Path) -> None:
-    """As many on each: GPUs are those of this one."""
-    across = ["train.processes=4", "train.nodes=2", "train.rendezvous=10.0.0.1:29400", "engine.devices=[2]"]
-    assert split(config(tmp_path, *across, "train.devices=[0,1]")).learner == {GPUS: "4,GPU-5f3c"}
+def test_torchruns_learner_has_gpus_of_its_own(tmp_path: Path) -> None:
+    remote = ["train.processes=8", "train.listen=10.0.0.1:29500", "engine.devices=[0,2]"]
+    assert split(config(tmp_path, *remote)).learner == {}
     for wrong, message in (
-        ([*across, "train.devices=[0,1,2,3]"], "for train.processes=4 on train.nodes=2"),
-        ([*across, "train.processes=8"], "train.processes=8 on train.nodes=2 take a GPU each, and 3 are visible"),
-        ([*across, "train.processes=5"], "nodes=2 do not divide processes=5"),
-        (across[:2], "nodes, if there are several, and rendezvous belong together"),
-        (["train.rendezvous=10.0.0.1:29400"], "belong together"),
-        ([*across, "train.rendezvous=10.0.0.1"], "'10.0.0.1' is no rendezvous"),
+        ([*remote, "train.devices=[1]"], "with listen, leave it out"),
+        ([*remote, "train.listen=10.0.0.1"], "'10.0.0.1' is not HOST:PORT"),
     ):
         with pytest.raises(CodeRepairError, match=message):
             split(config(tmp_path, *wrong))

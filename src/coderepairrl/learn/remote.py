@@ -79,8 +79,8 @@ def versions() -> dict[str, str]:
 def torchrun_command(listen: str) -> str:
     """The command that starts the learner, once on each machine."""
     return (
-        "torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100 --rdzv-backend=c10d"
-        f" --rdzv-endpoint={parse_address(listen)[0]}:29400 -m coderepairrl.learn.torchrun {listen}"
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
+        f" --rdzv-backend=c10d --rdzv-endpoint={parse_address(listen)[0]}:29400 -m coderepairrl.learn.torchrun {listen}"
     )
 
 

@@ -33,12 +33,17 @@ _PATIENCE, _RETRY = 3600.0, 1.0
 """Seconds to wait for the run, and between two attempts to connect."""
 _IDLE = timedelta(days=365)
 """Time limit of a broadcast: between two requests the run samples episodes."""
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+"""Without it, restarted ranks may wait for each other forever: they meet under a name that has the number of restarts,
+which each machine's torchrun counts for itself."""
 _HOST = os.uname().nodename
 
 
 def main() -> None:
     """Carry out the requests of the run at the address that is given."""
     die_with(os.getppid())
+    if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
+        sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
     address = sys.argv[1]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))  # as in processes that the run starts
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -142,10 +142,8 @@ class Child:
         *,
         log: Path,
         env: Mapping[str, str] | None = None,
-        given: Sequence[int] = (),
     ) -> Self:
-        """Start ``python -m module args...`` with one torch thread, its output appended to `log`. It has the
-        descriptors that are `given`, by the same numbers."""
+        """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
         ours, theirs = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
@@ -157,7 +155,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                pass_fds=[theirs.fileno(), *given],
+                pass_fds=[theirs.fileno()],
                 env=variables,
                 start_new_session=True,
             )

@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from coderepairrl.errors import UsageError
@@ -20,16 +20,6 @@ LASTING = 600.0
 _PROBED = 1.0
 """Seconds for which others may hold the lock to see whether it is held."""
 Say = Callable[[str], None]
-
-
-@contextmanager
-def claimed_by_us(address: Path, what: str, fix: str) -> Iterator[None]:
-    """Within, `address` is this process's, for `what` it has there. Raises as `claim`."""
-    descriptor = claim(address, what, fix)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def claim(address: Path, what: str, fix: str) -> int:

@@ -1,0 +1,300 @@
+"""A learner that torchrun starts on two machines: two torchrun processes of this one, over gloo and loopback.
+
+That it works over NCCL and between real machines is not shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+
+import psutil
+import pytest
+from test_distributed import LORA, SETTINGS, STRATEGIES, close_to, learner, same_as_one
+
+from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
+from coderepairrl.learn import remote, torchrun
+from coderepairrl.learn.learner import Service
+from coderepairrl.learn.remote import SECRET, RemoteLearner
+from coderepairrl.learn.trainer import Trainer
+from coderepairrl.processes.children import ChildDied, pack
+
+TWO = SETTINGS.but(processes=2)
+CRRL = [sys.executable, "-m", "coderepairrl.cli"]
+
+
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    monkeypatch.setenv(SECRET, "a secret for the tests")
+
+
+@pytest.fixture
+def listen():
+    return free_address()
+
+
+class Machine:
+    """One torchrun with one rank; its `log` is what both print."""
+
+    def __init__(self, listen, meeting, log, restarts):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting}", "--local-addr=127.0.0.1"]
+        command += [f"--max-restarts={restarts}", "-m", "coderepairrl.learn.torchrun", listen]
+        env = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        env |= {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self.log = log
+        with log.open("wb") as sink:
+            self.process = subprocess.Popen(command, stdout=sink, stderr=sink, env=env)
+
+    def kill_rank(self):
+        (rank,) = psutil.Process(self.process.pid).children()
+        rank.kill()
+
+    async def end(self):
+        """Its exit status."""
+        return await asyncio.to_thread(self.process.wait, 60)
+
+
+@contextmanager
+def two_machines(listen, folder, restarts=0):
+    folder.mkdir(exist_ok=True)
+    meeting = free_address()
+    with ExitStack() as started:
+        machines = []
+        for number in range(2):
+            machines.append(Machine(listen, meeting, folder / f"torchrun-{number}.log", restarts))
+            started.callback(machines[-1].process.wait)
+            started.callback(machines[-1].process.kill)
+        yield machines
+
+
+async def test_two_machines_do_what_one_process_does(listen, miniature, make_rows, tmp_path):
+    """A killed rank is reported; torchrun starts all ranks again, and they continue from the checkpoint."""
+    alone = Trainer(miniature, SETTINGS)
+    with two_machines(listen, tmp_path / "logs", restarts=3) as machines:
+        async with learner(miniature, tmp_path, TWO, listen=listen) as two:
+            close_to(await two.step(make_rows([30, 12, 45, 8]), 8), alone.step(make_rows([30, 12, 45, 8]), 8))
+            await two.save(tmp_path / "c")
+            await two.restore(tmp_path / "c")
+            expected = await two.step(make_rows([20, 30], 4))
+            machines[1].kill_rank()
+            with pytest.raises(
+                LearnerFault, match=r"died during .*connection to the learner, process .* was lost"
+            ) as lost:
+                await two.step(make_rows([20, 30], 5))
+            assert f"-m coderepairrl.learn.torchrun {listen}" in lost.value.fix and "--resume" in lost.value.fix
+        async with learner(miniature, tmp_path, TWO, listen=listen) as again:
+            assert await again.restore(tmp_path / "c") == 1
+            assert await again.step(make_rows([20, 30], 4)) == expected  # bit for bit
+        assert [await machine.end() for machine in machines] == [0, 0], "they end with the run"
+    async with learner(miniature, tmp_path, SETTINGS) as one:  # another number of processes
+        await one.restore(tmp_path / "c")
+        close_to(await one.step(make_rows([20, 30], 4)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero2" not in each.values])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="all weights", marks=pytest.mark.by_hand),
+        pytest.param({"lora": LORA, "beta": 0.1}, id="lora, KL"),
+    ],
+)
+async def test_each_strategy_is_the_same_on_two_machines(strategy, options, listen, miniature, make_rows, tmp_path):
+    with two_machines(listen, tmp_path / "logs"):
+        await same_as_one(miniature, make_rows, tmp_path, TWO.but(strategy=strategy, **options), listen=listen)
+
+
+@pytest.mark.slow
+async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp_path):
+    """By the commands alone: torchrun ends with the rank, the run waits until it is started again."""
+
+    def command(name, *more):
+        settings = [f"run.name={name}", f"run.dir={tmp_path}", "run.steps=3", "train.processes=2"]
+        settings += ["eval.before=false", "eval.after=false", "rollout.tasks_per_step=2", "rollout.concurrency=4"]
+        return [*CRRL, "train", "hello", *settings, *more]
+
+    subprocess.run(command("local"), check=True, capture_output=True)
+    metrics = tmp_path / "remote" / "metrics.jsonl"
+    with (
+        two_machines(listen, tmp_path / "first") as first,
+        subprocess.Popen(
+            command("remote", f"train.listen={listen}"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as run,
+    ):
+        try:
+            async with asyncio.timeout(280):
+                while not (metrics.exists() and metrics.read_text()):
+                    assert run.poll() is None, run.stdout.read()
+                    await asyncio.sleep(0.2)
+                first[1].kill_rank()
+                assert [await machine.end() for machine in first] == [1, 1]
+                with two_machines(listen, tmp_path / "second") as second:
+                    said = (await asyncio.to_thread(run.communicate))[0]
+                    assert [await machine.end() for machine in second] == [0, 0]
+        finally:
+            run.kill()
+    assert run.returncode == 0, said
+    assert "connection to the learner" in said and said.count("start it: TORCH_") == 2, said
+    local, remote = (
+        [each["checksum"] for line in (tmp_path / name / "log.jsonl").read_text().splitlines()
+         if (each := json.loads(line))["type"] == "step"]
+        for name in ("local", "remote")
+    )  # fmt: skip
+    assert len(local) == 3 and local == remote
+
+
+# -- Who may connect: without torch's processes
+
+
+def hello(ranks=2, **other):
+    machine = {"host": "there", "versions": remote.versions()}
+    return {"secret": os.environ[SECRET], "pid": 7, "machines": [machine] * ranks} | other
+
+
+async def connect(listen, said):
+    """A connection on which `said` was sent."""
+    host, port = remote.parse_address(listen)
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(host, port)
+                break
+            except OSError:
+                await asyncio.sleep(0.01)
+    writer.write(said)
+    return reader, writer
+
+
+async def test_requests_and_the_end(listen):
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
+    reader, writer = await connect(listen, pack(hello()))
+    run = await waiting
+    assert "welcome" in await remote._receive(reader)
+    assert run.pid == 7 and run.name == "7 on there"
+    await run.send({"op": "step"})
+    assert await remote._receive(reader) == {"op": "step"}
+    writer.write(pack({"ok": 1}))
+    assert await run.receive() == {"ok": 1}
+    ending = asyncio.create_task(run.dismiss())
+    assert await remote._receive(reader) == {"exit": 0}
+    writer.close()
+    await ending
+    await run.close()
+
+
+async def test_a_connection_that_is_lost(listen):
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
+    _, writer = await connect(listen, pack(hello()))
+    run = await waiting
+    writer.close()
+    with pytest.raises(ChildDied, match="process 7 on there, was lost") as lost:
+        await run.receive()
+    assert "torchrun" in lost.value.fix
+    run.kill()
+    await run.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x02[]",
+        pack({"op": "step"}),
+        pack({"secret": "that of another run"}),
+        pack({"secret": None}),
+    ],
+)
+async def test_strangers_are_rejected(said, listen):
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
+    reader, writer = await connect(listen, said)
+    writer.write_eof()
+    answer = await reader.read()
+    assert b"error" in answer and b"welcome" not in answer and os.environ[SECRET].encode() not in answer
+    writer.close()
+    _, writer = await connect(listen, pack(hello()))
+    run = await waiting
+    writer.close()
+    await run.close()
+
+
+async def test_other_versions_and_other_numbers_of_ranks(listen):
+    machines = [{"host": "there", "versions": remote.versions() | {"torch": "2.12.0"}}] * 2
+    for said, error, message in (
+        (hello(machines=machines), PrerequisiteError, r"on there has other versions: torch 2.12.0 \(here"),
+        (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
+    ):
+        waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
+        reader, writer = await connect(listen, pack(said))
+        with pytest.raises(error, match=message) as caught:
+            await waiting
+        assert caught.value.fix and str(caught.value) in (await remote._receive(reader))["error"]
+        writer.close()
+
+
+async def test_nobody_comes(listen):
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 1.0))
+    _, writer = await connect(listen, pack(hello(secret="that of another run")))
+    with pytest.raises(LearnerFault, match=f"no learner .* within 1 s .*with another {SECRET} was rejected") as caught:
+        await waiting
+    assert "torchrun" in caught.value.fix and "--resume" in caught.value.fix
+    writer.close()
+
+
+async def test_an_address_that_is_not_free():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(UsageError, match=f"cannot listen at train.listen={listen}"):
+            await RemoteLearner.accept(listen, 2, 1.0)
+
+
+def test_no_run_listens(listen, monkeypatch):
+    monkeypatch.setattr(torchrun, "_PATIENCE", 0.0)
+    with pytest.raises(LearnerFault, match=f"no run listens at {listen} within 0 s"):
+        torchrun._connect(listen, [])
+
+
+@pytest.mark.parametrize("text", ["", "10.0.0.1", "10.0.0.1:", ":80", "h:port", "h:70000", "0.0.0.0:80", "[::]:80"])
+def test_addresses_that_cannot_be(text):
+    with pytest.raises(UsageError) as caught:
+        remote.parse_address(text)
+    assert caught.value.fix
+
+
+def test_there_must_be_a_secret(monkeypatch):
+    monkeypatch.setenv(SECRET, "short")
+    with pytest.raises(PrerequisiteError) as caught:
+        remote.read_secret()
+    assert "openssl rand" in caught.value.fix and "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["missing", "other"])
+async def test_each_machine_must_have_the_files(change, miniature, tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrun, "_gather", lambda value, group: [value])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    async with remote.common_files([miniature], [tmp_path / "logs"]) as files:
+        assert {path.rpartition("/")[2] for path in files} > {"config.json", "model.safetensors"} and len(files) == 3
+        assert "error" in torchrun._answer(Service(), {"op": "step", "files": files}, None)  # by the service
+        path = next(path for path in files if path.endswith("safetensors"))
+        mark = next((tmp_path / "logs").iterdir())
+        if change == "missing":
+            path = str(mark)
+            mark.unlink()
+        else:
+            files[path] = "0" * 64
+        reply = torchrun._answer(Service(), {"op": "start", "files": files}, None)
+    assert path in reply["error"] and reply["kind"] == "usage" and "engine.weights_dir" in reply["fix"]
+    assert not list((tmp_path / "logs").iterdir())

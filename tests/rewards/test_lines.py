@@ -178,14 +178,6 @@ def test_facts_count(repository: Repository, compare: Compare) -> None:
 
 
 @both
-def test_a_patch_without_git_header_is_read(maths: Callable[..., bytes], compare: Compare) -> None:
-    oracle = maths(FIX)
-    bare = oracle[oracle.index(b"--- ") :]
-    assert compare(oracle, bare) == 1.0
-    assert compare(oracle, bare.replace(b"a/maths", b"maths").replace(b"b/maths", b"maths")) == 1.0
-
-
-@both
 def test_languages(repository: Repository, compare: Compare) -> None:
     sources = {
         "a.c": b"/*",

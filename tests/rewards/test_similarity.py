@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import random
 import re
 import time
-from pathlib import Path
 
 import pytest
 from cydifflib import SequenceMatcher
@@ -75,13 +73,6 @@ def test_the_ratio_is_difflibs(alphabet: str, seed: int, size: int, edits: int) 
         assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
 
 
-def test_the_ratio_is_difflibs_on_sources() -> None:
-    texts = [Path(module.__file__).read_text()[:6000] for module in (difflib, random, re, pytest) if module.__file__]
-    texts += [text.replace("self", "that").replace("    ", "\t") for text in texts[:2]] + ["\0\0" + texts[0]]
-    for x, y in itertools.product(texts, repeat=2):
-        assert ratio(x, y) == difflib.SequenceMatcher(None, x, y).ratio()
-
-
 def test_texts_made_to_be_slow_are_bounded() -> None:
     """Every match is one character long, and leaves everything right of it to be looked at again."""
     marks = [chr(0x4E00 + number % 101) for number in range(10_000)]
@@ -96,15 +87,6 @@ def test_texts_made_to_be_slow_are_bounded() -> None:
     started = time.process_time()
     assert ratio(a, b) == 2 / (len(a) + len(b))
     assert time.process_time() - started < 1
-
-
-def test_a_huge_patch_is_scored() -> None:
-    oracle = "".join(f"-value_{i} = compute({i})\n+value_{i} = repaired({i})\n" for i in range(40))
-    huge = "".join(f"+value_{i} = compute(scale, {i})  # padding padding padding\n" for i in range(50_000))
-    rare = "~#%"
-    assert 0.0 <= ratio(oracle, huge) < 0.01
-    assert ratio(oracle + rare, huge + rare) >= 2 * len(rare) / (len(oracle) + len(huge) + 2 * len(rare))
-    assert ratio(huge, huge) == 1.0
 
 
 @settings(max_examples=100, deadline=None)
@@ -166,16 +148,6 @@ def slide(path: str, hunk: str, *lines: str) -> bytes:
     """A patch as the thesis's slides show it, with the ``diff --git`` line that the formula needs."""
     head = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n{hunk}\n"
     return (head + "".join(f"{line}\n" for line in lines)).encode()
-
-
-def test_the_unrelated_patches_of_the_slides_are_alike_to_the_formula() -> None:
-    """The slides say below 0.1; the headers of one short file are most of both texts."""
-    old, new = "-    return data.strip().lower()", "+    return data.strip().lower().replace(' ', '_')"
-    patch = slide("src/utils.py", "@@ -42,1 +42,1 @@", old, new)
-    reference = slide("src/utils.py", "@@ -8,1 +8,1 @@", "-MAX_SIZE = 1024", "+MAX_SIZE = 2048")
-    assert compare(reference, patch) == pytest.approx(0.643, abs=0.001)
-    assert compare(reference.partition(b"\n")[2], patch.partition(b"\n")[2]) == pytest.approx(0.513, abs=0.001)
-    assert PatchEdits().compare(reference, patch) == 0.0
 
 
 def test_the_partial_match_of_the_slides() -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -77,64 +73,19 @@ def test_a_commit_that_is_not_there_costs_no_other(tmp_path: Path) -> None:
     assert len(here) == 5 and len(said) == 1
 
 
-class Server(BaseHTTPRequestHandler):
-    """Git's own, which fails so many times first."""
+def test_a_server_that_fails_is_asked_again_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some = tasks(f"file://{tmp_path}/a", mirror(tmp_path / "a", 3))
+    fetch, failures = preparing.fetch_commits, [1000]
 
-    root = Path()
-    failures = 0
+    def failing(url: str, commits: list[str]) -> None:
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise SandboxFault("503")
+        fetch(url, commits)
 
-    def do_GET(self) -> None:
-        if Server.failures:
-            Server.failures -= 1
-            self.send_error(503)
-            return
-        path, _, query = self.path.partition("?")
-        asked = {
-            "GIT_PROJECT_ROOT": str(self.root),
-            "GIT_HTTP_EXPORT_ALL": "1",
-            "PATH_INFO": path,
-            "QUERY_STRING": query,
-            "REQUEST_METHOD": self.command,
-            "CONTENT_TYPE": self.headers.get("Content-Type", ""),
-            "HTTP_CONTENT_ENCODING": self.headers.get("Content-Encoding", ""),
-            "GIT_PROTOCOL": self.headers.get("Git-Protocol", ""),
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": "safe.directory",
-            "GIT_CONFIG_VALUE_0": "*",
-        }
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        done = subprocess.run(["git", "http-backend"], env=os.environ | asked, input=body, capture_output=True)
-        head, _, content = done.stdout.partition(b"\r\n\r\n")
-        self.send_response(200)
-        for line in head.decode().splitlines():
-            self.send_header(*line.split(": ", 1))
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(Server, "root", tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{made.server_port}"
-        made.shutdown()
-
-
-def test_a_server_that_fails_is_asked_again_and_not_for_ever(
-    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some = tasks(f"{server}/a/.git", mirror(tmp_path / "a", 3))
-    monkeypatch.setattr(Server, "failures", 1000)
+    monkeypatch.setattr(preparing, "fetch_commits", failing)
     with pytest.raises(SandboxFault, match="503"):
         prepare(some)
-    monkeypatch.setattr(Server, "failures", 2)
+    failures[0] = 2
     here, said = prepare(some)
-    assert len(here) == 3 and packs() == 1
-    assert sum("trying again" in line for line in said) == 2 and "3 of 3 are here" in said[-1]
+    assert len(here) == 3 and sum("trying again" in line for line in said) == 2

@@ -13,7 +13,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.certify.task_source import study
-from coderepairrl.errors import ConfigError, PrerequisiteError, TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import environment_folder
 from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants.package_tasks import bugs
@@ -51,18 +51,6 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     assert len(list((cache / "environments").glob("*/environment.json"))) == 1
 
 
-def test_what_needs_nothing_gets_nothing(cache: Path, tmp_path: Path, isolating: None) -> None:
-    """Without declared needs, pip is not asked: no index has to be reached."""
-    files = {
-        "src/cart.py": SHOP["src/shop/cart.py"],
-        "test_cart.py": "from cart import cheap\n\nassert cheap(1, 2) and not cheap(2, 2)\n",
-    }
-    made = list(MutantSource(str(write(tmp_path / "plain", files)), n=1, command="python3 test_cart.py", only="src/*"))
-    assert [task.environment for task in made] == [""]
-    assert made[0].checks.commands[0].argv == ("env", "PYTHONPATH=src", "python3", "test_cart.py")
-    assert not (cache / "environments").exists()
-
-
 def test_without_a_network_the_message_says_what_is_missing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:
@@ -74,48 +62,8 @@ def test_without_a_network_the_message_says_what_is_missing(
         list(MutantSource(str(write(tmp_path / "torn", {**SHOP, "pyproject.toml": "[project"})), n=1))
 
 
-def test_a_build_sees_nothing_of_this_machine_and_says_why_it_failed(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
-) -> None:
-    monkeypatch.setenv("MY_SECRET", "in the environment")
-    secret = write(tmp_path, {"secret": "in a file"}) / "secret"
-    seen = f"(os.path.exists({str(secret)!r}), os.getenv('MY_SECRET'))"
-    look = f"import os\n\nraise SystemExit('seen: %s %s' % {seen})\n"
-    with pytest.raises(TaskError, match="the project: .*seen: False None") as caught:
-        list(MutantSource(str(write(tmp_path / "curious", {**SHOP, "backend.py": look})), n=1))
-    assert "environment=false" in caught.value.fix
-
-
 CART = {"cart.py": SHOP["src/shop/cart.py"]}
 PASSES = "from cart import cheap\n\n\ndef test_cheap():\n    assert cheap(1, 2) and not cheap(2, 2)\n"
-
-
-def test_tests_that_find_bugs_see_nothing_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
-) -> None:
-    """Neither what the environment holds, a login for the package index say, nor files, nor a network."""
-    monkeypatch.setenv("UV_INDEX_MINE_PASSWORD", "in the environment")
-    secret = write(tmp_path, {"secret": "in a file"}) / "secret"
-    look = f"""\
-import glob, os, socket
-
-seen = [os.getenv("UV_INDEX_MINE_PASSWORD"), os.path.exists({str(secret)!r}), socket.if_nameindex()[1:]]
-for path in glob.glob("/proc/[0-9]*/environ"):
-    try:
-        seen.append(b"in the environment" in open(path, "rb").read())
-    except OSError:
-        pass
-if any(seen):
-    raise SystemExit(f"seen: {{seen}}")
-from cart import cheap
-
-assert cheap(1, 2) and not cheap(2, 2)
-"""
-    options = {"command": "python3 test_cart.py", "cache": str(tmp_path / "cache")}
-    root = write(tmp_path / "curious", {**CART, "test_cart.py": look})
-    assert len(list(MutantSource(str(root), n=1, **options))) == 1  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="unknown sandbox 'bwarp'"):
-        list(MutantSource(str(root), n=1, sandbox="bwarp", **options))  # type: ignore[arg-type]
 
 
 LOCAL = {"environment": False, "sandbox": "unsafe-local"}
@@ -138,17 +86,6 @@ def test_causes_are_named_with_their_fix(files: dict[str, str], problem: str, fi
     with pytest.raises(TaskError, match=problem) as caught:
         list(MutantSource(str(root), n=1, command=HERE, cache=str(tmp_path / "cache"), **LOCAL))  # type: ignore[arg-type]
     assert re.search(fix, caught.value.fix), caught.value.fix
-
-
-def test_the_command_that_a_refusal_proposes_works(tmp_path: Path) -> None:
-    tests = f"{PASSES}\n\ndef test_locale():\n    assert cheap(2, 1)\n\n\ndef test_a():\n    pass\n"
-    root = str(write(tmp_path / "package", {**CART, "test_cart.py": tests}))
-    options = {"n": 2, "cache": str(tmp_path / "cache"), **LOCAL}
-    with pytest.raises(TaskError, match="1 tests fail before any bug") as caught:
-        list(MutantSource(root, command=HERE, **options))  # type: ignore[arg-type]
-    proposed = shlex.split(caught.value.fix.partition("command=")[2])[0]
-    made = list(MutantSource(root, command=proposed, **options))  # type: ignore[arg-type]
-    assert {name for task in made for name in task.checks.named} == {"test_cart.py::test_cheap", "test_cart.py::test_a"}
 
 
 async def test_a_few_tests_that_fail_in_any_case_are_left_out_by_default(tmp_path: Path) -> None:

@@ -58,11 +58,6 @@ def test_which_functions_make_good_tasks(problem: str, source: str) -> None:
     assert (found.name, found.problem) == ("count", problem)
 
 
-def test_words_are_no_sql() -> None:
-    [found] = functions(GOOD.replace("Say how", "Select from an update where to join: say how"))
-    assert found.problem == ""
-
-
 MODULE = f'''"""A module."""
 import functools
 {GOOD}
@@ -273,24 +268,6 @@ def test_comments_are_those_of_the_original(tmp_path: Path) -> None:
                 assert "\n".join(lines) == record["implementation"]
                 assert ast.get_docstring(ast.parse(found.header).body[0]) == found.docstring  # type: ignore[arg-type]
     assert known == {}
-
-
-async def examined(tmp_path: Path, *only: str, limit: int = 0) -> set[str]:
-    verified = {f"{row['path']}:{row['function_name']}" for row in records() if row["doctest_verified"]}
-    source, found = made(tmp_path, files(tmp_path, *only), quality=False)
-    names = {task.id.removeprefix("functions/").removeprefix("inflection.py/") for task in found}
-    findings = await examine(source, sandbox.make(sandbox.choose().name), limit=limit)
-    assert [finding for finding in findings if not finding.ok] == []
-    return verified - names
-
-
-async def test_examples_of_real_functions_judge_them(tmp_path: Path, isolating: None) -> None:
-    assert not any(name.startswith("inflection.py") for name in await examined(tmp_path, "inflection.py", limit=4))
-
-
-@pytest.mark.slow
-async def test_examples_of_all_verified_records_judge_them(tmp_path: Path, isolating: None) -> None:
-    assert await examined(tmp_path) <= {"humanize/time.py:naturaldelta"}, "whose example needs dateutil"
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

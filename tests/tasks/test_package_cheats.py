@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,19 +84,6 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
             assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
             paid.append((await fresh.exec(command.argv)).ok)
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
-    """A task that does not say which tests count still asks for single tests."""
-    task = made(tmp_path, kind)[0]
-    [command] = task.checks.commands
-    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
-    task = replace(task, checks=plain)
-    backend, reward = Local(), TestsReward()
-    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
-    for name, content in CHEATS.items():
-        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
 
 
 @pytest.mark.parametrize("kind", RUNNERS)

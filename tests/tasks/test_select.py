@@ -58,13 +58,6 @@ def test_filters_and_counts(options: dict[str, Any], taken: list[int]) -> None:
     assert ids(Selection(**options)) == taken
 
 
-def test_what_a_task_has_not_is_not_taken() -> None:
-    bare = [replace(TEN[0], created="", difficulty=None, reference=b"")]
-    for options in ({"after": "2000-01-01"}, {"max_difficulty": 9.0}, {"max_files": 5}, {"before": "2100-01-01"}):
-        assert ids(Selection(**options), bare) == []
-    assert ids(Selection(max_prompt=100), bare) == [0]
-
-
 def test_kinds_of_edit() -> None:
     two = replace(TEN[0], reference=(LINES.format("x.py") + LINES.format("y.py")).encode())
     apart = replace(TEN[1], reference=(LINES.format("x.py") + "@@ -9 +9 @@\n-a\n+b\n").encode())
@@ -79,11 +72,6 @@ def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: in
     assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed))
     part = ids(Selection(seed=seed, skip=skip, n=n))
     assert part == whole[skip:][: n or None]
-
-
-def test_the_order_is_the_sources_own_without_a_seed() -> None:
-    assert ids(Selection(n=3)) == [0, 1, 2]
-    assert ids(Selection(seed=42)) != list(range(10))
 
 
 def test_the_holdout_is_that_of_the_original() -> None:

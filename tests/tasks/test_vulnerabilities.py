@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.certify.task_source import examine
-from coderepairrl.errors import CodeRepairError, ConfigError, TaskError
-from coderepairrl.stats.clusters import clusters_by
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make
 from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
 from coderepairrl.types import Task
@@ -95,11 +94,6 @@ def test_classes_that_count() -> None:
     assert "CWE-89 (204)" in raised.value.fix
 
 
-def test_a_source_without_its_data_says_so() -> None:
-    with pytest.raises(CodeRepairError, match="needs its data"):
-        list(make("sven"))
-
-
 @pytest.mark.parametrize(("change", "message"), [
     ({"cwe": "stack smashing"}, "'stack smashing' is no label of a weakness"),
     ({"commit_url": "abc"}, "commit_url is no address of a commit"),
@@ -130,11 +124,6 @@ def test_what_belongs_together_is_held_out_together() -> None:
         *("test", "valid", "valid", "valid"),
         "test",
     ]
-
-
-def test_both_versions_of_a_pair_are_one_observation() -> None:
-    ids = ["sven/train-1/vulnerable", "sven/train-1/safe", "sven/train-2/safe", "other/train-1/safe"]
-    assert len(set(clusters_by(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
 def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+class LeftOut(Exception):
+    """Why a task is not made, as a plural."""
+
+
 class LoadedSource(TaskSource):
     """A source whose tasks are made by `load`, once, when they are first asked for."""
 

@@ -14,7 +14,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.tasks.benchmark import Benchmark
-from coderepairrl.tasks.patches import Size, size
+from coderepairrl.tasks.patches import size
 from coderepairrl.tasks.quarantine import outside
 from coderepairrl.types import Checks, Task
 
@@ -97,10 +97,11 @@ class Selection:
         )
 
     def _small(self, task: Task) -> bool:
-        limits = Size(_or(self.max_files), _or(self.max_hunks), _or(self.max_lines))
-        if limits == Size(_ANY, _ANY, _ANY):
+        limits = (self.max_files, self.max_hunks, self.max_lines)
+        if limits == (None, None, None):
             return True
-        return bool(task.reference) and all(a <= b for a, b in zip(size(task.reference), limits, strict=True))
+        sizes = zip(size(task.reference), limits, strict=True)
+        return bool(task.reference) and all(limit is None or number <= limit for number, limit in sizes)
 
     def of(self, tasks: list[Task]) -> list[Task]:
         """The selection from `tasks`. Raises `TaskError` for a file of quarantine that cannot be read."""
@@ -163,13 +164,6 @@ def held_out(task_id: str, share: float) -> bool:
     function, _, asked = task_id.rpartition("/")
     name = function if asked in ASKED and function.count("/") else task_id
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
-
-
-_ANY = 1 << 62
-
-
-def _or(limit: int | None) -> int:
-    return _ANY if limit is None else limit
 
 
 def _within(value: float | None, low: float | None, high: float | None) -> bool:

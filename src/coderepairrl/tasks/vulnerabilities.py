@@ -12,7 +12,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Literal
 
 from coderepairrl.errors import ConfigError, TaskError
@@ -290,12 +289,6 @@ def fenced(code: str, language: str) -> str:
     """
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", code)), default=0))
     return f"{fence}{language}\n{code.rstrip()}\n{fence}"
-
-
-def language_of(path: str, otherwise: str) -> str:
-    """The language of a file of C, C++ or Python by its ending."""
-    endings = {".c": "c", ".py": "python", ".cc": "cpp", ".cpp": "cpp", ".cxx": "cpp", ".hpp": "cpp", ".hh": "cpp"}
-    return endings.get(PurePosixPath(path).suffix.lower(), otherwise)
 
 
 def _word(language: str) -> str:

@@ -61,7 +61,9 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
         raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
-    return Selected(made, Selection(**{key: _frozen(value) for key, value in select.items()}))
+    return Selected(
+        made, Selection(**{key: tuple(value) if isinstance(value, list) else value for key, value in select.items()})
+    )
 
 
 def check_trainable(evaluation_set: str) -> None:
@@ -71,10 +73,6 @@ def check_trainable(evaluation_set: str) -> None:
             f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
             fix="train on another source; if you mean it, for_training=true among the options of this one",
         )
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class ScriptedSource(TaskSource):

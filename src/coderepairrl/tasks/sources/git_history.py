@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from coderepairrl.environments import Specification, sandbox_version
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
-from coderepairrl.tasks.base import LoadedSource, log_left_out
+from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
 from coderepairrl.tasks.commits import Change, Commit, History, history
 from coderepairrl.tasks.needs import PYTEST, extra_of, needs_of
 from coderepairrl.tasks.patches import is_test, is_test_module, language
@@ -45,10 +45,6 @@ _READ = ("pyproject.toml", "setup.cfg")
 _TEST_BYTES = 8 << 20
 _AT_ONCE = 64
 """Commits whose changes are listed by one git."""
-
-
-class _LeftOut(Exception):
-    pass
 
 
 class GitHistory(LoadedSource):
@@ -146,8 +142,8 @@ class GitHistory(LoadedSource):
                 try:
                     task = self._task(known, commit, changes.get(commit.sha, []), name)
                     if task.reference in patches:
-                        raise _LeftOut("repeat another commit")
-                except _LeftOut as left:
+                        raise LeftOut("repeat another commit")
+                except LeftOut as left:
                     self.left_out[str(left)] += 1
                     continue
                 patches.add(task.reference)
@@ -178,13 +174,13 @@ class GitHistory(LoadedSource):
         if TESTS in self.command:
             modules = [path for path in modules if not self.in_python or path.endswith(".py")]
             if not modules:
-                raise _LeftOut("touch no module of tests that the command could run")
+                raise LeftOut("touch no module of tests that the command could run")
         prompt = cleaned(commit.message)
         if not prompt:
-            raise _LeftOut("have no message")
+            raise LeftOut("have no message")
         reference = known.patch(commit, [change.path for change in rest])
         if not (main := language(reference, "")):
-            raise _LeftOut("change tests and no other code")
+            raise LeftOut("change tests and no other code")
         argv = tuple(word for each in self.command for word in (modules if each == TESTS else [each]))
         return Task(
             id=f"{name}/{commit.sha[:12]}",
@@ -199,17 +195,17 @@ class GitHistory(LoadedSource):
         )
 
     def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
-        """Raise `_LeftOut` for what these changes say alone."""
+        """Raise `LeftOut` for what these changes say alone."""
         if not tests:
-            raise _LeftOut("change no tests")
+            raise LeftOut("change no tests")
         if not rest:
-            raise _LeftOut("change tests and no other code")
+            raise LeftOut("change tests and no other code")
         if any(change.special for change in (*tests, *rest)):
-            raise _LeftOut("change a symbolic link or a submodule")
+            raise LeftOut("change a symbolic link or a submodule")
         if any(change.binary for change in rest):
-            raise _LeftOut("change a binary file")
+            raise LeftOut("change a binary file")
         if len(rest) > self.max_files or sum(change.lines for change in rest) > self.max_lines:
-            raise _LeftOut("are larger than max_files or max_lines")
+            raise LeftOut("are larger than max_files or max_lines")
 
     def _specified(self, known: History, commit: Commit) -> str:
         """`Task.environment`: what the parent declares, and what the options add."""
@@ -222,7 +218,7 @@ class GitHistory(LoadedSource):
             needs = needs_of(files, self.command, self.requirements)
             extras = self.extras or extra_of(files)
         except TaskError as error:
-            raise _LeftOut("follow a state whose pyproject.toml or setup.cfg cannot be read") from error
+            raise LeftOut("follow a state whose pyproject.toml or setup.cfg cannot be read") from error
         return str(
             Specification(
                 workspace=f"git:{self.path}@{commit.parent}",
@@ -257,7 +253,7 @@ def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[s
             blobs.setdefault(path, blob)
     contents = known.read(blobs)
     if sum(map(len, contents.values())) > _TEST_BYTES:
-        raise _LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
+        raise LeftOut(f"have tests of more than {_TEST_BYTES >> 20} MiB")
     return {path: data.decode("utf-8", "surrogateescape") for path, data in contents.items()}
 
 

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from cydifflib import SequenceMatcher
 
 from coderepairrl.errors import TaskError
+from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import ENDINGS, Row, from_hub, read
 from coderepairrl.tasks.vulnerabilities import (
     Ask,
@@ -27,7 +28,6 @@ from coderepairrl.tasks.vulnerabilities import (
     Vulnerabilities,
     check_direction,
     label,
-    language_of,
 )
 
 TOP = (
@@ -44,6 +44,7 @@ TOP = (
 """The nine weaknesses that the thesis classified."""
 SPLITS = ("train", "valid", "test")
 _NAMED = re.compile(r"([\w~:]+)\s*\(")
+"""The name before the first parenthesis."""
 
 
 class PrimeVul(Vulnerabilities):
@@ -171,7 +172,8 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")
-    function = _function(code)
+    found = _NAMED.search(code)
+    function = found[1] if found else ""
     described = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
     return Pair(
@@ -179,7 +181,7 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
         vulnerable=code,
         fixed=fixed.text("func"),
         weakness=str(weaknesses[0]),
-        language=language_of(vulnerable.maybe("file_name"), "c"),
+        language=language_of(vulnerable.maybe("file_name")) or "c",
         repository=vulnerable.maybe("project"),
         commit=vulnerable.maybe("commit_id"),
         function=function,
@@ -187,9 +189,3 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
         split=split,
         described=str(described[0]) if isinstance(described, list) and described else str(described or ""),
     )
-
-
-def _function(code: str) -> str:
-    """The name before the first parenthesis; empty where there is none."""
-    found = _NAMED.search(code)
-    return found[1] if found else ""

@@ -18,17 +18,13 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import TaskSource
 from coderepairrl.sandbox.contents import files_at_hand
-from coderepairrl.tasks.base import LoadedSource, log_left_out
+from coderepairrl.tasks.base import LeftOut, LoadedSource, log_left_out
 from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.patches import language_of, patched, paths, unified
 from coderepairrl.tasks.rows import Row, read
 from coderepairrl.types import Task
 
 KIND = "repair"
-
-
-class _LeftOut(Exception):
-    """Why a task is not made, as a plural."""
 
 
 class Repair(LoadedSource):
@@ -85,22 +81,22 @@ class Repair(LoadedSource):
     def _taken(self, given: Task | Row) -> Task | None:
         try:
             return self._of_task(given) if isinstance(given, Task) else self._of_row(given)
-        except _LeftOut as left:
+        except LeftOut as left:
             self.left_out[str(left)] += 1
             return None
 
     def _of_task(self, task: Task) -> Task:
         changed = paths(task.reference)
         if len(changed) != 1:
-            raise _LeftOut("change several files" if changed else "have no reference")
+            raise LeftOut("change several files" if changed else "have no reference")
         [path] = changed
         there = files_at_hand(task.workspace, changed)
         if path not in there:
-            raise _LeftOut("have a workspace that is not at hand")
+            raise LeftOut("have a workspace that is not at hand")
         before = there[path]
         after = patched(before or b"", task.reference)
         if before is None or after is None:
-            raise _LeftOut("create, remove or rename their file")
+            raise LeftOut("create, remove or rename their file")
         return replace(task, prompt=self._prompt(task.prompt, path, before, after), kind=task.kind or KIND)
 
     def _of_row(self, row: Row) -> Task:
@@ -113,7 +109,7 @@ class Repair(LoadedSource):
         else:
             after = patched(before, row.text("patch").encode("utf-8", "surrogateescape"))
         if after is None:
-            raise _LeftOut("have a patch that does not apply")
+            raise LeftOut("have a patch that does not apply")
         issue = _first(row, "prompt", "problem_statement", "description") or f"There is a defect in {path}."
         try:
             workspace = store(self.cache / "workspaces", {path: before})
@@ -130,17 +126,17 @@ class Repair(LoadedSource):
         )
 
     def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
-        """The issue and the code. Raises `_LeftOut`."""
+        """The issue and the code. Raises `LeftOut`."""
         if before == after:
-            raise _LeftOut("change nothing")
+            raise LeftOut("change nothing")
         try:
             text = before.decode()
         except UnicodeDecodeError:
-            raise _LeftOut("are of a file that is no UTF-8") from None
+            raise LeftOut("are of a file that is no UTF-8") from None
         try:
             blocks = between(path, before, after, self.context_lines or 0)
         except Inexpressible:
-            raise _LeftOut("cannot be written as search/replace blocks") from None
+            raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
         shown = [text] if self.context_lines is None else [block.old for block in blocks]
         code = "\n...\n".join(map(_fenced, filter(None, shown)))

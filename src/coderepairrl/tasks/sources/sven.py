@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
+from coderepairrl.tasks.patches import language_of
 from coderepairrl.tasks.rows import Row
-from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, label, language_of
+from coderepairrl.tasks.vulnerabilities import Ask, Form, Pair, Vulnerabilities, label
 
 _COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<commit>\w+)")
 
@@ -56,7 +57,7 @@ def _pair(row: Row) -> Pair | None:
         vulnerable=row.text("func_vulnerable"),
         fixed=row.text("func_fixed"),
         weakness=weakness,
-        language=language_of(row.text("file_name"), row.text("language").lower()),
+        language=language_of(row.text("file_name")) or row.text("language").lower(),
         repository=commit["repository"],
         commit=commit["commit"],
         function=row.text("func_name"),

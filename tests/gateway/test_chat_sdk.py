@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 
-from coderepairrl.types import Endpoint, Finish, sequence
+from coderepairrl.types import Finish, sequence
 
 from .clients import openai_client as client
 from .conftest import SHELL, Said, World, identical
@@ -94,36 +93,6 @@ async def test_thoughts(world: World, said: Said) -> None:
     identical(session.turns, world.engine)
 
 
-async def test_tokens_stream_as_they_are_sampled(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("one two three")
-    world.engine.gate = asyncio.Event()
-    stream = await ask(client(world.open().endpoint), stream=True)
-    text = ""
-    async for chunk in stream:
-        text += chunk.choices[0].delta.content or ""
-        if text:
-            break
-    assert text == "one"  # the engine waits, and the client has read its first chunk
-    world.engine.gate.set()
-    async for chunk in stream:
-        text += chunk.choices[0].delta.content or ""
-    assert text == "one two three"
-
-
-async def test_the_turn_is_committed_before_the_client_has_its_reply(world: World) -> None:
-    committed = False
-
-    async def slowly(episode: str, turn: object) -> None:
-        nonlocal committed
-        await asyncio.sleep(0.05)
-        committed = True
-
-    session = world.open()
-    session._on_turn = slowly
-    await ask(client(session.endpoint))
-    assert committed
-
-
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_a_stop_string_ends_the_message_and_its_tail_is_dropped(
     world: World, said: Said, streaming: bool
@@ -165,23 +134,6 @@ async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
     assert turn.sampling.temperature == 1.0
     assert turn.overridden == ("seed=3", "temperature=0.1")
     assert session.limit == ""
-
-
-async def test_an_unknown_model_a_wrong_key_and_the_list_of_models(world: World) -> None:
-    world.gateway.accept = frozenset(["gpt-8"])
-    session = world.open()
-    sdk = client(session.endpoint)
-    assert [model.id async for model in sdk.models.list()] == ["policy", "gpt-8"]
-    assert (await sdk.models.retrieve("policy")).id == "policy"
-    with pytest.raises(openai.NotFoundError) as missing:
-        await sdk.chat.completions.create(model="gpt-9", messages=ASK)
-    assert missing.value.code == "model_not_found"
-    for url, key in ((world.gateway.url + "/v1", "guess"), (world.gateway.url + "/s/guess/v1", session.key)):
-        with pytest.raises(openai.AuthenticationError):
-            await ask(client(Endpoint(url, key, "policy")))
-    # the key works as API key, too
-    assert await ask(client(Endpoint(world.gateway.url + "/v1", session.key, "policy")))
-    assert len(session.turns) == 1
 
 
 async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_fault(world: World, said: Said) -> None:

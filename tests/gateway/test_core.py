@@ -249,19 +249,6 @@ class TestHistory:
 
 
 class TestRetries:
-    async def test_a_repeated_body_joins_the_running_call(self, world: World, said: Said, http: Http) -> None:
-        world.engine.gate = asyncio.Event()
-        world.engine.script = lambda *_: said("a story")
-        session = world.open()
-        first = asyncio.create_task(http.ask(session, retry=None))
-        while not world.engine.seen:
-            await asyncio.sleep(0.01)
-        second = asyncio.create_task(http.ask(session, retry=None))
-        await asyncio.sleep(0.05)
-        world.engine.gate.set()
-        assert message(await first) == message(await second)
-        assert len(session.turns) == len(world.engine.seen) == 1
-
     async def test_a_retry_replays_the_finished_call_until_the_conversation_goes_on(
         self, world: World, http: Http
     ) -> None:

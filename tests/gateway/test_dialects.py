@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, Session, incoming, replies
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.types import Finish, Limits, Sampling, sequence
+from coderepairrl.types import Limits, Sampling, sequence
 
 from .conftest import SHELL, Fake, Said, World, identical
 from .speech import SPEAKERS
@@ -232,24 +232,6 @@ def _events(stream: bytes) -> Iterator[dict[str, Any]]:
         data = json.loads(lines[-1].removeprefix(b"data: "))
         assert [b"event: " + data["type"].encode()] == lines[:-1] if "type" in data else len(lines) == 1
         yield data
-
-
-@EVERY
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_disconnect_stops_the_engine_and_is_recorded(
-    world: World, said: Said, http: Http, name: str, stream: bool
-) -> None:
-    world.engine.script = lambda *_: said("a long story")
-    world.engine.gate = asyncio.Event()  # never opens
-    speech, session = SPEECHES[name], world.open()
-    request = asyncio.create_task(http.send(session, speech, speech.plain | {"stream": stream}))
-    await _until(lambda: world.engine.seen and world.engine.seen[0][1])
-    request.cancel()
-    await _until(lambda: world.committed)
-    assert world.engine.closed == 1
-    ((_, turn),) = world.committed
-    assert (turn.finish, turn.masked, len(turn.output), turn.dialect) == (Finish.ABORT, "aborted", 3, name)
-    assert session.fault is None
 
 
 @EVERY

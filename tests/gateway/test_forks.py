@@ -103,13 +103,6 @@ async def test_what_stands_for_replies_in_their_usual_spelling_is_what_would_be_
     assert list(world.engine.seen[-1][0]) == world.gateway.source.codec.render(asked, [SHELL])
 
 
-async def test_without_rewriting_the_same_conversation_is_one_path(world: World, agent: Agent) -> None:
-    await agent.ask()
-    for number in range(4):
-        await agent.ask(agent.result(f"listing {number}"))
-    assert [(turn.base, turn.fork) for turn in agent.session.turns] == [(None, None), *((n, None) for n in range(4))]
-
-
 async def test_a_reply_that_nobody_said_stands_among_those_that_were(world: World, agent: Agent) -> None:
     await agent.ask()
     await agent.ask(agent.result("a"))

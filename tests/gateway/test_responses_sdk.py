@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import openai
@@ -234,18 +233,3 @@ async def test_an_engine_that_dies_mid_stream_is_a_failed_response(world: World,
     with pytest.raises(openai.InternalServerError):
         await ask(client(session.endpoint, max_retries=5), stream=True)
     assert len(world.engine.seen) == 1
-
-
-async def test_stream_and_plain_say_the_same(world: World, said: Said) -> None:
-    """And so does a retry of either, which replays."""
-    world.engine.script = lambda *_: said("I look.", ("shell", {"cmd": "ls"}))
-    sdk = client(world.open().endpoint)
-    found = []
-    for how in (ask, gather):
-        for retry in ("0", "1"):
-            reply = await how(sdk, tools=[TOOL], extra_headers={"x-stainless-retry-count": retry})
-            found.append(reply.model_dump(exclude_none=True))
-    assert found[0] == found[1]
-    assert found[2] == found[3]
-    plain, streamed = (json.loads(json.dumps(reply, default=str)) for reply in (found[0], found[2]))
-    assert [item["type"] for item in plain["output"]] == [item["type"] for item in streamed["output"]]

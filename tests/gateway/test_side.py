@@ -137,13 +137,6 @@ async def test_a_sub_agent_that_works_longer_is_still_beside_whoever_was_given_t
     assert side_turns(program.session.turns, "mask") == (0,), "of whom no task is known, the one with most turns"
 
 
-async def test_one_conversation_has_nothing_beside_it(program: Program) -> None:
-    for _ in range(3):
-        await program.work()
-    assert program.episode("mask").side == ()
-    assert side_turns((), "mask") == ()
-
-
 @given(
     st.lists(
         st.tuples(

@@ -194,7 +194,8 @@ def test_what_makes_no_sense_together_is_refused(arguments: list[str], error: st
 def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+    for name in ("trackio", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
     run = written(tmp_path / "run", steps=1)
     error = CliRunner().invoke(app, ["export", str(run), "--to", "wandb"]).exception
     assert str(error) == "log=wandb needs the package wandb"

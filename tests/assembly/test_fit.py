@@ -69,7 +69,7 @@ CASES = [
         "(0.45 of the memory)",
         "engine.options.args=",
     ),
-    (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "model.quantise=int8"),
+    (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "model.quantise=nf4"),
     (
         (
             "model.path=Qwen/Qwen3-32B",
@@ -448,8 +448,8 @@ def test_flops_of_a_step_by_hand(tmp_path: Path) -> None:
 
 
 def test_refill_is_sampled_and_not_trained(tmp_path: Path) -> None:
-    plain = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600")
-    more = needs(tmp_path, "train.denominator=informative", "rollout.seconds=3600", "curriculum.refill=4")
+    plain = needs(tmp_path, "rollout.seconds=3600")
+    more = needs(tmp_path, "rollout.seconds=3600", "curriculum.refill=4")
 
     def learning(plan: Any) -> float:
         share = float(plan["step"]["learner"].split("learning ")[1].split("%")[0]) / 100

@@ -24,7 +24,6 @@ from peak import Peak
 BILLIONS = {"0.6B": 0.596, "1.7B": 1.72, "4B": 4.02, "8B": 8.19, "14B": 14.77, "32B": 32.76, "30B-A3B": 30.53}
 """Billions of parameters."""
 LORA = Lora(rank=4, alpha=8)
-ON_EXPERTS = [Lora(rank=rank, alpha=8, experts=True) for rank in (4, 8)]
 KINDS = [
     LearnSettings(algorithm="grpo", precision=precision, lora=lora, gradient_checkpointing=again, micro_tokens=256)
     for precision in ("fp32", "bf16")
@@ -33,13 +32,11 @@ KINDS = [
 ]
 PAIRS = [KINDS[at] for at in (0, 3, 5, 6)]
 """Each two of precision, adapters and checkpointing in every combination; `KINDS` has all three."""
-MUON = LearnSettings(algorithm="grpo", gradient_checkpointing=True, micro_tokens=256, optimizer="muon")
 
 
 def name_of(settings: LearnSettings) -> str:
     again = "again" if settings.gradient_checkpointing else "kept"
-    muon = "-muon" if settings.optimizer == "muon" else ""
-    return f"{settings.precision}-{'lora' if settings.lora else 'full'}-{again}{muon}"
+    return f"{settings.precision}-{'lora' if settings.lora else 'full'}-{again}"
 
 
 @pytest.mark.parametrize("size", BILLIONS)
@@ -54,12 +51,6 @@ def test_parameters_are_those_of_the_model(size):
     adapters.attach(model, adapters.resolved(model, Lora()))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert trained == shallow.adapters(32, Lora().targets)
-    if shallow.experts:
-        with torch.device("meta"):
-            model = model_of(raw, LearnSettings())
-        adapters.attach(model, adapters.resolved(model, Lora(experts=True)))
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        assert trained == shallow.adapters(32, Lora().targets, experts=True)
 
 
 def test_a_token_goes_through_some_experts():
@@ -74,7 +65,6 @@ def test_a_token_goes_through_some_experts():
         {"decoder_sparse_step": 2},
         {"mlp_only_layers": [0]},
         {"num_local_experts": None},
-        {"quantization_config": {"a": 1}},
     ],
 )
 def test_a_mixture_of_layers_is_not_planned(config, tmp_path):
@@ -113,14 +103,6 @@ def test_what_a_layer_keeps_is_counted_exactly(kind, settings):
     assert measured == planned
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("lora", ON_EXPERTS, ids=["filled up", "as it is"])
-def test_what_adapters_on_experts_keep_is_counted_exactly(lora, precision):
-    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora)
-    measured, planned = deeper({**SPARSE, "num_hidden_layers": 2}, SPARSE, settings, 48)
-    assert measured == planned
-
-
 @pytest.fixture
 def folder(tmp_path):
     def write(raw: Raw) -> Path:
@@ -132,19 +114,12 @@ def folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("raw", "settings"),
-    [(raw, each) for raw, some in ((SMALL, KINDS), (SPARSE, PAIRS)) for each in (*some, MUON)],
+    [(raw, each) for raw, some in ((SMALL, KINDS), (SPARSE, PAIRS)) for each in some],
     ids=lambda each: name_of(each) if isinstance(each, LearnSettings) else "experts" if each is SPARSE else "dense",
 )
 def test_a_step_takes_what_was_planned(raw, settings, folder):
     """Of the real trainer: weights and moments exactly, what comes and goes at most 15 % less."""
     as_planned(raw, settings, folder)
-
-
-@pytest.mark.parametrize(("precision", "again"), [("fp32", False), ("bf16", True)], ids=["fp32-kept", "bf16-again"])
-@pytest.mark.parametrize("lora", ON_EXPERTS, ids=["filled up", "as it is"])
-def test_a_step_with_adapters_on_experts_takes_what_was_planned(lora, precision, again, folder):
-    settings = LearnSettings(algorithm="grpo", precision=precision, lora=lora, micro_tokens=256)
-    as_planned(SPARSE, settings.but(gradient_checkpointing=again), folder)
 
 
 def as_planned(raw, settings, folder):
@@ -194,24 +169,24 @@ def test_attention_on_a_gpu_holds_more():
         assert (there.work > here.work) == (precision == "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("form", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
-def test_quantised_weights_take_what_was_planned(form, precision, folder):
+def test_quantised_weights_take_what_was_planned(precision, folder):
     """Codes and scales exactly, what a step adds at most 15 % less. NF4 needs bitsandbytes: make test-extras."""
     settings = LearnSettings(
-        algorithm="grpo", precision=precision, lora=LORA, gradient_checkpointing=True, micro_tokens=256, quantise=form
+        algorithm="grpo", precision=precision, lora=LORA, gradient_checkpointing=True, micro_tokens=256, quantise="nf4"
     )
     trainer = Trainer(folder(SMALL), settings)
     planned = learner_memory(shape_of(SMALL), settings, longest=1)
     trainer.step(rows(16, 2))
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
-    tables = 64 * len(layers) if form == "nf4" else 0  # of what 4 bits mean
+    tables = 64 * len(layers)  # of what 4 bits mean
     weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
     assert weights == planned.weights + planned.adapters
     with Peak() as peak:
         trainer.step(rows(128, 4))
     passing = planned.peak - planned.weights - planned.adapters - planned.optimizer
-    print(form, precision, "measured", peak.bytes, "planned", passing, round(peak.bytes / passing, 3))
+    print(precision, "measured", peak.bytes, "planned", passing, round(peak.bytes / passing, 3))
     assert 0.85 * passing < peak.bytes <= passing
 
 

@@ -151,8 +151,6 @@ def test_a_run_writes_down_what_auto_stands_for() -> None:
 def test_the_correction_is_refused_where_it_would_do_nothing() -> None:
     with pytest.raises(ConfigError, match="nothing to correct"):
         settings(load("hello", ["train.mismatch_correction=token"]))
-    with pytest.raises(ConfigError, match="caps nothing"):
-        settings(load("hello", ["train.old_logprobs=recomputed", "train.mismatch_cap=3"]))
 
 
 def test_decay_counts_the_updates_of_minibatches() -> None:

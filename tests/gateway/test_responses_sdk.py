@@ -203,7 +203,6 @@ async def test_a_request_may_name_the_response_that_it_follows(world: World, sai
 
 
 async def test_what_needs_another_memory_is_refused(world: World) -> None:
-    world.gateway.accept = frozenset(["policy"])
     session = world.open()
     sdk = client(session.endpoint)
     refused: list[dict[str, Any]] = [

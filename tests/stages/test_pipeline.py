@@ -53,14 +53,16 @@ def made(tmp_path: Path, text: str, *overrides: str) -> Pipeline:
 
 
 def test_fine_tuning_takes_nothing_of_what_is_said_of_attempts_in_common(tmp_path: Path) -> None:
-    common = 'extends = "hello"\n[run]\nname = "x"\n[run.health]\nskips = 2\n[curriculum.band]\nlow = 0.1\n'
+    common = 'extends = "hello"\n[run]\nname = "x"\n[run.health]\npatience = 8\n[curriculum.band]\nlow = 0.1\n'
     (tmp_path / "common.toml").write_text(common + "[train]\nbalance_kinds = true\n")
     head = (
-        '[pipeline]\nname = "p"\nconfig = "common.toml"\nset = ["run.health.patience=4", "curriculum.band.low=0.2"]\n'
+        '[pipeline]\nname = "p"\nconfig = "common.toml"\nset = ["run.health.action=warn", "curriculum.band.low=0.2"]\n'
     )
     steps = {step.name: step for step in made(tmp_path, WHOLE.replace(HEAD, head)).steps}
     rl, sft = steps["rl"].config("builtin:tiny"), steps["sft"].config("builtin:tiny")
-    assert rl.curriculum.band and rl.curriculum.band.low == 0.2 and rl.run.health.skips == 2 and rl.train.balance_kinds
+    assert (
+        rl.curriculum.band and rl.curriculum.band.low == 0.2 and rl.run.health.patience == 8 and rl.train.balance_kinds
+    )
     assert sft.curriculum.band is None and sft.run.health == Health() and not sft.train.balance_kinds
 
 
@@ -232,7 +234,7 @@ def test_what_cannot_be_known_to_be_as_the_file_says_is_not_read(done: Path) -> 
 def test_files_that_settings_name_are_part_of_what_a_stage_was_made_by(tmp_path: Path) -> None:
     probed = tmp_path / "difficulty.jsonl"
     probed.write_text('{"task": "a", "attempts": 1, "solved": 1}\n')
-    sets = (f"curriculum.band.probe={probed}", "train.teacher=builtin:tiny")
+    sets = ("curriculum.band=true", f"curriculum.probe={probed}", "train.teacher=builtin:tiny")
     text = HEAD + f"[stages.rl]\nset = {json.dumps(sets)}"
     before = pipeline_run.made_by(made(tmp_path, text).steps[0], "")
     assert set(before["files"]["teacher"]) >= {"model.safetensors"}

@@ -130,7 +130,6 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
         (["train.old_logprobs=recomputed", "rollout.max_staleness=1"], "token"),
         (["train.algorithm=grpo", "rollout.max_staleness=1"], "off"),  # the ratio is to the engine
         (["train.old_logprobs=recomputed", VLLM, HALF], "token"),
-        (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=sequence"], "sequence"),
         (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=off"], "off"),
         ([VLLM, HALF, "train.algorithm=grpo"], "off"),
     ],

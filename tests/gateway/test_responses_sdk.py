@@ -214,9 +214,6 @@ async def test_what_needs_another_memory_is_refused(world: World) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             await ask(sdk, **options)
         assert caught.value.param
-    with pytest.raises(openai.NotFoundError) as missing:
-        await sdk.responses.create(model="gpt-9", input="a")
-    assert missing.value.code == "model_not_found"
     assert world.engine.seen == []
 
 

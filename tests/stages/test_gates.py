@@ -110,14 +110,14 @@ def test_there_is_a_fault_for_each_gate_and_each_gate_has_its_name() -> None:
 def test_a_fault_is_warned_of_and_stops_the_run_in_time(
     name: str, patience: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gates, "SKIPS", patience)
-    monkeypatch.setattr(gates, "ENTROPY", 0.05)
     begin = 40
     records = healthy(60, seed=3)
     for record in records[begin - 1 :]:
         record["skipped"] = ""
         FAULTS[name](record)
     assert not played(records[: begin - 1], settings(patience=10))
+    monkeypatch.setattr(gates, "SKIPS", patience)
+    monkeypatch.setattr(gates, "ENTROPY", 0.05)
     run = settings(patience=patience)
     early = math.ceil(patience / 2)
     everything = [alarm for alarm in played(records, run) if alarm.last >= begin]

@@ -82,22 +82,13 @@ def quantised(*arguments: str) -> dict[str, Any]:
     return {found["format"]: found for found in map(json.loads, lines)}
 
 
-def test_engine_and_learner_on_rounded_numbers() -> None:
-    found = quantised("--engine", "tiny", "--formats", "plain", "int8")
-    assert all(each["max"] < 1e-4 for each in found.values())
-    assert found["plain"]["rounding_mean"] == 0 < 100 * found["int8"]["mean"] < found["int8"]["rounding_mean"]
-
-
-@pytest.mark.slow
-def test_the_real_server_multiplies_by_the_same_codes() -> None:
-    """In bfloat16 they differ by less than what the codes themselves change."""
-    require_vllm()
-    for each in quantised("--formats", "awq", "int4").values():
-        assert 0 < each["mean"] < each["rounding_mean"] / 4
+def test_engine_and_learner_on_the_same_numbers() -> None:
+    found = quantised("--engine", "tiny", "--formats", "plain")
+    assert found["plain"]["max"] < 1e-4 and found["plain"]["rounding_mean"] == 0
 
 
 def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By turns, 14B in AWQ has a card of 24 GB, and 32B one of 48; the documented tables are what is printed."""
+    """The documented tables are what is printed."""
     docs, printed = SCRIPT.parents[2] / "docs", []
     script = runpy.run_path(str(SCRIPT.with_name("cards.py")))
     for page, more in (("measurements/performance.md", ["--each"]), ("guides/training.md", [])):
@@ -108,8 +99,6 @@ def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.split("|") for line in printed[-1].splitlines()]
     rows = {tuple(row[1:3]): row[5:8] for row in lines}
     found = {(model.strip(), base.strip()): [cell.strip() for cell in cells] for (model, base), cells in rows.items()}
-    assert found["Qwen3-14B", "AWQ"] == ["turns", "1", "1"]
-    assert found["Qwen3-32B", "AWQ"] == ["-", "turns", "1"]
     assert found["Qwen3-14B", "bf16"][0] == found["Qwen3-32B", "bf16"][1] == "2+4"
     assert found["Qwen3-32B", "bf16"][0] == "-"
 

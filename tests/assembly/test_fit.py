@@ -64,7 +64,7 @@ CASES = [
         "(0.45 of the memory)",
         "engine.options.args=",
     ),
-    (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "model.quantise=int8"),
+    (("model.path=Qwen/Qwen3-8B", "engine.devices=[0]"), "GPU 1 has 24.0 GB", "model.quantise=nf4"),
     (
         (
             "model.path=Qwen/Qwen3-32B",

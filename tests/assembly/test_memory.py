@@ -126,12 +126,6 @@ def test_what_layers_keep_is_what_was_planned(name):
         nearly(*deeper(small(name), small(name, 2), settings, TOKENS if recurrent else TOKENS // 4), least=0.94)
 
 
-def test_what_adapters_on_experts_keep_is_what_was_planned():
-    for rank in (4, 8):  # filled up, and as it is
-        settings = BF16.but(lora=Lora(rank=rank, alpha=8, experts=True))
-        nearly(*deeper({**SPARSE, "num_hidden_layers": 2}, SPARSE, settings, 48), least=0.94)
-
-
 def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) -> Trainer:
     """What a step adds to weights and moments, held to the plan."""
     model_of(raw, LearnSettings()).save_pretrained(folder)
@@ -149,8 +143,6 @@ def step_of(folder: Path, settings: LearnSettings, raw: Raw, tokens: int = 128) 
     [
         *((SMALL, each) for each in STEPS),
         *((SPARSE, STEPS[at]) for at in (0, 3, 5, 6)),
-        (SMALL, BASE.but(gradient_checkpointing=True, optimizer="muon")),
-        (SPARSE, BF16.but(gradient_checkpointing=True, lora=Lora(rank=4, alpha=8, experts=True))),
         *((small(name), STEPS[-1]) for name in ("Qwen3.5", "gpt-oss", "DeepSeek-V3", "Gemma 3")),
     ],
 )
@@ -195,15 +187,15 @@ def test_attention_on_a_gpu_holds_more():
         assert (there.work > here.work) == (precision == "bf16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("form", ["int8", pytest.param("nf4", marks=pytest.mark.slow)])
-def test_quantised_weights_take_what_was_planned(form, precision, tmp_path):
+def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-extras."""
-    settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise=form)
+    settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = step_of(tmp_path, settings, SMALL)
     planned = learner_memory(shape_of(SMALL), settings, longest=1)
     layers = [module for module in trainer.policy.model.modules() if isinstance(module, QuantisedLinear)]
-    tables = 64 * len(layers) if form == "nf4" else 0  # of what 4 bits mean
+    tables = 64 * len(layers)  # of what 4 bits mean
     weights = sum(p.nbytes for p in trainer.policy.model.parameters()) + sum(layer.nbytes for layer in layers) - tables
     assert weights == planned.weights + planned.adapters
 

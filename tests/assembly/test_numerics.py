@@ -130,7 +130,6 @@ def test_when_the_clip_acts(overrides: list[str], says: str) -> None:
         (["train.old_logprobs=recomputed", "rollout.max_staleness=1"], "token"),
         (["train.algorithm=grpo", "rollout.max_staleness=1"], "off"),  # the ratio is to the engine
         (["train.old_logprobs=recomputed", VLLM, HALF], "token"),
-        (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=sequence"], "sequence"),
         (["train.old_logprobs=recomputed", VLLM, HALF, "train.mismatch_correction=off"], "off"),
         ([VLLM, HALF, "train.algorithm=grpo"], "off"),
     ],
@@ -151,8 +150,6 @@ def test_a_run_writes_down_what_auto_stands_for() -> None:
 def test_the_correction_is_refused_where_it_would_do_nothing() -> None:
     with pytest.raises(ConfigError, match="nothing to correct"):
         settings(load("hello", ["train.mismatch_correction=token"]))
-    with pytest.raises(ConfigError, match="caps nothing"):
-        settings(load("hello", ["train.old_logprobs=recomputed", "train.mismatch_cap=3"]))
 
 
 def test_decay_counts_the_updates_of_minibatches() -> None:

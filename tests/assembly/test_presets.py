@@ -54,9 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tiny = models.folder("builtin:tiny")
     spec = json.loads((tiny / "config.json").read_text())
     del spec["layer_types"]  # which has another number of layers
-    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
-    quantised = {"Qwen3-14B-AWQ": {**PUBLISHED["Qwen3-14B"], "quantization_config": awq}}
-    for name, published in {**PUBLISHED, **quantised}.items():
+    for name, published in PUBLISHED.items():
         folder = tmp_path / "Qwen" / name
         folder.mkdir(parents=True)
         for file in tiny.glob("tokenizer*"):

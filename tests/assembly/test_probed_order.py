@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from coderepairrl.assembly.curriculum import curriculum, read_probe
 from coderepairrl.config import Config, load, to_toml
@@ -31,14 +30,14 @@ def probe(path: Path, *rows: dict[str, object]) -> str:
 def test_a_probe_gives_difficulties_and_first_rates(tmp_path: Path) -> None:
     rows = [{"task": task.id, "attempts": 4, "solved": at, "reward": 0.5} for at, task in enumerate(TASKS)]
     named = probe(tmp_path / "probe.jsonl", *rows, {"task": "other", "attempts": 1, "reward": 2.0, "more": 1})
-    easy = curriculum(config(easy_first={"probe": named, "steps": 7}), [Share(TASKS, 2.0, 1, 9)])
+    easy = curriculum(config(easy_first={"steps": 7}, probe=named), [Share(TASKS, 2.0)])
     assert easy.order == EasyFirst(7)
     [share] = easy.sources
-    assert [task.difficulty for task in share.tasks] == [1.0, 0.75, 0.5, 0.25] and share.last == 9
+    assert [task.difficulty for task in share.tasks] == [1.0, 0.75, 0.5, 0.25] and share.weight == 2.0
 
-    band = curriculum(config(band={"probe": named}), [Share(TASKS)]).order
+    band = curriculum(config(band=True, probe=named), [Share(TASKS)]).order
     assert isinstance(band, Band) and band.before == {f"toy/{at}": (4, at / 4) for at in range(4)}
-    assert curriculum(config(band=True), [Share(TASKS)]).order == Band(0.15, 0.85, 0.5, 0.1, 16)
+    assert curriculum(config(band=True), [Share(TASKS)]).order == Band(0.15, 0.85)
     assert curriculum(config(), [Share(TASKS)]).order is None
     assert read_probe(Path(named))["other"].rate == 1.0
 
@@ -46,14 +45,14 @@ def test_a_probe_gives_difficulties_and_first_rates(tmp_path: Path) -> None:
 def test_tasks_that_an_order_cannot_go_by_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 of 4 training tasks have no difficulty \(toy/0") as refused:
         curriculum(config(easy_first=True), [Share(TASKS)])
-    assert "curriculum.easy_first.probe=FILE" in refused.value.fix
+    assert "curriculum.probe=FILE" in refused.value.fix
     some = probe(tmp_path / "some.jsonl", {"task": "toy/1", "attempts": 2, "solved": 1})
     with pytest.raises(ConfigError, match=r"3 of 4 training tasks have no difficulty in .*some\.jsonl \(toy/0"):
-        curriculum(config(easy_first={"probe": some}), [Share(TASKS)])
+        curriculum(config(easy_first=True, probe=some), [Share(TASKS)])
     other = probe(tmp_path / "other.jsonl", {"task": "elsewhere", "attempts": 2, "solved": 1})
     for order in ("easy_first", "band"):
         with pytest.raises(ConfigError, match=r"has none of the 4 training tasks"):
-            curriculum(config(**{order: {"probe": other}}), [Share(TASKS)])
+            curriculum(config(**{order: True, "probe": other}), [Share(TASKS)])
 
 
 @pytest.mark.parametrize(
@@ -81,10 +80,9 @@ def test_a_probe_that_is_wrong_is_named_by_its_line(tmp_path: Path, line: str, s
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["curriculum.refill=4"], "set train.denominator='informative'"),
+        (["curriculum.probe=a.jsonl"], "read by easy_first and band alone"),
         (["curriculum.band=true", "curriculum.easy_first=true"], "two orders"),
         (["curriculum.band.low=0.9"], "low=0.9 exceeds high=0.85"),
-        (["curriculum.band={explore=0.6,outside=0.4}"], "leave nothing for the tasks within"),
         (["curriculum.order=band"], "order"),
     ],
 )
@@ -93,21 +91,8 @@ def test_settings_that_cannot_be_meant_are_refused(overrides: list[str], said: s
         load("hello", overrides)
 
 
-def test_every_step_has_a_source() -> None:
-    def staged(*steps: tuple[int, int | None]) -> Config:
-        sources = [{"source": "handmade", "first_step": first, "last_step": last} for first, last in steps]
-        return Config.model_validate({"run": {"name": "c"}, "tasks": {"sources": sources}})
-
-    assert staged((1, 5), (6, None)) and staged((1, 9), (4, None)) and staged((1, None), (50, 60))
-    for gap, step in ((((2, None),), 1), (((1, 5), (7, None)), 6), (((1, 5), (3, 8)), 9)):
-        with pytest.raises(ValidationError, match=f"no source has tasks for step {step}"):
-            staged(*gap)
-    with pytest.raises(ValidationError, match="last_step=2 comes before first_step=3"):
-        staged((1, None), (3, 2))
-
-
 def test_the_band_is_a_setting_of_its_own_and_may_change_in_a_run() -> None:
-    wide = load("hello", ["curriculum.band.low=0.05", "curriculum.refill=8", "train.denominator=informative"])
+    wide = load("hello", ["curriculum.band.low=0.05", "curriculum.refill=8"])
     assert wide.curriculum.band is not None and wide.curriculum.band.low == 0.05 and wide.curriculum.refill == 8
     assert load("hello").curriculum == Config.model_validate({"run": {"name": "c"}}).curriculum
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.config import load, override, shipped, to_toml
+from coderepairrl.config import load, load_run, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
 from coderepairrl.errors import ConfigError, ExitCode, Several
@@ -146,21 +146,16 @@ def test_resolved_config_reads_back(tmp_path: Path) -> None:
     assert tomllib.loads(to_toml(config))["train"]["algorithm"] == "gspo"
 
 
-def test_a_run_is_read_as_it_was_before_there_was_a_setting(tmp_path: Path) -> None:
-    """Else `--resume` would go on with another loss, under the name of the one that the run began with."""
-    config = load("hello")
-    assert config.train.denominator == "episodes"
-    before = re.sub(r"\ndenominator = .*", "", to_toml(config))
+def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> None:
+    """`--resume` would go on with another loss, under the name of the one that the run began with."""
+    written = to_toml(load("hello")).replace("[train]\n", '[gateway]\naccept = []\n\n[train]\nhead = "model"\n')
     (tmp_path / "run").mkdir()
-    write(tmp_path / "run" / "config.toml", before)
-    assert load(tmp_path / "run" / "config.toml").train.denominator == "episodes"
+    write(tmp_path / "run" / "config.toml", written)
     write(tmp_path / "run" / "run.json", "{}")
-    assert load(tmp_path / "run" / "config.toml").train.denominator == "informative"
-    assert load(tmp_path / "run").train.denominator == "informative"
-    write(tmp_path / "run" / "config.toml", re.sub(r"\nmismatch_correction = .*", "", before))
-    assert load(tmp_path / "run").train.mismatch_correction == "off"
-    write(tmp_path / "run" / "config.toml", re.sub(r"\nhead = .*", "", before))
-    assert load(tmp_path / "run").train.head == "model"
+    with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head"):
+        load(tmp_path / "run")
+    assert load_run(tmp_path / "run") == override(load("hello"), [f"run.dir={tmp_path}"])
+    assert load_run(tmp_path / "run", ["train.lr=1e-3"]).train.lr == 1e-3
 
 
 @pytest.mark.parametrize("name", shipped())

@@ -188,7 +188,7 @@ async def test_tools_are_kept_with_the_conversation_and_broken_calls_are_left_ou
     async with teacher(reply) as url:
         made = evaluate.plan("handmade", settings, policy=url, attempts=1, output=Path("tools"), collects=True)
         found = await collect.collect([made])
-    wellformed = next(step for step in found["filters"] if step["filter"] == "keep.well_formed=true")
+    wellformed = next(step for step in found["filters"] if step["filter"] == "well-formed tool calls")
     assert (wellformed["dropped"], wellformed["left"], found["kept"]) == (3, 2, 2)
     for example in read_examples(Path(found["examples"])):
         assert [tool["function"]["name"] for tool in example.tools][:1] == ["shell"]

@@ -13,7 +13,7 @@ from .conftest import Project, frozen
 SETTINGS = (
     *("reward={'e2e_rewards:by_lot'=1}", "run.steps=3", "run.checkpoint_every=3", "run.health.off=['no_gradient']"),
     *("rollout.tasks_per_step=2", "rollout.calls=1", "tasks.verify=false"),
-    *("train.denominator=informative", "curriculum.refill=3", "curriculum.band={explore=0.3,newest=6}"),
+    *("curriculum.refill=3", "curriculum.band=true"),
 )
 
 

@@ -20,7 +20,7 @@ from coderepairrl.types import Ending, Episode
 from e2e.conftest import Project, frozen, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-FEW = ("rollout.ray.episodes=2", "rollout.ray.patience=60")  # what a small machine has the memory for
+FEW = ("rollout.ray.episodes=2",)  # what a small machine has the memory for
 ON_RAY = ("rollout.executor=ray", *FEW)
 
 

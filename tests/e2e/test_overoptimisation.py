@@ -1,4 +1,4 @@
-"""A run whose reward rises while its tests fail is stopped, if it is meant to be, and its report says why."""
+"""A run whose reward rises while its tests fail says so, and so does its report."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from e2e.conftest import Project
 
 
 @pytest.mark.slow
-def test_an_over_optimised_run_stops_with_a_health_gate(project: Project) -> None:
-    overrides = [
-        *("run.steps=20", "run.over_optimisation=stop", "rollout.tasks_per_step=1", "rollout.group_size=2"),
+def test_an_over_optimised_run_is_warned_of(project: Project) -> None:
+    done = project.crrl(
+        *("train", str(project.config), "run.steps=20", "rollout.tasks_per_step=1", "rollout.group_size=2"),
         *("agent.name=e2e_rewards:Scribbler", "agent.options={}"),
         'run.health.off=["nothing_sampled", "no_gradient"]',
         'reward={"e2e_rewards:rising"=1.0, "e2e_rewards:FallingTests"=0.0}',
-    ]
-    stopped = project.crrl("train", str(project.config), *overrides, check=False)
-    assert stopped.returncode == 4, stopped.stderr
-    assert "over-optimisation? From step 1 to 20" in stopped.stderr
-    assert "run.over_optimisation=warn" in stopped.stderr
+    )
+    assert "over-optimisation? From step 1 to 20" in done.stderr
     alarms = [record["alarm"] for record in project.records() if record["type"] == "step"]
     assert [bool(alarm) for alarm in alarms] == [False] * 19 + [True]
     assert any("share that passes tests fell" in notice for notice in report.load([project.run.path])[0].notices)
-    project.crrl("train", str(project.run.path), "--resume", "run.over_optimisation=warn")

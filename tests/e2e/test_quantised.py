@@ -1,8 +1,9 @@
-"""A run of adapters on weights in 8 bits: rounded once, the same numbers for engine, learner and all that follows."""
+"""A run of adapters on weights in 4 bits: rounded once, the same numbers for engine, learner and all that follows."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,12 @@ from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 from e2e.conftest import Project
 
+pytestmark = [
+    pytest.mark.slow,  # make test-extras
+    pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),
+]
 SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")
-TERMS = ("model.quantise=int8", "train.lora={rank=4, alpha=8}", "run.checkpoint_every=1", *SHORT)
+TERMS = ("model.quantise=nf4", "train.lora={rank=4, alpha=8}", "run.checkpoint_every=1", *SHORT)
 
 
 @pytest.mark.parametrize("init", ["weights", "random"])
@@ -28,7 +33,7 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     steps = [record["metrics"] for record in project.records() if record["type"] == "step"]
     assert max(step["learn/mismatch_max"] for step in steps) < 1e-4
     model = project.run.path / "model"
-    assert models.quantised(model) == "int8" and (model / SUMS).is_file() and not damage(model)
+    assert models.quantised(model) == "nf4" and (model / SUMS).is_file() and not damage(model)
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
 
@@ -53,10 +58,10 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
 
 
 def test_a_model_that_is_only_served_is_rounded_first(project: Project, miniature: Path) -> None:
-    project.crrl("eval", str(project.config), "model.quantise=int8", "eval.tasks=2")
+    project.crrl("eval", str(project.config), "model.quantise=nf4", "eval.tasks=2")
     assert not models.quantised(miniature)
 
 
 def test_all_weights_cannot_be_trained_on_codes(project: Project) -> None:
-    refused = project.crrl("train", str(project.config), "model.quantise=int8", check=False)
+    refused = project.crrl("train", str(project.config), "model.quantise=nf4", check=False)
     assert refused.returncode == 2 and "train.lora=true" in refused.stderr

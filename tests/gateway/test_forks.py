@@ -130,19 +130,6 @@ async def test_a_summary_in_place_of_the_beginning_keeps_what_was_said_since(wor
     trains_what_was_served(turns, world.engine)
 
 
-async def test_where_history_is_honored_the_rendering_is_attached_where_it_differs(world: World, agent: Agent) -> None:
-    world.gateway.source.history_policy = "honor"
-    agent.session = world.open("honored")
-    first = await agent.ask()
-    second = await agent.ask(agent.result("a"))
-    codec = world.gateway.source.codec
-    assert codec.tokenizer.added["<think>"] in first.output.ids
-    assert second.base is None and second.fork is not None  # without the thought that the client did not send
-    assert second.fork.turn == 0 and len(first.given) <= second.fork.tokens < len(first.given) + 9
-    assert list(world.engine.seen[-1][0]) == codec.render(conversation(agent.session.turns, 1)[:-1], [SHELL])
-    trains_what_was_served(agent.session.turns, world.engine)
-
-
 async def test_a_reply_that_the_client_forgets_shares_what_came_before_it(world: World, agent: Agent) -> None:
     """As mini-swe-agent does with one that has no call: its next prompt has the complaint in the reply's place."""
     first = await agent.ask()

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 
 from coderepairrl import engines, tokens
 from coderepairrl.gateway import Gateway, PolicySource, request_seed
-from coderepairrl.gateway.tree import HistoryPolicy
 from coderepairrl.learn.stitch import stitch
-from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, conversation, sequence
+from coderepairrl.types import Ending, Episode, Finish, Limits, Sampling, Turn, sequence
 
-from .conftest import SHELL, Fake, Said, identical
+from .conftest import Fake, Said, identical
 from .speech import SPEAKERS
 
 ACTIONS = (
@@ -125,10 +124,9 @@ class Client:
 @given(
     seed=st.integers(0, 2**32),
     actions=st.lists(st.sampled_from(ACTIONS), min_size=1, max_size=10),
-    policy=st.sampled_from(["splice", "honor"]),
 )
 def test_random_conversations_keep_the_ids_that_the_engine_saw(
-    codec: tokens.Codec, seed: int, actions: list[str], policy: HistoryPolicy
+    codec: tokens.Codec, seed: int, actions: list[str]
 ) -> None:
     said = Said(codec)
     engine = Fake(babble(said), chunk=1 + seed % 5, delay=0.0005)
@@ -136,7 +134,7 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     async def play() -> tuple[Turn, ...]:
         committed: list[Turn] = []
         gateway = Gateway(
-            PolicySource(codec, engine, policy),
+            PolicySource(codec, engine),
             sampling=Sampling(max_tokens=60),
             on_turn=lambda _, turn: committed.append(turn),
         )
@@ -158,15 +156,10 @@ def test_random_conversations_keep_the_ids_that_the_engine_saw(
     for turn in turns:
         assert turn.masked == ("aborted" if turn.finish is Finish.ABORT else "")
     trains_what_was_served(turns, engine)
-    if policy == "honor":  # what the engine was given is what the client sent, as if nothing had ever been recorded
-        for turn in turns:
-            *asked, _ = conversation(turns, turn.index)
-            prompt = list(sequence(turns, turn.index))[: -len(turn.output) or None]
-            assert prompt == codec.render(asked, [SHELL])
-    else:  # memory: a turn holds what it added
-        assert sum(len(turn.messages) for turn in turns) <= 4 * len(turns) + sum(
-            len(turn.messages) for turn in turns if turn.base is None
-        )
+    # memory: a turn holds what it added
+    assert sum(len(turn.messages) for turn in turns) <= 4 * len(turns) + sum(
+        len(turn.messages) for turn in turns if turn.base is None
+    )
 
 
 def trains_what_was_served(turns: Sequence[Turn], engine: Fake) -> None:

@@ -42,16 +42,6 @@ async def test_any_name_is_the_model_and_is_recorded(world: World, name: str) ->
     assert (await openai_client(session.endpoint).models.retrieve("vendor/model-9")).id == "vendor/model-9"
 
 
-@EVERY
-async def test_a_list_restricts_the_names(world: World, name: str) -> None:
-    world.gateway.accept = frozenset(["a", "b"])
-    session = world.open()
-    for model, status in (("a", 200), ("policy", 200), ("c", 404)):
-        assert (await post(session, name, SPEAKERS[name].body(ASK) | {"model": model}))[0] == status
-    models = [model.id async for model in anthropic_client(session.endpoint).models.list()]
-    assert models == ["policy", "a", "b"]
-
-
 FORMATS: dict[str, Any] = {
     "chat": {
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}

@@ -29,12 +29,11 @@ def loss_of(logp_N, batch):
     return LOSSES["gspo"](trained, Scale(len(LENGTHS), 0.3, 0.3)).value
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_packed_equals_padded(miniature, make_rows, temperature):
+def test_packed_equals_padded(miniature, make_rows):
     """Against transformers' own padded forward with its SDPA attention: loss and gradients to 1e-5."""
     from transformers import AutoModelForCausalLM
 
-    rows = make_rows(LENGTHS)
+    rows, temperature = make_rows(LENGTHS), 0.6
     policy = Policy.load(miniature)
     batch = pack(rows)
     packed = policy.logprobs(batch, temperature)
@@ -70,17 +69,6 @@ def test_a_row_longer_than_the_budget_goes_alone():
     rows = [(n,) * n for n in (5, 50, 6, 4)]
     assert sorted(cut(rows, micro_tokens=11)) in ([[0, 2], [1], [3]], [[0, 3], [1], [2]], [[0], [1], [2, 3]])
     assert cut([], micro_tokens=10) == []
-
-
-def test_a_neighbour_has_no_influence(miniature, make_rows):
-    policy = Policy.load(miniature)
-    row, a, b = make_rows([20, 30, 30], seed=1)
-    with torch.no_grad():
-        alone = policy.logprobs(pack([row]), 1.0)
-        after_a = policy.logprobs(pack([a, row]), 1.0)[sum(a.trained) :]
-        after_b = policy.logprobs(pack([b, row]), 1.0)[sum(b.trained) :]
-    assert torch.equal(after_a, after_b)
-    assert (alone - after_a).abs().max().item() < 1e-5
 
 
 def test_masked_tokens_pull_on_nothing(miniature, make_rows):

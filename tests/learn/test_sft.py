@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.conversions import init_random
-from coderepairrl.learn.losses import LOSSES, Scale, Trained, kl
 from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
@@ -173,22 +172,6 @@ def test_nothing_but_trained_tokens_has_a_gradient(
         assert bool((states.grad[batch.at_N] != 0).any(-1).all())
 
 
-def test_the_gradient_of_the_divergence_is_that_of_finite_differences() -> None:
-    generator = torch.Generator().manual_seed(0)
-    policy, other = (torch.randn(6, 11, generator=generator, dtype=torch.float64) for _ in range(2))
-    target, row_N = torch.arange(6), torch.tensor([0, 0, 1, 1, 1, 1])
-    weight_R, count_R = torch.tensor([0.3, 1.0]).double(), torch.tensor([2.0, 4.0]).double()
-
-    def loss(values: torch.Tensor) -> torch.Tensor:
-        logp_N = -cross_entropy(values, target, reduction="none")
-        trained = Trained(logp_N, logp_N, None, row_N, weight_R, weight_R, count_R, None, kl(other, values))
-        return LOSSES["sft"](trained, Scale(1, 0.0, 0.0, 0.05, tokens=4.6)).value
-
-    assert torch.autograd.gradcheck(loss, policy.requires_grad_(), eps=1e-6, atol=1e-8)
-    assert torch.autograd.gradcheck(lambda values: kl(values, other).sum(), policy, eps=1e-6, atol=1e-8)
-    assert kl(policy, other[:, :9]).shape == (6,), "a vocabulary that is padded otherwise"
-
-
 @pytest.mark.parametrize("lora", [None, LORA])
 def test_the_kl_term_is_against_the_initial_weights(
     lora: Lora | None, miniature: Path, rows: list[Sample], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -212,20 +195,6 @@ def test_the_kl_term_is_against_the_initial_weights(
                 whole = weights[name.partition(".lora_A.")[0] + ".weight"]
                 wanted = LORA.scaling * whole @ a.T
                 assert (gradient[name.replace(".lora_A.", ".lora_B.")] - wanted).abs().max().item() < 5e-6, name
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_how_rows_are_packed_changes_nothing(
-    beta: float, miniature: Path, rows: list[Sample], teacher: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = SFT.but(beta=beta, teacher=str(teacher), teacher_weight=0.4)
-    whole, alone = (
-        gradient_of_step(Trainer(miniature, settings.but(micro_tokens=n)), rows, monkeypatch) for n in (500, 16)
-    )
-    assert (whole[0]["micro_batches"], alone[0]["micro_batches"]) == (1, 4)
-    close_to(whole[0], alone[0], 1e-6)
-    for name, value in whole[1].items():
-        assert (value - alone[1][name]).abs().max().item() < 1e-6, name
 
 
 def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_the_teacher(
@@ -279,16 +248,6 @@ def test_on_policy_the_student_is_pulled_towards_the_teacher_beside_the_reward(
             wanted = 0.7 * alone[name] + 0.3 * parameter.grad
             assert (gradient[name] - wanted).abs().max().item() < 2e-6, name
     assert metrics["teacher_kl"] == pytest.approx(torch.cat(terms).mean().item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
-def test_a_student_that_is_its_teacher_learns_nothing_of_it(
-    algorithm: str, miniature: Path, rows: list[Sample], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = LearnSettings(algorithm=algorithm, micro_tokens=40, teacher=str(miniature))
-    metrics, gradient = gradient_of_step(Trainer(miniature, settings), rows, monkeypatch)
-    assert metrics["loss"] == pytest.approx(0.0, abs=1e-6) and metrics["teacher_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert max(value.abs().max().item() for value in gradient.values()) < 1e-7
 
 
 @pytest.mark.parametrize(

@@ -81,13 +81,12 @@ async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(
                 ray_executor.ray_executor(
-                    WorkerSetup(loaded_from, "splice", (), nothing),
+                    WorkerSetup(loaded_from, nothing),
                     ScriptedEngine(lambda ids, sampling, seed: []),
                     lambda episode, turn: None,
                     address=address,
                     concurrency=2,
                     capacity=1,
-                    cpus=2.0,
                     memory=1 << 30,
                     patience=0.3,
                     say=print,
@@ -230,7 +229,7 @@ async def test_machines_too_small_for_an_actor_are_named(
     )
     assert str(error).endswith(small) and capsys.readouterr().out == small + "\n"
     assert "rollout.ray.episodes=3 would fit" in ray_executor.too_small(
-        fake(memory=7e9).nodes(), cpus=1, memory=2 << 30, capacity=8
+        fake(memory=7e9).nodes(), memory=2 << 30, capacity=8
     )
     error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8), "local")
     assert isinstance(error, PrerequisiteError) and str(error) == small

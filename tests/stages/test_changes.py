@@ -82,7 +82,5 @@ def test_the_reason_is_the_nearest_one(key: str, why: str) -> None:
     assert why in reason(key)
 
 
-@pytest.mark.parametrize("key", ["train.beta", "train.kl", "train.kl_in"])
-def test_a_kl_term_may_begin_and_end_with_all_that_belongs_to_it(key: str) -> None:
-    """A weight of 0 is refused with an estimator: one could not change without the other."""
-    assert key in MAY_CHANGE
+def test_a_kl_term_may_begin_and_end() -> None:
+    assert "train.beta" in MAY_CHANGE

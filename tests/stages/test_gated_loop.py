@@ -122,8 +122,7 @@ class Policy:
 @contextlib.asynccontextmanager
 async def parts_of(folder: RunFolder, fault: Fault, model: Path) -> AsyncIterator[Parts]:
     """A run in `folder`, ready to go on."""
-    health = {"patience": PATIENCE, "skips": PATIENCE, "throughput": 0.3 if fault.gate == "throughput" else 0.01}
-    run = {"name": folder.path.name, "dir": str(folder.path.parent), "steps": STEPS, "health": health}
+    run = {"name": folder.path.name, "dir": str(folder.path.parent), "steps": STEPS, "health": {"patience": PATIENCE}}
     rollouts = {"tasks_per_step": 2, "group_size": 2}
     evaluation = {"before": False, "after": False}
     config = Config.model_validate({"run": run, "rollout": rollouts, "eval": evaluation})

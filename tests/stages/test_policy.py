@@ -67,11 +67,11 @@ def test_an_advantage_that_is_asked_for_is_had(algorithm: str) -> None:
 def test_flat_groups_are_trained_where_there_is_a_kl_term() -> None:
     config = load("hello", ["train.beta=0.1"])
     assert len(make_batch(episodes(), config).samples) == 7
-    informative = make_batch(episodes(), load("hello", ["train.beta=0.1", "train.denominator=informative"]))
+    informative = make_batch(episodes(), load("hello", ["train.beta=0.1", "curriculum.refill=1"]))
     assert (len(informative.samples), informative.episodes) == (4, 4)
 
 
-REFILL = ("train.denominator=informative", "curriculum.refill=4", "rollout.tasks_per_step=4")
+REFILL = ("curriculum.refill=4", "rollout.tasks_per_step=4")
 
 
 def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shaped() -> None:

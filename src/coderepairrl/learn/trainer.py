@@ -20,12 +20,12 @@ from coderepairrl.learn import checkpoint, values
 from coderepairrl.learn.losses import LOSSES, Correction, Loss, Scale, Trained, correct
 from coderepairrl.learn.metrics import Metrics
 from coderepairrl.learn.offload import Offloader
-from coderepairrl.learn.optimizers import make_optimizer
 from coderepairrl.learn.pack import MicroBatch, cut, minibatches, pack, scored, share, tokens_of
 from coderepairrl.learn.packed import Other, Scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.learn.settings import VALUE_CLIP, VALUE_WEIGHT, Form, LearnSettings
 from coderepairrl.learn.strategy import SingleProcess
+from coderepairrl.processes.extras import require_extra
 from coderepairrl.sync import wire
 from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
@@ -74,7 +74,7 @@ class Trainer:
             self.teacher = Policy.load(Path(settings.teacher), settings, self.strategy.load_device, frozen=True)
         self.version = 0
         self.updates = 0
-        self.optimizer = make_optimizer(self.policy, settings)
+        self.optimizer = _make_optimizer(self.policy, settings)
         self.strategy.prepare(self.policy, self.optimizer)
         self._offloader = Offloader(self.strategy.device)
         ours = any(policy.found.way == "rows" for policy in self._policies), self.policy.chunkable
@@ -403,6 +403,22 @@ class Trainer:
         norm = self.strategy.update(rate)
         self.updates += 1
         return norm, rate
+
+
+def _make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
+    """AdamW with weight decay for matrices, without for norms and biases."""
+    parameters = list(policy.parameters.values())
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, fused=True)
+    require_extra("bitsandbytes", f"train.optimizer={settings.optimizer}")
+    from bitsandbytes.optim import AdamW8bit
+
+    return AdamW8bit(groups, lr=settings.lr, betas=settings.betas)  # type: ignore[no-any-return]
 
 
 def _strategy(settings: LearnSettings) -> SingleProcess:

@@ -83,7 +83,7 @@ def _said(text: str) -> dict[str, str]:
 
 
 def test_what_is_refused_opens_no_session_and_ends_no_conversation(start: Start) -> None:
-    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.tokens=256", 'gateway.accept=["mine"]')
+    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.tokens=256")
     url = f"{served.where['gateway']}/v1"
 
     def post(path: str, body: object) -> int:

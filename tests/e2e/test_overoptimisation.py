@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from coderepairrl import report
 from e2e.conftest import Project
 
 
-@pytest.mark.slow
 def test_an_over_optimised_run_stops_with_a_health_gate(project: Project) -> None:
     overrides = [
         *("run.steps=20", "run.over_optimisation=stop", "rollout.tasks_per_step=1", "rollout.group_size=2"),

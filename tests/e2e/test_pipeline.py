@@ -53,7 +53,6 @@ def sums(home: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)  # a dozen starts of engines and learners, on a machine that may be busy
 async def test_from_random_weights_to_an_evaluated_model_killed_on_the_way(project: Project, isolating: None) -> None:
     (project.path / "small.toml").write_text(PIPELINE)

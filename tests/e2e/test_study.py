@@ -84,7 +84,6 @@ def runs_of(process: subprocess.Popen[str]) -> bool:
     return False
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_killed_at_any_moment_it_comes_to_the_same_table(
     project: Project, miniature: Path, isolating: None
@@ -111,7 +110,6 @@ async def test_killed_at_any_moment_it_comes_to_the_same_table(
     assert project.crrl("study", "study2.toml").stderr == "", "nothing is left to do"
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand
 @pytest.mark.timeout(900)
 def test_the_shipped_miniature_answers_every_question_by_name(project: Project, isolating: None) -> None:
@@ -124,7 +122,6 @@ def test_the_shipped_miniature_answers_every_question_by_name(project: Project, 
     print("\n".join(found["verdicts"]))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_on_a_real_ray(project: Project, miniature: Path, isolating: None) -> None:
     pytest.importorskip("ray")

@@ -52,7 +52,6 @@ def said(stdout: str) -> Any:
     return question | {"question": "of either name"}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(280)
 async def test_what_a_study_says_is_that_of_learners_of_their_own_whoever_is_killed(
     project: Project, miniature: Path, isolating: None

@@ -118,7 +118,6 @@ policy = "{model}"
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_adapters_are_trained_and_evaluated_at_one_real_server(
     project: Project, miniature: Path, isolating: None

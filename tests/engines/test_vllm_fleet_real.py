@@ -26,7 +26,7 @@ from coderepairrl.types import Sampling
 
 from .conftest import ask, load_reference, require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
 SYSTEM, TASK, RESULT, REPLY, TURNS = 256, 256, 256, 32, 5
 """Tokens of what all prompts begin with, of a group's task, of what a tool says, and of a turn's output; and turns.

@@ -17,7 +17,7 @@ from .conftest import ask, require_vllm
 from .test_vllm_fleet_real import serving
 from .test_vllm_real import adapted, off
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 async def test_each_run_is_served_its_own_adapters(miniature: Path, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ async def test_no_sdk_repeats_what_is_refused(world: World, ask: Ask, stream: bo
     assert session.fault.boundary == "engine"
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @EVERY
 async def test_a_short_read_timeout_does_not_end_a_long_reply(
     world: World, said: Said, monkeypatch: pytest.MonkeyPatch, ask: Ask

@@ -141,7 +141,6 @@ async def test_two_nodes_do_what_one_process_does(far, hidden, log, miniature, m
     assert "with the run at" in log.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero2" not in each.values])
 @pytest.mark.parametrize(
     "options",
@@ -157,7 +156,6 @@ async def test_each_strategy_is_the_same_on_two_nodes(
         await same_as_one(miniature, make_rows, tmp_path, TWO.but(strategy=strategy, **options), nodes)
 
 
-@pytest.mark.slow
 async def test_a_node_whose_cable_is_pulled_is_noticed(far, hidden, log, miniature, make_rows, tmp_path):
     async with two_nodes(far, hidden, log) as (nodes, started):
         async with learner(miniature, tmp_path, TWO, nodes) as two:
@@ -169,7 +167,6 @@ async def test_a_node_whose_cable_is_pulled_is_noticed(far, hidden, log, miniatu
         started.kill()
 
 
-@pytest.mark.slow
 async def test_a_run_whose_node_is_killed_goes_on_when_it_is_back(far, hidden, log, tmp_path):
     """By the commands alone: the run restarts its learner with the node that has come again."""
     far_logs = ["--logs", str(log.parent / "far-logs")]

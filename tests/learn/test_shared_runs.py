@@ -24,7 +24,6 @@ import psutil
 import pytest
 import torch
 
-import warm
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import LearnerFault, PrerequisiteError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, rendezvous
@@ -38,6 +37,7 @@ from coderepairrl.learn.trainer import Trainer
 from coderepairrl.processes.children import pack
 from coderepairrl.processes.hosting import claim
 from coderepairrl.types import Sample
+from commands import CRRL
 
 LENGTHS = [20, 9, 31]
 ONE = LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8), seed=1)
@@ -166,9 +166,9 @@ class Server:
             time.sleep(0.05)
 
     def start(self) -> subprocess.Popen[bytes]:
-        command = [*warm.CRRL, "learner", str(self.socket), "--share"]
+        command = [*CRRL, "learner", str(self.socket), "--share"]
         with (self.folder / "said").open("wb") as said:
-            return warm.Popen([*command, "--logs", str(self.folder / "logs")], stdout=said, stderr=said)
+            return subprocess.Popen([*command, "--logs", str(self.folder / "logs")], stdout=said, stderr=said)
 
     def said(self) -> str:
         return (self.folder / "said").read_text()
@@ -333,11 +333,11 @@ async def test_a_killed_host_is_a_fault_with_what_to_do_and_starts_again_where_i
         async with joined(miniature, tmp_path) as one:
             assert await one.restore(tmp_path / "checkpoint") == 0
             assert (await one.step(rows))["rows"] == 3
-        command = [*warm.CRRL, "learner", str(shared.socket), "--share"]
-        second = warm.run(command, capture_output=True, text=True)
+        command = [*CRRL, "learner", str(shared.socket), "--share"]
+        second = subprocess.run(command, capture_output=True, text=True)
         assert second.returncode == 2 and "another process has a learner at" in second.stderr
         (tmp_path / "file").touch()
-        third = warm.run([*warm.CRRL, "learner", str(tmp_path / "file"), "--share"], capture_output=True, text=True)
+        third = subprocess.run([*CRRL, "learner", str(tmp_path / "file"), "--share"], capture_output=True, text=True)
         assert third.returncode == 2 and "file is no socket" in third.stderr and (tmp_path / "file").exists()
         again.process.send_signal(signal.SIGTERM)
         assert again.process.wait(30) == 0

@@ -165,7 +165,7 @@ def test_shipped_studies_are_sound(name: str, tmp_path: Path, monkeypatch: pytes
     assert load(made.file.study.config)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.parametrize("name", ["miniature", "ablations"])
 def test_studies_that_need_nothing_else_can_be_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

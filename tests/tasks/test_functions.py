@@ -288,7 +288,7 @@ async def test_examples_of_real_functions_judge_them(tmp_path: Path, isolating: 
     assert not any(name.startswith("inflection.py") for name in await examined(tmp_path, "inflection.py", limit=4))
 
 
-@pytest.mark.slow
+@pytest.mark.real
 async def test_examples_of_all_verified_records_judge_them(tmp_path: Path, isolating: None) -> None:
     assert await examined(tmp_path) <= {"humanize/time.py:naturaldelta"}, "whose example needs dateutil"
 

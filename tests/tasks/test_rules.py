@@ -423,7 +423,6 @@ def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
 # -- SWE-smith
 
 
-@pytest.mark.slow
 async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,7 +469,6 @@ json.dump({"tests": [{"name": name, "status": status} for name, status in lines]
 """
 
 
-@pytest.mark.slow
 async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,7 +503,6 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
 # -- SWE-rebench
 
 
-@pytest.mark.slow
 async def test_swe_rebench_runs_the_row_s_command_and_names_its_parser(
     backend: Bubblewrap, tmp_path: Path, programs: bytes
 ) -> None:
@@ -609,7 +606,6 @@ def machine(isolating: None) -> Iterator[Bubblewrap]:
     made.close()
 
 
-@pytest.mark.slow
 async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Path) -> None:
     files = {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": SUM_TEST, **TOOLS}
     write(tmp_path / "Toy-3b", {**files, ".defects4j.config": "pid=Toy\nvid=3b\n"})
@@ -634,7 +630,6 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
     await breaks(machine, task, "echo Cannot compile; exit 1")
 
 
-@pytest.mark.slow
 async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     machine: Bubblewrap, tmp_path: Path
 ) -> None:

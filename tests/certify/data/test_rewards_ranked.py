@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import json
+import subprocess
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-import warm
 from coderepairrl.certify import data
 from coderepairrl.certify.data.spoil import ZERO, spoiled
 from coderepairrl.errors import UsageError
 from coderepairrl.rewards import PatchEdits, parse
+from commands import CRRL
 from rewards.folder import records
 
 SOURCE = "".join(f"def step_{i}(a, b):\n    return a - b * {i}\n\n\n" for i in range(30))
@@ -57,10 +58,10 @@ def test_an_audit_ranks_and_prices(tmp_path: Path, rows: list[dict[str, object]]
 
 
 def test_the_command(tmp_path: Path, rows: list[dict[str, object]]) -> None:
-    command = [*warm.CRRL, "data", "rank", str(write(tmp_path, rows)), "--json"]
+    command = [*CRRL, "data", "rank", str(write(tmp_path, rows)), "--json"]
     chart = tmp_path / "figure.svg"
     command += ["--reward", "file_match", "--figure", str(chart)]
-    done = warm.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     [found] = json.loads(done.stdout)
     assert found["reward"] == "file_match"

@@ -1,24 +1,18 @@
-"""Fixtures that every test may use: a miniature Qwen3 with random weights and its own tokenizer."""
+"""The tier of each test, and fixtures that any may use: a miniature Qwen3 with random weights and its own tokenizer."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
-import warm
 from coderepairrl import sandbox
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.processes import children
-from coderepairrl.stages import jobs
 from miniatures import build_miniature
+from tiers import tier_of
 
 # Everywhere the examples are new ones, so that they find something; in CI they are always the same, so that a
 # change is judged by what it changes.
@@ -37,6 +31,19 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier."""
+    seen: set[str] = set()
+    for item in items:
+        if any(item.get_closest_marker(tier) for tier in ("real", "by_hand")):
+            continue
+        tier = tier_of(item.nodeid.removeprefix("tests/"))
+        function = item.nodeid.partition("[")[0]
+        item.add_marker("real" if tier.endswith("*") and function in seen else tier.rstrip("*"))
+        seen.add(function)
+    items.sort(key=lambda item: item.get_closest_marker("quick") is not None)  # what takes long begins first
+
+
 @pytest.fixture(scope="session")
 def miniature(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random miniature Qwen3 (config.json, model.safetensors, tokenizer.json)."""
@@ -52,13 +59,3 @@ def isolating() -> None:
         if os.environ.get("CI"):
             raise
         pytest.skip(str(error))
-
-
-@pytest.fixture(autouse=True)
-def _forked(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Engines, learners and runs that a test starts are forked from a process that has imported them (`warm`)."""
-    with pytest.MonkeyPatch.context() as patch:  # of its own: the test's is to be undone when the test asks for it
-        if not request.node.get_closest_marker("started"):
-            patch.setattr(children, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": warm.Popen}))
-            patch.setattr(jobs, "asyncio", SimpleNamespace(**{**vars(asyncio), "create_subprocess_exec": warm.job}))
-        yield

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import coderepairrl
+from tiers import TIERS
 
 ROOT = Path(coderepairrl.__file__).parent
 
@@ -122,6 +123,17 @@ def test_the_wire_stands_alone() -> None:
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
+
+
+def test_every_tier_is_of_tests_that_exist() -> None:
+    """What the table in tests/tiers.py names was renamed or removed otherwise."""
+    tests = Path(__file__).parent
+    gone = []
+    for name in TIERS:
+        path, _, function = name.partition("[")[0].partition("::")
+        if not (tests / path).exists() or (function and f"def {function}(" not in (tests / path).read_text()):
+            gone.append(name)
+    assert not gone, "remove these from TIERS in tests/tiers.py, or name what took their place"
 
 
 def test_files_of_tests_outside_packages_have_names_of_their_own() -> None:

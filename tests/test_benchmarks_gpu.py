@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-import warm
 from coderepairrl.assembly.sizing import Architecture
 from engines.conftest import require_vllm
 from engines.test_vllm import site
@@ -25,7 +25,7 @@ CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 def test_every_contestant_runs() -> None:
     command = [sys.executable, str(SCRIPT), "--toy", "--rows", "3", "--json"]
-    done = warm.run(command, capture_output=True, text=True, env=CPU)
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
     assert done.returncode == 0, done.stderr
     (entry,) = json.loads(done.stdout)["results"]
     assert done.stderr.count('{"seconds"') == sum(len(entry[kind]) for kind in KINDS)
@@ -44,7 +44,7 @@ def test_every_contestant_runs() -> None:
 
 def test_two_learners_give_the_same_bits() -> None:
     command = [sys.executable, str(SCRIPT.with_name("repeat.py")), "--toy", "--steps", "2"]
-    done = warm.run(command, capture_output=True, text=True, env=CPU)
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["same"] and len(set(told["first"])) == 2  # and the steps changed them
@@ -52,7 +52,7 @@ def test_two_learners_give_the_same_bits() -> None:
 
 def take_turns(*options: str, **variables: str) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT.with_name("turns.py")), "--toy", "--requests", "3", *options]
-    done = warm.run(command, capture_output=True, text=True, env={**CPU, **variables})
+    done = subprocess.run(command, capture_output=True, text=True, env={**CPU, **variables})
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     parts, measured = ("start", "asleep", "learner", "away", "awake"), ("seconds", "rss_mib", "host_mib")
@@ -67,7 +67,6 @@ def test_a_gpu_is_had_by_turns(tmp_path: Path) -> None:
     assert [each["lost"] for each in told["rounds"]] == [0, 0]
 
 
-@pytest.mark.slow
 def test_a_gpu_is_had_by_turns_with_the_real_server() -> None:
     require_vllm()
     for each in take_turns("--rounds", "2")["rounds"]:
@@ -76,7 +75,7 @@ def test_a_gpu_is_had_by_turns_with_the_real_server() -> None:
 
 def quantised(*arguments: str) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT.with_name("quantised.py")), *arguments]
-    done = warm.run(command, capture_output=True, text=True, env=CPU)
+    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     return {found["format"]: found for found in map(json.loads, lines)}

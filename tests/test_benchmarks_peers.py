@@ -97,7 +97,6 @@ def test_trl_asks_and_reads_in_the_words_of_the_policy(tmp_path: Path) -> None:
     assert parsed["tool_calls"][0]["function"] == {"name": "shell", "arguments": {"cmd": "cat a.py"}}
 
 
-@pytest.mark.slow
 def test_both_sides_make_a_step(tmp_path: Path) -> None:
     found = measure("hello", ["ours", "trl"], 1, SMALL)
     for name, [result] in found.items():

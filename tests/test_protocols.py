@@ -219,7 +219,6 @@ async def test_attacks_use_no_more(made: list[str], isolating: None, family: str
     assert results and not any(result.succeeded for result in results)
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [found.name for found in sandbox.available() if found.ok])
@@ -229,7 +228,6 @@ async def test_the_whole_exam_of_sandboxes_uses_no_more(made: list[str], name: s
     assert name == "unsafe-local" or not [one for one in wrong if not one.name.startswith("A command costs")]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_the_exam_of_engines_uses_no_more(made: list[str]) -> None:
     assert not failed(await exam("engine", "tiny"))

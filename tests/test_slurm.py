@@ -208,7 +208,7 @@ def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> Non
     assert missing.returncode == 2 and "has no line 3" in missing.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_an_evaluation_with_the_real_command(cluster: Cluster) -> None:
     (cluster.path / "a.toml").write_text(
         '[run]\nname = "a"\n[tasks]\nsource = "handmade"\n[agent]\nname = "nano"\n'

@@ -98,7 +98,7 @@ def test_a_cache_that_is_none_is_refused(mine: str, monkeypatch: pytest.MonkeyPa
     assert "set CRRL_CACHE" in raised.value.fix
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_nothing_is_imported_from_the_folder_that_it_is_started_in(mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, mark = Path(mine).with_name("repository"), Path(mine).with_name("mark")
     repository.mkdir()

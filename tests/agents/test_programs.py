@@ -23,7 +23,7 @@ from coderepairrl.learn.stitch import stitch
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Ending, Limits
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 PNG = (  # 8 by 8, grey
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAADklEQVR4nGNogAIGyhgAgIQgAQ2AJGEAAAAASUVORK5CYII="
 )

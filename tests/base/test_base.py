@@ -40,7 +40,7 @@ class Base:
         return out, err
 
 
-@pytest.fixture(scope="module", params=["hidden", pytest.param("installed", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["hidden", pytest.param("installed", marks=pytest.mark.real)])
 def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Base:
     """This Python, which does not find what the extra train installs; or one where pip installed the base."""
     if request.param == "hidden":

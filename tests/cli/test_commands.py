@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-import warm
 from coderepairrl.assembly.names import check_names
 from coderepairrl.cli import app, main
 from coderepairrl.config import load, shipped
+from commands import CRRL
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {str(group.name): group.typer_instance for group in app.registered_groups}
@@ -91,7 +91,7 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: s
     ):
         subprocess.run(["git", "-C", tmp_path / "one", *argv], check=True)
     (tmp_path / "kinds.toml").write_text('extends = "hello"\n[run]\nname = "x"\n[kinds.hard]\nagent = "nanoo"\n')
-    done = warm.run([*warm.CRRL, *words.split()], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*CRRL, *words.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and fix in done.stderr, done.stderr
     assert "model.path" not in done.stderr and "Errno" not in done.stderr
@@ -104,8 +104,8 @@ def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
 
 def test_one_task_is_one_task(tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
-    command = [*warm.CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
-    done = warm.run(command, cwd=tmp_path, capture_output=True, text=True)
+    command = [*CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout == "out.jsonl: 1 task\n"
 
 

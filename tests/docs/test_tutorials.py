@@ -12,7 +12,7 @@ import pytest
 
 START = Path(__file__).parents[2] / "docs" / "start"
 BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 def play(page: str, folder: Path) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-import warm
 from coderepairrl.runs import RunFolder
+from commands import CRRL
 
 HERE = Path(__file__).parent
 
@@ -65,8 +65,6 @@ class Project:
 
     path: Path
     config: Path
-    forked: bool = True
-    """Whether `crrl` is forked from a process that has imported it (`warm`), not started."""
 
     @property
     def run(self) -> RunFolder:
@@ -78,11 +76,10 @@ class Project:
         return {**os.environ, "PYTHONPATH": str(HERE), "COLUMNS": "200"}
 
     def command(self, *arguments: str) -> list[str]:
-        return [*warm.CRRL, *arguments]
+        return [*CRRL, *arguments]
 
     def crrl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        run = warm.run if self.forked else subprocess.run
-        done: subprocess.CompletedProcess[str] = run(
+        done = subprocess.run(
             self.command(*arguments), cwd=self.path, env=self.environment(), capture_output=True, text=True, timeout=280
         )
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -95,7 +92,7 @@ class Project:
 
     @contextmanager
     def started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        process = (warm.Popen if self.forked else subprocess.Popen)(
+        process = subprocess.Popen(
             self.command(*arguments),
             cwd=self.path,
             env=self.environment(),

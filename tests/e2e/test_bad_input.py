@@ -133,7 +133,6 @@ def test_a_run_that_its_health_gate_stopped_says_so(project: Project) -> None:
     assert (last["type"], last["step"]) == ("stop", 0) and "nothing works today" in last["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk takes root")
 async def test_a_disk_that_fills_up_costs_nothing_that_was_logged(project: Project) -> None:
     disk = project.path / "runs"

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-import warm
 from coderepairrl.certify import crash
 from coderepairrl.learn.stitch import Account
 from coderepairrl.runs import Log, RunFolder
 from coderepairrl.runs.storage import SUMS
+from commands import CRRL
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.slow
 def test_killed_and_resumed_a_run_comes_to_the_same_weights(isolating: None) -> None:
     """Nothing is lost, nothing trained twice, nothing left. `make crash` asks more often."""
     command = [sys.executable, "-m", "coderepairrl.cli", "check", "crash", "each", "kills=4", "--json"]
@@ -119,5 +118,5 @@ def test_it_sees_an_orphan(name: str, seconds: str, half: int) -> None:
 
 
 def test_whom_it_does_not_know_it_does_not_kill() -> None:
-    done = warm.run([*warm.CRRL, "check", "crash", "lerner"], capture_output=True, text=True)
+    done = subprocess.run([*CRRL, "check", "crash", "lerner"], capture_output=True, text=True)
     assert done.returncode == 2 and "learner" in done.stderr

@@ -70,7 +70,7 @@ Path(folder).mkdir()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.timeout(900)
 async def test_chains_in_arms_and_seeds_killed_on_the_way_become_one_table(
     project: Project, miniature: Path, isolating: None

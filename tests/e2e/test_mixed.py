@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-import warm
+from commands import CRRL
 
 EXAMPLE = Path(__file__).parents[2] / "examples/mixed"
 KINDS = {"", "detect", "vul_repair", "implement"}
@@ -20,8 +21,8 @@ def test_four_kinds_in_one_run(tmp_path: Path, isolating: None, monkeypatch: pyt
     shutil.copytree(EXAMPLE, work)
 
     def crrl(*arguments: str) -> str:
-        command = [*warm.CRRL, *arguments, "--json"]
-        done = warm.run(command, cwd=work, capture_output=True, text=True)
+        command = [*CRRL, *arguments, "--json"]
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return str(done.stdout.splitlines()[-1])
 

@@ -19,7 +19,7 @@ from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.types import Ending, Episode
 from e2e.conftest import Project, frozen, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 FEW = ("rollout.ray.episodes=2",)  # what a small machine has the memory for
 ON_RAY = ("rollout.executor=ray", *FEW)
 
@@ -27,7 +27,7 @@ ON_RAY = ("rollout.executor=ray", *FEW)
 @pytest.fixture
 def project(project: Project, isolating: None) -> Project:
     pytest.importorskip("ray")
-    return replace(project, forked=False)
+    return project
 
 
 @pytest.fixture

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from coderepairrl import report
 from e2e.conftest import Project
 
 
-@pytest.mark.slow
 def test_an_over_optimised_run_is_warned_of(project: Project) -> None:
     done = project.crrl(
         *("train", str(project.config), "run.steps=20", "rollout.tasks_per_step=1", "rollout.group_size=2"),

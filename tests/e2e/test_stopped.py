@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import warm
+from commands import CRRL
 
 RECIPE = 'argv = ["{install}/npm/run"]\n[install]\nnpm = ["@a/b@1.2.3"]\n'
 MUTANTS = """
@@ -52,8 +52,8 @@ def crrl(home: Path, arguments: Sequence[str]) -> subprocess.Popen[str]:
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
         "TMPDIR": str(home / "tmp"),
     }
-    return warm.Popen(
-        [*warm.CRRL, *arguments],
+    return subprocess.Popen(
+        [*CRRL, *arguments],
         cwd=home,
         env={**os.environ, **own},
         stdout=subprocess.PIPE,

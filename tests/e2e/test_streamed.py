@@ -11,7 +11,6 @@ from coderepairrl.sync import wire
 from e2e.conftest import Project
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("route", ["gloo", "ipc"])
 def test_a_run_without_files(route: str, project: Project) -> None:
     terms = ("engine.name=e2e_engines:MurderousTiny", f"engine.weights={route}", "run.checkpoint_every=1")
@@ -28,7 +27,6 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
 
 
-@pytest.mark.slow
 def test_the_exam_of_a_route(project: Project) -> None:
     passed = project.crrl("check", "engine", "e2e_engines:ReceivingTiny", "engine.weights=ipc", "--json")
     checks = json.loads(passed.stdout)

@@ -7,12 +7,11 @@ import json
 import os
 import shutil
 import signal
-from dataclasses import replace
+import subprocess
 from pathlib import Path
 
 import pytest
 
-import warm
 from coderepairrl import config as configs
 from coderepairrl import stages
 from coderepairrl.errors import ConfigError
@@ -21,29 +20,24 @@ from coderepairrl.learn.account import run_account
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.sync.shared import shared_path
 from coderepairrl.types import Ending, sequence
+from commands import CRRL
 from e2e.conftest import Project, frozen, until
 
 
-@pytest.fixture
-def cold(project: Project) -> Project:
-    """A project whose processes are started as users start them."""
-    return replace(project, forked=False)
-
-
-def test_a_run_accounts_for_every_token(cold: Project) -> None:
+def test_a_run_accounts_for_every_token(project: Project) -> None:
     also = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
-    summary = cold.train("eval.before=true", "eval.after=true", also)
+    summary = project.train("eval.before=true", "eval.after=true", also)
     assert summary["steps"] == 3
     assert summary["version"] == 3
     assert set(summary["evaluations"]["eval"]) == {"0", "3"}
 
     assert set(summary["evaluations"]["greedy"]) == {"0", "3"}
     for step in (0, 3):
-        twins = list(cold.run.episodes(f"greedy-{step:05d}"))
+        twins = list(project.run.episodes(f"greedy-{step:05d}"))
         assert len({tuple(turn.output.ids for turn in twin.turns) for twin in twins}) == 1, "greedy has no chance in it"
         assert len(twins) == 2
 
-    records = cold.records()
+    records = project.records()
     turns = [record["turn"] for record in records if record["type"] == "turn"]
     sampled = sum(len(turn["output"]["ids"]) + len(turn["tail"]["ids"]) for turn in turns)
     account = run_account(records)
@@ -63,8 +57,8 @@ def test_a_run_accounts_for_every_token(cold: Project) -> None:
     assert versions == {(0, "00001"), (1, "00002"), (2, "00003")}
 
     # The exports are the log.
-    assert sorted(e.id for e in cold.run.episodes()) == sorted(e.id for e in logged_episodes(records))
-    assert [line["step"] for line in cold.run.metrics()] == [1, 2, 3]
+    assert sorted(e.id for e in project.run.episodes()) == sorted(e.id for e in logged_episodes(records))
+    assert [line["step"] for line in project.run.metrics()] == [1, 2, 3]
 
 
 def test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing(
@@ -199,10 +193,10 @@ def test_a_random_policy_learns_what_the_reward_asks_for(tmp_path: Path, seed: i
     """Property 3 on the shipped example: held-out reward rises, from random weights, for several seeds."""
     example = Path(__file__).parents[2] / "examples" / "own_reward"
     environment = {**os.environ, "PYTHONPATH": str(example)}
-    command = [*warm.CRRL, "train", str(example / "brief.toml"), "--json"]
+    command = [*CRRL, "train", str(example / "brief.toml"), "--json"]
     command += ["run.steps=4", "train.lr=2e-3", "rollout.tasks_per_step=2", "eval.attempts=4", "tasks.verify=false"]
     command += [f"run.seed={seed}", f"run.dir={tmp_path}"]
-    done = warm.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     evaluations = json.loads(done.stdout.splitlines()[-1])["evaluations"]["eval"]
     before, after = (evaluations[step]["values"]["reward"]["value"] for step in ("0", "4"))

@@ -13,7 +13,6 @@ TERMS = ("engine=e2e_engines:SleepingTiny", "engine.share_devices=turns")
 OURS = {f"learn/{name}_seconds" for name in ("sleep", "take_back", "put_away", "wake")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_by_turns(staleness: int, project: Project) -> None:
     """An engine that refuses to wake up once is replaced by one with the new weights, and nothing is lost."""
@@ -32,7 +31,6 @@ def test_a_run_by_turns(staleness: int, project: Project) -> None:
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 4
 
 
-@pytest.mark.slow
 def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
     """Within the third step, with two in the log; the weights of the whole run are those that its replay has."""
     summary = project.train("engine=e2e_engines:DeadlyTiny", TERMS[1], "run.steps=4", "run.checkpoint_every=1")

@@ -19,7 +19,7 @@ from coderepairrl.types import Sampling
 
 from .conftest import ask, load_reference, require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.by_hand, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.by_hand, pytest.mark.timeout(3600)]
 
 GREEDY = Sampling(temperature=0.0, max_tokens=16)
 TORN = '''

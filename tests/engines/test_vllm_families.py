@@ -14,7 +14,7 @@ from coderepairrl.engines.vllm.server import default_python
 
 from .conftest import require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 SIZES = {
     **{"vocab_size": 320, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32},

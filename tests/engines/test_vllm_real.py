@@ -27,7 +27,7 @@ from coderepairrl.types import Sampling
 
 from .conftest import ask, load_reference, require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -24,7 +24,7 @@ from .conftest import ask, load_reference, require_vllm
 from .test_vllm_real import adapted, off
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.real,
     pytest.mark.by_hand,
     pytest.mark.timeout(1800),
     pytest.mark.asyncio(loop_scope="module"),

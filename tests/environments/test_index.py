@@ -22,7 +22,7 @@ from .test_build import project
 
 __all__ = ["cache"]
 WHEEL = "crrl_test_helper-1.0-py3-none-any.whl"
-SLOW = pytest.mark.slow  # uv tries again for seconds
+SLOW = pytest.mark.real  # uv tries again for seconds
 LOGIN = "somebody:s%40crecy"
 
 

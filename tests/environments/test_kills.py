@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-import warm
 from coderepairrl.environments import Specification, check_unchanged
 from coderepairrl.processes.caches import environments_cache, git_cache
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
+from commands import CRRL
 from projects import SHOP, cache, system_python
 
 from .made import archive, entry, folder, layout
@@ -76,8 +76,8 @@ def content(path: Path) -> bytes:
 
 
 def start(source: Path) -> subprocess.Popen[bytes]:
-    return warm.Popen(
-        [*warm.CRRL, "data", "prepare", "jsonl", f"path={source}"],
+    return subprocess.Popen(
+        [*CRRL, "data", "prepare", "jsonl", f"path={source}"],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def paths(cache: Path) -> int:
     return sum(len(folders) + len(files) for _, folders, files in os.walk(cache))
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.real)])
 def test_killed_at_any_point_it_loses_nothing(
     kills: int, cache: Path, index: type[Packages], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
 ) -> None:

@@ -254,7 +254,6 @@ class Redirected(Bubblewrap):
         return super().open(self.known[given.workspace])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("copy", [False, True])
 async def test_the_exam(
     oci: Path, programs: bytes, isolating: None, copy: bool, monkeypatch: pytest.MonkeyPatch
@@ -268,7 +267,6 @@ async def test_the_exam(
     assert [(check.name, check.detail) for check in checks if not check.ok] == [] and len(checks) > 10
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 async def test_no_attack_succeeds(oci: Path, programs: bytes, isolating: None, family: str) -> None:

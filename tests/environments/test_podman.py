@@ -65,7 +65,6 @@ def tree(root: Path) -> dict[str, tuple[object, ...]]:
     return {name: (*about[:4], tuple(names.get(about[4], ()))) for name, about in found.items()}  # type: ignore[call-overload]
 
 
-@pytest.mark.slow
 def test_equal_to_podman(podman: list[str], programs: bytes, tmp_path: Path, cache: Path) -> None:
     made = layout(tmp_path / "oci", [programs, archive(SECOND), archive(THIRD)], "x", WorkingDir="/opt")
     subprocess.run([*podman, "pull", "-q", f"oci:{tmp_path}/oci:x"], check=True, capture_output=True)

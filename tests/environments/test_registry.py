@@ -196,10 +196,10 @@ class Registry(BaseHTTPRequestHandler):
 @pytest.mark.parametrize(
     ("how", "words", "fix"),
     [
-        pytest.param("throttles", "throttles us", "skopeo login", marks=pytest.mark.slow),  # skopeo tries again
+        pytest.param("throttles", "throttles us", "skopeo login", marks=pytest.mark.real),  # skopeo tries again
         ("refuses", "not for everybody", "skopeo login"),
         ("lies", "another manifest|does not match", ""),
-        pytest.param("dies", "cannot be fetched", "run it again", marks=pytest.mark.slow),
+        pytest.param("dies", "cannot be fetched", "run it again", marks=pytest.mark.real),
     ],
 )
 def test_a_registry_that_misbehaves_is_named_with_what_helps(

@@ -122,7 +122,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [pytest.param(*each, marks=[pytest.mark.slow] * (each[0] == "pytest of cases")) for each in PLAYED],
+    [pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases")) for each in PLAYED],
 )
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)
@@ -130,7 +130,6 @@ async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, 
         assert (await grade(fresh, task, cheat(repository, name))).problem
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), PLAYED)
 async def test_without_a_witness_they_do(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     """The positive control: the exit code says that all is well."""

@@ -184,7 +184,6 @@ async def test_outcomes_of_pytest(repository: Repository, backend: Local) -> Non
     }
 
 
-@pytest.mark.slow
 async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"

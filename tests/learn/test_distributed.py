@@ -121,7 +121,6 @@ async def test_two_processes_do_what_one_does(miniature, make_rows, tmp_path):
     await same_as_one(miniature, make_rows, tmp_path, settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     "options",
@@ -138,7 +137,6 @@ async def test_what_is_shared_makes_no_difference(strategy, options, miniature, 
     await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, **options))
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand
 @pytest.mark.parametrize(("strategy", "lora"), [("ddp", LORA), ("fsdp2", None)])
 async def test_values_of_rows_in_several_processes_are_those_of_one(strategy, lora, miniature, make_rows, tmp_path):
@@ -147,7 +145,6 @@ async def test_values_of_rows_in_several_processes_are_those_of_one(strategy, lo
     await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, lora=lora, **terms))
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand  # many processors emulate bfloat16: minutes
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_adapters_on_a_bfloat16_model_are_what_peft_and_transformers_read(

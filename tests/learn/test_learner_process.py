@@ -28,7 +28,6 @@ async def learner(model, tmp_path, settings=SETTINGS):
         await running.close()
 
 
-@pytest.mark.started
 async def test_the_process_does_what_the_trainer_does_bit_for_bit(miniature, make_rows, tmp_path):
     """Through JSON frames and another process: equal metrics, equal checksums, also after a resume."""
     here = Trainer(miniature, SETTINGS)

@@ -103,7 +103,7 @@ async def test_two_machines_do_what_one_process_does(listen, miniature, make_row
         close_to(await one.step(make_rows([20, 30], 4)), expected)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @pytest.mark.parametrize("strategy", [each for each in STRATEGIES if "zero2" not in each.values])
 @pytest.mark.parametrize(
     "options",
@@ -117,7 +117,7 @@ async def test_each_strategy_is_the_same_on_two_machines(strategy, options, list
         await same_as_one(miniature, make_rows, tmp_path, TWO.but(strategy=strategy, **options), listen=listen)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp_path):
     """By the commands alone: torchrun ends with the rank, the run waits until it is started again."""
 

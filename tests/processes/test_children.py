@@ -17,8 +17,6 @@ import pytest
 
 from coderepairrl.processes.children import Child, ChildDied, run
 
-pytestmark = pytest.mark.started
-
 ECHO = """
     import gc, os, subprocess, sys
     from coderepairrl.processes.children import Parent

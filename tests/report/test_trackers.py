@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import warm
 from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.processes.extras import install_extra
 from coderepairrl.report.trackers import send, sending
 from coderepairrl.runs import RunFolder
+from commands import CRRL
 
 from .runs import Maker, written
 
@@ -110,7 +110,7 @@ def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 
 def crrl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return warm.run([*warm.CRRL, *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run([*CRRL, *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:

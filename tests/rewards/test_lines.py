@@ -274,7 +274,7 @@ def test_line_similarity_is_symmetric_and_bounded(a: str, b: str) -> None:
     assert (line_similarity(x, y) == 1.0) == (x == y)
 
 
-@pytest.mark.slow
+@pytest.mark.real
 @both
 @pytest.mark.parametrize("kind", ["distinct", "equal", "one line"])
 def test_ten_megabytes_take_seconds(kind: str, compare: Compare) -> None:

@@ -107,7 +107,7 @@ def gold_patches() -> dict[tuple[str, str], str]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.real
 def test_the_bound_on_work_changes_no_real_pair() -> None:
     gold, seen = gold_patches(), 0
     with pytest.MonkeyPatch.context() as patch:

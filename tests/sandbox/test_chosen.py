@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-import warm
 from coderepairrl import sandbox
 from coderepairrl.agents import recipe
 from coderepairrl.certify import machine
@@ -21,6 +20,7 @@ from coderepairrl.runs import open_run
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.interpreter import install_command
 from coderepairrl.sandbox.sandlock import Sandlock
+from commands import CRRL
 
 ONE_STEP = (
     "run.steps=1",
@@ -52,7 +52,7 @@ def path_without_bwrap() -> Iterator[str]:
 def crrl(folder: Path, path: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """The command line as a user of a machine with the programs of `path` calls it, in `folder`."""
     env = {**os.environ, "PATH": path, "COLUMNS": "200", **env}
-    return warm.run([*warm.CRRL, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run([*CRRL, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=280)
 
 
 def check_step(done: subprocess.CompletedProcess[str], folder: Path, name: str) -> None:

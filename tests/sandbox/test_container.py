@@ -79,7 +79,6 @@ def make(made: tuple[str, dict[str, Any]], **limits: int) -> Container:
     return backend
 
 
-@pytest.mark.slow
 async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
     backend = make(made, **LIMITS)
     checks = await exam.examine(backend)
@@ -88,7 +87,6 @@ async def test_the_exam(made: tuple[str, dict[str, Any]]) -> None:
     assert len(checks) == len(exam.QUESTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str) -> None:
     backend = make(made, **redteam.TIGHT)
@@ -97,7 +95,6 @@ async def test_no_attack_succeeds(made: tuple[str, dict[str, Any]], family: str)
     assert [outcome for outcome in outcomes if outcome.succeeded] == []
 
 
-@pytest.mark.slow
 async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str, Any]]) -> None:
     backend = make((made[0], made[1] | {"image": ""}))
     task = Task("t", "", "python", f"image:{made[1]['image']}", b"")
@@ -116,7 +113,6 @@ async def test_the_workspace_of_a_task_can_be_an_image(made: tuple[str, dict[str
     backend.close()
 
 
-@pytest.mark.slow
 async def test_an_image_that_has_this_package_shows_no_answers(
     made: tuple[str, dict[str, Any]], root: Path, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +137,6 @@ async def test_an_image_that_has_this_package_shows_no_answers(
     assert b"fix.patch" in await found(), "control"
 
 
-@pytest.mark.slow
 async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], task: Task) -> None:
     """Neither when it was closed, nor when the program that started it was killed."""
     backend = make(made)
@@ -157,7 +152,6 @@ async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], 
     backend.close()
 
 
-@pytest.mark.slow
 async def test_a_container_out_of_memory_leaves_nothing_where_we_are(
     made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +164,6 @@ async def test_a_container_out_of_memory_leaves_nothing_where_we_are(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]], task: Task) -> None:
     backend = make(made)
     async with backend.open(task) as box:
@@ -180,7 +173,6 @@ async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]
     backend.close()
 
 
-@pytest.mark.slow
 def test_an_image_that_is_missing_or_lacks_programs_is_named(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
     name, options = made
     with pytest.raises(PrerequisiteError, match="no image") as caught:

@@ -218,7 +218,6 @@ async def test_plain_git_applies_it_to_a_checkout(bwrap: Bubblewrap, task: Task,
     assert os.access(folder / "app.py", os.X_OK)
 
 
-@pytest.mark.slow
 async def test_ten_thousand_files(bwrap: Bubblewrap, tmp_path: Path) -> None:
     """Every one of them edited, half as many new: all of it is in the diff, and applies back."""
     for number in range(10_000):

@@ -73,7 +73,6 @@ def image(docker: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return str(ROW["image"])
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand
 def test_the_harness_itself_on_a_miniature_instance(image: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"

@@ -220,7 +220,6 @@ def test_nothing_an_agent_does_puts_the_guest_out_of_step(
     fuzz(bwrap, task, 100, monkeypatch)
 
 
-@pytest.mark.slow
 @pytest.mark.by_hand
 @pytest.mark.timeout(14_400)
 def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(

@@ -73,7 +73,6 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses(nice: int) -> 
     assert after == before
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in QUICK])
 async def test_every_attack_succeeds_where_nothing_stops_it(bwrap: Bubblewrap, family: str) -> None:
     outcomes = await redteam.run(bwrap, [family]) if family != "limits" else await _tight(family)
@@ -134,7 +133,6 @@ async def test_without_control_groups_sandlock_bounds_processes_together(
     assert await succeeding("sandlock", TOGETHER) == []
 
 
-@pytest.mark.slow
 async def test_without_control_groups_bwrap_bounds_everything(
     bwrap: Bubblewrap, succeeding: Succeeding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +143,6 @@ async def test_without_control_groups_bwrap_bounds_everything(
     assert await succeeding("bwrap", ["memory in sockets"]) == ["memory in sockets"], "control"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_no_attack_succeeds_on_sandlock(sandlock: Sandlock, family: str) -> None:

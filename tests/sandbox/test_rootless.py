@@ -72,14 +72,12 @@ def rootless(root: Path) -> Iterator[Run]:
         subprocess.run(["userdel", "--force", "--remove", name], check=True, capture_output=True)
 
 
-@pytest.mark.slow
 def test_the_exam(rootless: Run) -> None:
     checks = rootless(f"say(asyncio.run(exam.examine(make(**{LIMITS}))))")
     assert [check for check in checks if not check[1]] == []
     assert len(checks) == len(exam.QUESTIONS)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("family", sorted({attack.family for attack in redteam.attacks()}))
 def test_no_attack_succeeds(rootless: Run, family: str) -> None:
@@ -90,7 +88,6 @@ def test_no_attack_succeeds(rootless: Run, family: str) -> None:
     assert any(outcome.control for outcome in outcomes)
 
 
-@pytest.mark.slow
 def test_what_keeps_the_limits_is_said(rootless: Run) -> None:
     """Processes are counted in a user namespace of the sandbox's own, whatever control groups there are."""
     program = "backend = make(); backend.require(); say([backend.ungrouped, backend.how_limits_are_kept()])"

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import warm
 from coderepairrl import models, tokens
 from coderepairrl.assembly import examples
 from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
@@ -36,6 +35,7 @@ from coderepairrl.stages import evaluation
 from coderepairrl.stages.command import folder_of
 from coderepairrl.stages.sft import sft, summary
 from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
 
@@ -151,18 +151,18 @@ def logged_steps(folder: RunFolder) -> int:
 def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, further: tuple[str, ...]) -> None:
     def command(home: str, *more: str) -> list[str]:
         words = arguments(few, tmp_path / home, "data.epochs=1.25", "data.batch=2", *further)
-        return [*warm.CRRL, "sft", *words, *more]
+        return [*CRRL, "sft", *words, *more]
 
-    whole_run = warm.run(command("whole"), capture_output=True, text=True)
+    whole_run = subprocess.run(command("whole"), capture_output=True, text=True)
     assert whole_run.returncode == 0, whole_run.stderr
     whole, killed = (folder_of(config_of(arguments(few, tmp_path / home))) for home in ("whole", "killed"))
-    process = warm.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while logged_steps(killed) < 3:
         assert process.poll() is None
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    done = warm.run(command("killed", "--resume", "--json"), capture_output=True, text=True)
+    done = subprocess.run(command("killed", "--resume", "--json"), capture_output=True, text=True)
     last = max(whole.saved_checkpoints())
     assert json.loads(done.stdout)["steps"] == last == max(killed.saved_checkpoints())
     ours, theirs = (digests(sorted(each.saved_checkpoints()[last].glob("*.safetensors"))) for each in (killed, whole))

@@ -99,10 +99,10 @@ PLAIN = LearnSettings(algorithm="grpo", lr=1e-2)
         pytest.param(
             LearnSettings(algorithm="grpo", lr=1e-2, lora=Lora(rank=4, alpha=8), precision="bf16"),
             1,
-            marks=pytest.mark.slow,
+            marks=pytest.mark.real,
         ),
         pytest.param(
-            LearnSettings(algorithm="grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.slow
+            LearnSettings(algorithm="grpo", lr=1e-2, processes=2, strategy="fsdp2"), 1, marks=pytest.mark.real
         ),
     ],
     ids=["full", "merged", "fsdp2"],

@@ -19,7 +19,7 @@ from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Sample, Sampling
 from engines.conftest import require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.asyncio(loop_scope="module")]
 PROMPT = list(range(40, 140))
 GREEDY = Sampling(temperature=0.0, max_tokens=20)
 Answer = tuple[list[int], list[float], set[int]]

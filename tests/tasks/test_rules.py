@@ -333,7 +333,6 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
 # -- SWE-smith
 
 
-@pytest.mark.slow
 async def test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +379,6 @@ json.dump({"tests": [{"name": name, "status": status} for name, status in lines]
 """
 
 
-@pytest.mark.slow
 async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
     backend: Bubblewrap, tmp_path: Path, programs: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,7 +413,6 @@ async def test_swe_bench_pro_runs_the_script_and_the_parser_of_the_instance(
 # -- SWE-rebench
 
 
-@pytest.mark.slow
 async def test_swe_rebench_runs_the_row_s_command_and_names_its_parser(
     backend: Bubblewrap, tmp_path: Path, programs: bytes
 ) -> None:
@@ -519,7 +516,6 @@ def machine(isolating: None) -> Iterator[Bubblewrap]:
     made.close()
 
 
-@pytest.mark.slow
 async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Path) -> None:
     files = {"src/main/Sum.java": SUM.format("-"), "src/test/SumTest.java": SUM_TEST, **TOOLS}
     write(tmp_path / "Toy-3b", {**files, ".defects4j.config": "pid=Toy\nvid=3b\n"})
@@ -544,7 +540,6 @@ async def test_defects4j_wants_no_test_to_fail(machine: Bubblewrap, tmp_path: Pa
     await breaks(machine, task, "echo Cannot compile; exit 1")
 
 
-@pytest.mark.slow
 async def test_gitbug_java_wants_as_many_tests_as_on_the_repair_and_no_failure(
     machine: Bubblewrap, tmp_path: Path
 ) -> None:

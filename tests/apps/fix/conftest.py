@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import warm
+from commands import CRRL
 
 HERE = Path(__file__).parent
 
@@ -41,13 +41,13 @@ class Home:
 
     def command(self, model: str | Path, *more: str, repo: Path | None = None) -> list[str]:
         fixed = ["fix", str(repo or self.repo), "--issue", str(self.path / "issue.md"), "--policy", str(model)]
-        return [*warm.CRRL, *fixed, *more]
+        return [*CRRL, *fixed, *more]
 
     def fix(
         self, model: str | Path, *more: str, code: int = 0, repo: Path | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         command = self.command(model, *more, repo=repo)
-        done = warm.run(command, cwd=self.path, env=self.environment, capture_output=True, timeout=120)
+        done = subprocess.run(command, cwd=self.path, env=self.environment, capture_output=True, timeout=120)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout!r}\n{done.stderr.decode()}"
         return done
 

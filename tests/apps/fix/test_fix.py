@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import pytest
 
-import warm
 from coderepairrl import models
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.apps.fix.command import USE
@@ -23,6 +22,7 @@ from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.types import Task
+from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, call, says
 from hostile_repository import SETTINGS, Hostile
 
@@ -203,7 +203,7 @@ async def test_being_stopped_leaves_nothing(home: Home, told: str) -> None:
         if told not in signal.Signals.__members__:
             command = ["setsid", "--ctty", *command]
             streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-        process = warm.Popen(command, cwd=home.path, env=home.environment, **streams)
+        process = subprocess.Popen(command, cwd=home.path, env=home.environment, **streams)
         os.close(terminal)
         async with asyncio.timeout(120):
             while len(it.requests) < 2:
@@ -242,7 +242,7 @@ rollout = {{ tasks_per_step = 1, group_size = 2, calls = 2, tokens = 3000, turn_
 eval = {{ before = false, after = false }}
 """)
     run = home.path / "runs" / "mine"
-    done = warm.run([*warm.CRRL, "train", "mine.toml"], cwd=home.path, env=home.environment, capture_output=True)
+    done = subprocess.run([*CRRL, "train", "mine.toml"], cwd=home.path, env=home.environment, capture_output=True)
     assert done.returncode == 0, done.stderr
     done = home.fix("runs/mine", "--json", code=1)
     summary = json.loads(done.stdout)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 
-import warm
 from coderepairrl import sandbox
 from coderepairrl.apps.hello.command import headline
 from coderepairrl.apps.hello.episode import Shown, as_text
 from coderepairrl.runs import open_run
 from coderepairrl.types import Ending, Episode, Score, ToolCall
+from commands import CRRL
 
 PATCH = b"diff --git a/a.py b/a.py\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-return a - b\n+return a + b\n"
 
@@ -58,15 +59,15 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProce
     """A finished run: the folder that it was started in, and what it printed."""
     home = tmp_path_factory.mktemp("hello")
     small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
-    return home, warm.run([*warm.CRRL, "hello", *small], cwd=home, capture_output=True, text=True)
+    return home, subprocess.run([*CRRL, "hello", *small], cwd=home, capture_output=True, text=True)
 
 
 def test_what_was_shown_is_not_shown_again_by_resume(done: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
     home, first = done
     assert "an episode, before any training" in first.stderr, first.stderr
     shutil.copytree(home / "runs", tmp_path / "runs")
-    more = [*warm.CRRL, "hello", "runs/hello", "run.steps=3", "--resume"]  # the rest is as it was
-    again = warm.run(more, cwd=tmp_path, capture_output=True, text=True)
+    more = [*CRRL, "hello", "runs/hello", "run.steps=3", "--resume"]  # the rest is as it was
+    again = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 0 and "step 3" in again.stdout, again.stderr
     assert "an episode, before any training" not in again.stderr
 
@@ -102,5 +103,5 @@ def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:
     assert following == "next:"
     for line in (first, second, third):
         command = shlex.split(line.strip().split("   ")[0].split("  ")[0])
-        ran = warm.run([*warm.CRRL, *command[1:]], cwd=home, capture_output=True, text=True)
+        ran = subprocess.run([*CRRL, *command[1:]], cwd=home, capture_output=True, text=True)
         assert ran.returncode == 0, (line, ran.stderr)

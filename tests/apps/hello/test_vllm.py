@@ -15,7 +15,7 @@ from coderepairrl.runs import open_run
 from coderepairrl.types import Sampling
 from engines.conftest import require_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 FEWER = ("run.steps=2", "eval.options={split='test',n=16}", "rollout.tasks_per_step=4", "rollout.seconds=300")
 
 

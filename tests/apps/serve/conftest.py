@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-import warm
+from commands import CRRL
 
 FIX = Path(__file__).parents[1] / "fix"
 """Where the engine `fix_engines:Says` is."""
@@ -23,7 +23,7 @@ Start = Callable[..., "Served"]
 
 
 def command(*arguments: str) -> list[str]:
-    return [*warm.CRRL, "serve", *arguments]
+    return [*CRRL, "serve", *arguments]
 
 
 @dataclass
@@ -58,7 +58,7 @@ def start() -> Iterator[Start]:
     running: list[Served] = []
 
     def begin(*arguments: str, **environment: str) -> Served:
-        process = warm.Popen(
+        process = subprocess.Popen(
             command("--port", "0", "--json", *arguments),
             env={**os.environ, **SHOWN, **environment},
             stdout=subprocess.PIPE,

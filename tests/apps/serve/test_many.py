@@ -23,7 +23,7 @@ from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.types import Limits, Sampling
 
 KIB = 1024
-MANY = pytest.param(5000, marks=pytest.mark.slow)
+MANY = pytest.param(5000, marks=pytest.mark.real)
 
 
 async def each(items: Sequence[Any], do: Callable[[Any], Awaitable[Any]]) -> tuple[list[Any], float, float]:

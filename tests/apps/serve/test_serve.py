@@ -20,7 +20,6 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, OpenAI
 
-import warm
 from coderepairrl.apps.serve import resolve
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
@@ -218,7 +217,7 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
     python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo vllm 0.32.0\nexec sleep infinity > {pipe}\n')
     python.chmod(0o755)
     arguments = [str(miniature), "--port", "0", "engine=vllm", f"engine.options.python={python}"]
-    process = warm.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with pipe.open("rb") as alive:  # which waits until it is being started
         process.send_signal(signal.SIGTERM)
         assert alive.read() == b"", "until the last one is gone"
@@ -267,7 +266,7 @@ def test_what_cannot_be_served_says_why(miniature: Path, tmp_path: Path) -> None
         ]
 
         def attempt(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-            return warm.run(command(*arguments), env={**os.environ, **SHOWN}, capture_output=True, text=True)
+            return subprocess.run(command(*arguments), env={**os.environ, **SHOWN}, capture_output=True, text=True)
 
         with ThreadPoolExecutor(2) as pool:
             for (arguments, code, words), done in zip(wrong, pool.map(attempt, [w[0] for w in wrong]), strict=True):

@@ -16,7 +16,7 @@ from engines.conftest import require_vllm
 
 from .conftest import Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_turns_of_vllm_are_the_models(start: Start, miniature: Path) -> None:

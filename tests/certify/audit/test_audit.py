@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-import warm
 from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
 from coderepairrl.errors import ConfigError, SandboxFault, UsageError
@@ -23,6 +22,7 @@ from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource
 from coderepairrl.tasks.patches import unified
 from coderepairrl.types import Checks, Command, Task
+from commands import CRRL
 from rewards.folder import Local
 
 BUG = "def middle(low, high, x):\n    return x\n"
@@ -203,15 +203,15 @@ def rows(file: Path) -> Iterator[str]:
 
 def test_a_killed_audit_goes_on_to_the_same_result(tmp_path: Path, isolating: None) -> None:
     words = "audit handmade split=train --limit 2 --mutants 1 --jobs 2 -o"
-    command = [*warm.CRRL, *words.split()]
+    command = [*CRRL, *words.split()]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache")}
 
     def crrl(*more: str) -> None:
-        done = warm.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run([*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     crrl("whole")
-    killed = warm.Popen([*command, "part"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
+    killed = subprocess.Popen([*command, "part"], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
         while len([*rows(tmp_path / "part/trials.jsonl")]) < 4 and killed.poll() is None:

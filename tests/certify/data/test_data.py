@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import warm
 from coderepairrl import tasks
 from coderepairrl.certify import data
 from coderepairrl.tasks import quarantine
 from coderepairrl.types import Checks, Command, Task
+from commands import CRRL
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def crrl(tmp_path: Path):  # type: ignore[no-untyped-def]
     environment = {**os.environ, "CRRL_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"}
 
     def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        command = [*warm.CRRL, *arguments]
-        done = warm.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        command = [*CRRL, *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == code, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

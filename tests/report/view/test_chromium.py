@@ -25,8 +25,6 @@ from coderepairrl.report.view.server import Server
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from report.runs import Maker, written
 
-pytestmark = pytest.mark.slow
-
 RUN = "document.documentElement.dataset.ran=1"
 ATTACKS = (
     f"<script>{RUN}</script>",

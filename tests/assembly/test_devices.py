@@ -22,6 +22,7 @@ from coderepairrl.learn import Learner
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import evaluation, plan
 from coderepairrl.stages.parts import _both, start_learner
+from coderepairrl.stages.progress import Progress
 from coderepairrl.sync.shared import shared_folder, shared_path
 from engines.test_vllm import site
 
@@ -97,7 +98,8 @@ async def test_a_learner_whose_gpus_are_named_needs_them(tmp_path: Path, monkeyp
     for named in ("[1]", "[]"):
         chosen = config(tmp_path, f"train.devices={named}", "engine.devices=[2]")
         made = resolve(chosen)
-        await start_learner(made, made.learner, RunFolder(tmp_path / "run"), made.model, tmp_path)
+        folder, progress = RunFolder(tmp_path / "run"), Progress(1, quiet=True)
+        await start_learner(made, made.learner, folder, made.model, tmp_path, progress)
     assert asked == [True, False]
 
 

@@ -156,7 +156,7 @@ class _Learner:
     async def save(self, path: Path) -> None:
         self._do("save")
 
-    async def close(self) -> None:
+    async def close(self, *, again: bool = False) -> None:
         pass
 
 

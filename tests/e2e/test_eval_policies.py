@@ -99,17 +99,20 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     plans = [each.plan for each in planned(tmp_path, adapters, "engine=vllm", "engine.options.dtype=bfloat16")]
     (part,) = parts(plans, 2)
     ids, sampling = [1, 2], Sampling(max_tokens=4)
-    async with opening(plans, part, tmp_path) as opens:
-        async with opens(plans[0], tmp_path) as one, opens(plans[1], tmp_path) as other:
-            assert isinstance(one, PolicySource) and isinstance(other, PolicySource)
-            await asyncio.gather(ask(one.engine, ids, sampling), ask(other.engine, ids, sampling))
-            await servers[0].close()
-            ended = await asyncio.gather(
-                ask(one.engine, ids, sampling), ask(other.engine, ids, sampling), return_exceptions=True
-            )
-            assert [type(each) for each in ended] == [EngineFault] * 2
-            for source, version in ((one, 1), (other, 2)):
-                assert set((await ask(source.engine, ids, sampling))[2]) == {version}
+    async with (
+        opening(plans, part, tmp_path) as opens,
+        opens(plans[0], tmp_path) as one,
+        opens(plans[1], tmp_path) as other,
+    ):
+        assert isinstance(one, PolicySource) and isinstance(other, PolicySource)
+        await asyncio.gather(ask(one.engine, ids, sampling), ask(other.engine, ids, sampling))
+        await servers[0].close()
+        ended = await asyncio.gather(
+            ask(one.engine, ids, sampling), ask(other.engine, ids, sampling), return_exceptions=True
+        )
+        assert [type(each) for each in ended] == [EngineFault] * 2
+        for source, version in ((one, 1), (other, 2)):
+            assert set((await ask(source.engine, ids, sampling))[2]) == {version}
     asked = [[each["model"] for each in server.app[fake_vllm.STATE].requests] for server in servers]
     assert [sorted(each) for each in asked] == [["policy-v1", "policy-v2"]] * 2
     await servers[1].close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.engines import ScriptedEngine, make
+from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Engine
 from coderepairrl.types import Sampling
@@ -26,11 +26,6 @@ async def test_replies_in_order_cut_as_an_engine_cuts() -> None:
         await ask(engine, [0], Sampling())
     with pytest.raises(ValueError, match="no room"):
         await ask(engine, [0] * 20, Sampling())
-
-
-async def test_a_function_sees_the_request(tmp_path: Path) -> None:
-    engine = await make("scripted", script=lambda ids, sampling, seed: [*ids, seed]).start(tmp_path, log_dir=tmp_path)
-    assert await ask(engine, [4, 5], Sampling(), 6) == ([4, 5, 6], [-0.125, -0.25, -0.375], [0, 0, 0])
 
 
 async def test_versions_change_within_a_reply_and_only_for_the_announced_file(tmp_path: Path) -> None:

@@ -44,20 +44,6 @@ def reweighted(miniature: Path, target: Path, scale: float) -> Path:
     return target
 
 
-@alone
-async def test_concurrent_equals_serial_to_the_last_bit(shared: TinyEngine) -> None:
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 260, size).tolist() for size in rng.integers(1, 400, 24)]
-    samplings = [Sampling(temperature=t, max_tokens=40) for t in (0.0, 1.0, 0.6)] * 8
-    together = await asyncio.gather(
-        *(ask(shared, p, s, i) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
-    )
-    assert (await shared.health())["running"] == 0
-    for i in range(24):
-        serial = await ask(shared, prompts[i], samplings[i], i)
-        assert serial == together[i] if torch.backends.mkl.is_available() else serial[0] == together[i][0]
-
-
 async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tmp_path: Path) -> None:
     engine = await Tiny(slots=2).start(miniature, log_dir=tmp_path)
     try:
@@ -71,28 +57,6 @@ async def test_requests_beyond_the_slots_wait_and_are_served(miniature: Path, tm
         assert (await engine.health())["generated_tokens"] == 700
     finally:
         await engine.close()
-
-
-@alone
-async def test_a_group_and_its_next_turns_reuse_what_is_computed(shared: TinyEngine, reference: Reference) -> None:
-    prompt = list(range(250, 0, -1))
-    before = await shared.health()
-    answers = await asyncio.gather(*(ask(shared, prompt, Sampling(max_tokens=20), seed) for seed in range(8)))
-    middle = await shared.health()
-    assert middle["prompt_tokens"] - before["prompt_tokens"] == 8 * 250
-    assert middle["prefix_hit_tokens"] - before["prefix_hit_tokens"] == 7 * 249
-    turns = [[*prompt, *ids, 7, 7, 7] for ids, _, _ in answers]
-    again = await asyncio.gather(*(ask(shared, turn, Sampling(max_tokens=5), 1) for turn in turns))
-    assert (await shared.health())["prefix_hit_tokens"] - middle["prefix_hit_tokens"] == 8 * 269
-    truth = await reference([[*turn, *ids] for turn, (ids, _, _) in zip(turns, again, strict=True)], 1.0)
-    for row, (_, logprobs, _) in zip(truth, again, strict=True):
-        assert np.allclose(row[-5:], logprobs, atol=TOLERANCE, rtol=0)
-
-
-@alone
-async def test_logprobs_survive_the_journey_as_float32(shared: TinyEngine) -> None:
-    _, logprobs, _ = await ask(shared, [1, 2, 3], Sampling(max_tokens=50))
-    assert all(len(f"{x!r}".lstrip("-0.").replace(".", "").split("e")[0]) <= 9 for x in logprobs)
 
 
 async def test_in_flight_requests_are_recomputed_under_the_new_weights(

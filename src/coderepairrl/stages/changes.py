@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl.assembly.numerics import check_clip
 from coderepairrl.config import Config, load, of_run
 from coderepairrl.errors import ConfigError
+from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.history import History, read_history
 
@@ -107,7 +108,7 @@ def changes_at_resume(
 
     Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
     """
-    before, now = settings_of(folder, history), _flat(config.model_dump(mode="json"))
+    before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     for key in changed:
         if not _within(key, MAY_CHANGE):
@@ -166,7 +167,7 @@ def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
     """
     began = folder.about().get("config")
     config = load(folder.config) if began is None else of_run(began, str(folder.path / "run.json"))
-    return _flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
+    return flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 
 
 def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
@@ -221,10 +222,3 @@ def _within(key: str, names: Iterable[str]) -> bool:
 
 def _shown(value: Any) -> str:
     return "unset" if value is None else repr(value)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

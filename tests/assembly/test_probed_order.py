@@ -45,7 +45,7 @@ def test_a_probe_gives_difficulties_and_first_rates(tmp_path: Path) -> None:
 def test_tasks_that_an_order_cannot_go_by_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"4 of 4 training tasks have no difficulty \(toy/0") as refused:
         curriculum(config(easy_first=True), [Share(TASKS)])
-    assert "curriculum.probe=FILE" in refused.value.fix
+    assert "curriculum.probe=RUN" in refused.value.fix
     some = probe(tmp_path / "some.jsonl", {"task": "toy/1", "attempts": 2, "solved": 1})
     with pytest.raises(ConfigError, match=r"3 of 4 training tasks have no difficulty in .*some\.jsonl \(toy/0"):
         curriculum(config(easy_first=True, probe=some), [Share(TASKS)])
@@ -104,13 +104,13 @@ def test_an_evaluation_is_a_probe(tmp_path: Path) -> None:
     run.write_episodes(
         "eval-00000",
         [
-            replace(made, id=f"e{number}", task_id=task, scores=(Score("tests", reward, passed=passed),), ending=ending)
-            for number, (task, reward, passed, ending) in enumerate(
+            replace(made, id=f"e{number}", task_id=task, scores=(Score(name, reward, passed=passed),), ending=ending)
+            for number, (task, name, reward, passed, ending) in enumerate(
                 [
-                    ("toy/1", 1.0, True, Ending.DONE),
-                    ("toy/1", 0.5, False, Ending.LIMIT),
-                    ("toy/1", 0.0, False, Ending.VOID),
-                    ("toy/2", 0.25, None, Ending.DONE),
+                    ("toy/1", "tests", 1.0, True, Ending.DONE),
+                    ("toy/1", "tests", 0.5, False, Ending.LIMIT),
+                    ("toy/1", "tests", 0.0, False, Ending.VOID),
+                    ("toy/2", "edits", 0.25, None, Ending.DONE),
                 ]
             )
         ],

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from coderepairrl.assembly.numerics import check_clip
 from coderepairrl.config import Config, validate
 from coderepairrl.errors import ConfigError
+from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages.history import History, read_history
 
@@ -93,7 +94,7 @@ def changes_at_resume(
 
     Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
     """
-    before, now = settings_of(folder, history), _flat(config.model_dump(mode="json"))
+    before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     for key in changed:
         if not _within(key, MAY_CHANGE):
@@ -151,7 +152,7 @@ def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
     into config.toml by hand.
     """
     config = validate(folder.about()["config"], str(folder.path / "run.json"))
-    return _flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
+    return flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 
 
 def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
@@ -206,10 +207,3 @@ def _within(key: str, names: Iterable[str]) -> bool:
 
 def _shown(value: Any) -> str:
     return "unset" if value is None else repr(value)
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat

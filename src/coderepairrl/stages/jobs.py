@@ -34,6 +34,7 @@ from coderepairrl.processes.children import NOT_FROM_HERE
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, names
+from coderepairrl.report.reading import flat
 from coderepairrl.report.verdict import Result, Table, render
 from coderepairrl.runs.examples import NAME as EXAMPLES
 from coderepairrl.runs.folder import write_atomic
@@ -349,7 +350,7 @@ def digest(path: Path) -> str:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    old, new = _flat(before), _flat(json.loads(json.dumps(now)))
+    old, new = flat(before), flat(json.loads(json.dumps(now)))
     found = []
     for key in dict.fromkeys([*new, *old]):
         if old.get(key) != new.get(key):
@@ -358,13 +359,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
                 found.append(f"{'the output of ' if kind == 'needs' else ''}{name} changed")
             else:
                 found.append(f"{key.removeprefix('settings.')} {_short(old.get(key))} then, {_short(new.get(key))} now")
-    return found
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {prefix + key: value}
     return found
 
 

@@ -28,6 +28,7 @@ from coderepairrl.printable import counted
 from coderepairrl.processes.meter import Meter
 from coderepairrl.processes.signals import Interrupted, stoppable
 from coderepairrl.protocols import Engine
+from coderepairrl.report.reading import flat
 from coderepairrl.rollout import SupervisedEngine
 from coderepairrl.runs import Log, RunFolder, open_run
 from coderepairrl.runs.learned import write_learned
@@ -354,7 +355,7 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
     about = open_run(folder.path).about()
     if "data" not in about:
         raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
-    before, now = (_flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
+    before, now = (flat(each.model_dump(mode="json")) for each in (load(folder.config), plan.config))
     for key in {**before, **now}:
         if before.get(key) != now.get(key) and not any(key == may or key.startswith(f"{may}.") for may in _MAY_CHANGE):
             raise ConfigError(
@@ -376,13 +377,6 @@ def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
     """Write down the tasks whose solutions the model has seen, those of the model it began with included."""
     earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
-    return flat
 
 
 def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> None:

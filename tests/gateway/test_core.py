@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.errors import GatewayFault, RunError, UsageError
-from coderepairrl.gateway import Gateway, PolicySource, Session, chat, generation, request_seed
+from coderepairrl.gateway import Gateway, PolicySource, Session, chat, generation
 from coderepairrl.gateway.request import PrefixKeys
 from coderepairrl.types import Finish, Fork, Sampling, conversation
 
@@ -193,21 +193,6 @@ class TestTree:
         assert [turn.base for turn in session.turns[3:]] == [reply["crrl"]["turn"] for reply in replies]
         assert len({seed for _, _, seed in world.engine.seen}) == 6
         identical(session.turns, world.engine)
-
-    async def test_a_reply_cut_short_is_extended(self, world: World, said: Said, http: Http) -> None:
-        world.engine.script = lambda *_: said("a long story")
-        session = world.open()
-        reply = await http.ask(session, max_completion_tokens=6)
-        await http.ask(session, [*ASK, message(reply), user("go on")])
-        assert [turn.base for turn in session.turns] == [None, 0]
-        assert session.turns[1].given.ids[0] == said.end  # closed by the gateway, given and not sampled
-        identical(session.turns, world.engine)
-
-    async def test_seeds_are_those_of_the_calls_in_order(self, world: World, http: Http) -> None:
-        session = world.open(seed=11)
-        for text in "ab":
-            await http.ask(session, [user(text)])
-        assert [seed for *_, seed in world.engine.seen] == [request_seed(11, 0), request_seed(11, 1)]
 
     async def test_a_run_that_samples_untrainably_says_so(self, world: World, http: Http) -> None:
         world.gateway.sampling = Sampling(temperature=0.0)

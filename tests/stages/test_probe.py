@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl import config as configs
-from coderepairrl.errors import ExitCode, RunError, UsageError
+from coderepairrl.errors import ExitCode, RunError
 from coderepairrl.report import verdict
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import probe
@@ -140,6 +140,3 @@ def test_it_attempts_training_tasks_as_training_does() -> None:
     assert {reward.name for reward, _ in plan.kinds[""].rewards["eval"]} == {"patch_edits", "tests", "repeats"}
     fewer = probe.resolve("hello", ["eval.tasks=4", "eval.attempts=2", "eval.agent=direct"])
     assert len(fewer.eval_tasks["eval"]) == 4 and fewer.config.eval.attempts == 2
-    other = 'tasks.sources=[{source="mutants", split="train"}, {source="handmade", split="test"}]'
-    with pytest.raises(UsageError, match="splits test, train"):
-        probe.resolve("hello", ['tasks={split="train"}', other])

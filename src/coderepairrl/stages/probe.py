@@ -22,7 +22,7 @@ from typing import Any
 from coderepairrl import config as configs
 from coderepairrl.assembly.plan import AgentPlan
 from coderepairrl.config import Config
-from coderepairrl.errors import HealthGateError, RunError, UsageError
+from coderepairrl.errors import HealthGateError, RunError
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.printable import counted
 from coderepairrl.report.verdict import Result, Table
@@ -102,15 +102,9 @@ def resolve(source: str, given: Sequence[str], policy: str | None = None) -> Age
 
 def _as_in_training(config: Config) -> list[str]:
     """The settings of an evaluation that attempts what `config` trains on, as training would."""
-    splits = {each.split for each in config.tasks.sources} or {config.tasks.split}
-    if len(splits) > 1:
-        raise UsageError(
-            f"the sources have training tasks in splits {', '.join(sorted(splits))}, and a probe takes those of one",
-            fix="probe them one after the other, each by a config of its own",
-        )
     agent = configs.inline(config.agent.model_dump())
     return [
-        *('eval.source=""', "eval.options={}", f"eval.split={json.dumps(splits.pop())}", "eval.also={}"),
+        *('eval.source=""', "eval.options={}", f"eval.split={json.dumps(config.tasks.split)}", "eval.also={}"),
         *(f"eval.tasks={TASKS}", f"eval.attempts={config.rollout.group_size}", "eval.reward={}"),
         *(f"eval.temperature={config.rollout.temperature}", "eval.top_p=1.0", "eval.top_k=0", "eval.min_p=0.0"),
         *([f"eval.agent={agent}"] if config.eval.agent is not None else ()),

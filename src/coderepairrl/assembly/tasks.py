@@ -34,7 +34,7 @@ def read_tasks(
 ) -> tuple[Made[tuple[Share, ...]], Made[Mapping[str, tuple[Task, ...]]]]:
     """Training tasks by source, and held-out ones by evaluation. Each source is read once for the same options."""
     here, known = config.tasks, dict[str, Made[_Source]]()
-    sources = here.sources or (Source(source=here.source, options=here.options, split=here.split),)
+    sources = here.sources or (Source(source=here.source, options=here.options),)
 
     def key(source: str, options: Mapping[str, Any]) -> str:
         return json.dumps([source, options], sort_keys=True, default=repr)
@@ -53,11 +53,11 @@ def read_tasks(
             there = read(each.source, each.options).value
             tasks.check_trainable(there.evaluation_set)
             everything = there.tasks
-            found = _split(everything, each.split)
+            found = _split(everything, here.split)
             if not found:
                 splits = ", ".join(sorted({task.split for task in everything}))
                 raise TaskError(
-                    f"{each.source} has no task in split {each.split!r}", fix=f"splits it has: {splits or 'none'}"
+                    f"{each.source} has no task in split {here.split!r}", fix=f"splits it has: {splits or 'none'}"
                 )
             left = tuple(task for task in found if not held_out(task.id, here.holdout or 0.0))
             if not left:

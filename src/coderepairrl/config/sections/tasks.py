@@ -16,8 +16,6 @@ class Source(Section):
     """A task source of `crrl data list`, or `module:Class`."""
     options: dict[str, Any] = {}
     """Passed to the source."""
-    split: str = "train"
-    """Tasks of this split are trained on."""
     weight: float = Field(default=1.0, gt=0)
     """Its part of the batches, over the sum of all weights."""
     kind: str = ""
@@ -34,7 +32,7 @@ class Tasks(Section):
     split: str = "train"
     """Tasks of this split are trained on."""
     sources: tuple[Source, ...] = ()
-    """Several sources in place of the one above, as `[[tasks.sources]]`, each with its part of the batches."""
+    """Several sources in place of `source`, as `[[tasks.sources]]`, each with its part of the batches."""
     verify: bool = True
     """Before the first step, ask every reward that measures repair about references, in the sandbox
     (docs/guides/rewards.md): all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is

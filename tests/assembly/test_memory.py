@@ -197,7 +197,7 @@ def test_attention_on_a_gpu_holds_more():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("form", ["int8", pytest.param("nf4", marks=pytest.mark.real)])
 def test_quantised_weights_take_what_was_planned(form, precision, folder):
-    """Codes and scales exactly, what a step adds at most 15 % less. NF4 needs bitsandbytes: make test-extras."""
+    """Codes and scales exactly, what a step adds at most 15 % less. NF4 needs bitsandbytes."""
     settings = LearnSettings(
         algorithm="grpo", precision=precision, lora=LORA, gradient_checkpointing=True, micro_tokens=256, quantise=form
     )
@@ -215,7 +215,7 @@ def test_quantised_weights_take_what_was_planned(form, precision, folder):
     assert 0.85 * passing < peak.bytes <= passing
 
 
-@pytest.mark.real  # and it needs bitsandbytes: make test-extras
+@pytest.mark.real  # and it needs bitsandbytes
 def test_moments_in_8_bits(folder):
     raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     trainer = Trainer(folder(raw), LearnSettings(algorithm="grpo", optimizer="adamw_8bit"))

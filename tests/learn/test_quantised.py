@@ -22,7 +22,6 @@ from coderepairrl.learn.trainer import Trainer
 LENGTHS = [30, 12, 45, 8, 21, 33]
 LORA = Lora(rank=4, alpha=8)
 with_bitsandbytes = [
-    pytest.mark.real,  # make test-extras
     pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),
 ]
 FORMS = ["int8", pytest.param("nf4", marks=with_bitsandbytes)]

@@ -1,6 +1,6 @@
 """The real programs, as their authors release them, each repairing a bug in the sandbox through the gateway.
 
-CI runs some for each dialect (`make test-programs`); what is marked `by_hand` takes longer, and repeats the kind.
+CI runs one for each dialect; what is marked `by_hand` takes longer, and repeats the kind.
 """
 
 from __future__ import annotations

@@ -85,6 +85,11 @@ class Project:
         assert not check or done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def summary(self) -> dict[str, Any]:
+        """What `finished` printed."""
+        summary: dict[str, Any] = json.loads((self.path / "stdout").read_text().splitlines()[-1])
+        return summary
+
     def train(self, *overrides: str, check: bool = True) -> dict[str, Any]:
         done = self.crrl("train", str(self.config), *overrides, "--json", check=check)
         summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -115,6 +120,20 @@ def project(tmp_path: Path, miniature: Path) -> Project:
     config = tmp_path / "e2e.toml"
     config.write_text(CONFIG.format(model=miniature))
     return Project(tmp_path, config)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, miniature: Path) -> Project:
+    """One run of three steps, evaluated before and after them on mutants, and greedily. Its tests only read it."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "e2e.toml").write_text(CONFIG.format(model=miniature))
+    project = Project(folder, folder / "e2e.toml")
+    mutants = ("eval.source=mutants", 'eval.options={split="test", n=12}', "eval.split=test", "eval.tasks=0")
+    greedy = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
+    done = project.crrl("train", str(project.config), *mutants, greedy, "eval.before=true", "eval.after=true", "--json")
+    (folder / "stdout").write_text(done.stdout)
+    (folder / "stderr").write_text(done.stderr)
+    return project
 
 
 async def until(process: subprocess.Popen[str], condition: Callable[[], bool]) -> None:

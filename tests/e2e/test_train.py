@@ -24,9 +24,8 @@ from commands import CRRL
 from e2e.conftest import Project, frozen, until
 
 
-def test_a_run_accounts_for_every_token(project: Project) -> None:
-    also = "eval.also={greedy={temperature=0, tasks=1, attempts=2}}"
-    summary = project.train("eval.before=true", "eval.after=true", also)
+def test_a_run_accounts_for_every_token(finished: Project) -> None:
+    project, summary = finished, finished.summary()
     assert summary["steps"] == 3
     assert summary["version"] == 3
     assert set(summary["evaluations"]["eval"]) == {"0", "3"}
@@ -165,10 +164,9 @@ async def test_a_killed_child_loses_nothing(project: Project, victim: str) -> No
         assert "void" in summary["account"]["dropped"] or not any(e.sampled for e in void)
 
 
-def test_trained_ids_are_served_ids(project: Project) -> None:
+def test_trained_ids_are_served_ids(finished: Project) -> None:
     """Property 1, over a whole run: a row is its turns end to end, and trains what they sampled and nothing else."""
-    project.train("run.steps=1")
-    for episode in logged_episodes(project.records()):
+    for episode in finished.run.episodes("train-*"):
         assert [turn.base for turn in episode.turns] == [None, *range(len(episode.turns) - 1)], "Nano only appends"
         [row], account = stitch(episode, 1.0, max_tokens=3000)
         assert row.ids == sequence(episode.turns, len(episode.turns) - 1)

@@ -88,7 +88,7 @@ TritonExperts.apply = apply
 
 
 def case(*values: Any, in_ci: bool) -> Any:
-    """Each takes a start of vLLM: CI asks one of each kind, the rest are asked by hand (``-m slow``)."""
+    """Each takes a start of vLLM: one of each kind is `real`, the rest are asked by hand."""
     return pytest.param(*values, marks=() if in_ci else pytest.mark.by_hand)
 
 

@@ -138,7 +138,7 @@ def test_a_float32_heads_gradients_are_those_of_float64(lora, confident):
         assert weight.grad is None
 
 
-@pytest.mark.real  # and it needs bitsandbytes: make test-extras
+@pytest.mark.real  # and it needs bitsandbytes
 @pytest.mark.parametrize("lora", [None, Lora(rank=64)])
 def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_policy, tmp_path):
     settings = LearnSettings(algorithm="grpo", lr=1e-3, max_grad_norm=1e9, optimizer="adamw_8bit", lora=lora)

@@ -52,6 +52,7 @@ TIERS = {
     "e2e/test_report.py": "spine",
     "e2e/test_train.py": "spine*",
     "e2e/test_train.py::test_a_killed_child_loses_nothing": "spine",
+    "e2e/test_train.py::test_a_signal_finishes_the_log": "real",
     "e2e/test_train.py::test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing": "real",
     "engines": "quick",
     "engines/test_exam.py": "real",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coderepairrl.assembly.plan import resolve
-from coderepairrl.assembly.sample import sample
+from coderepairrl.assembly.tasks import sample
 from coderepairrl.config import Config
 from coderepairrl.types import Task
 

@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl import config as configs
 from coderepairrl import rewards, runs
-from coderepairrl.assembly.references import check_references
+from coderepairrl.assembly.tasks import check_references
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError
 from coderepairrl.rewards import with_patch

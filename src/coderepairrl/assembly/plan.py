@@ -19,9 +19,8 @@ from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
-from coderepairrl.assembly.references import check_references
 from coderepairrl.assembly.route import check_route
-from coderepairrl.assembly.tasks import check_workspaces, read_collected, read_tasks
+from coderepairrl.assembly.tasks import check_references, check_workspaces, read_collected, read_tasks
 from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.config.sections.tasks import Data

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from coderepairrl import tasks
 from coderepairrl.assembly.place import Place
 from coderepairrl.assembly.problems import Made, Problems
-from coderepairrl.assembly.sample import sample
 from coderepairrl.config import Config
 from coderepairrl.config.sections.evaluation import Eval
-from coderepairrl.config.sections.tasks import Source, Tasks
+from coderepairrl.config.sections.tasks import Curriculum, Source, Tasks
 from coderepairrl.environments import check_environments
 from coderepairrl.errors import ConfigError, TaskError
-from coderepairrl.rollout import Share
+from coderepairrl.rewards import Weighted
+from coderepairrl.rollout import Share, derive_seed
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.tasks.select import held_out
@@ -165,3 +165,40 @@ def _refused(some: Iterable[Task], check_image: Callable[[str], None]) -> Iterat
                 check_workspace(task.checks.workspace, check_image)
         except TaskError as error:
             yield TaskError(f"task {task.id}: {error}", fix=error.fix)
+
+
+def sample(tasks: Sequence[Task], n: int, seed: int) -> tuple[Task, ...]:
+    """`n` of `tasks`, drawn without replacement by `seed`; all of them, as they come, for 0 or where there are no more.
+
+    The first few tasks of a source are often of one repository or one kind, and are no sample of it. A task is drawn
+    by its id alone: the same ones in whatever order the source lists them, and a larger `n` adds to those of a smaller
+    one.
+    """
+    if not 0 < n < len(tasks):
+        return tuple(tasks)
+    return tuple(sorted(tasks, key=lambda task: (derive_seed(seed, "eval", task.id), task.id))[:n])
+
+
+def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[Weighted]) -> None:
+    """Raise `ConfigError` where ``tasks.verified_references`` cannot have an effect."""
+    if not (most := config.tasks.verified_references):
+        return
+    key = f"tasks.verified_references={most}"
+    if not any(reward.runs_checks for reward, _ in weighted):
+        raise ConfigError(
+            f"{key}, and no reward runs the tasks' checks, so no repair is ever verified",
+            fix="measure them: reward.tests=0, or reward.sampled_tests=0 for a quarter of the groups",
+        )
+    if not any(weight and reward.takes_verified for reward, weight in weighted):
+        raise ConfigError(
+            f"{key}, and no reward with a weight compares patches with further references",
+            fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
+        )
+    attempts = config.run.steps * config.rollout.tasks_per_step
+    epochs = config.curriculum == Curriculum()
+    if epochs and 0 < attempts <= len(tasks):
+        raise ConfigError(
+            f"{key}, and none of the {len(tasks)} training tasks is attempted in two steps: {config.run.steps} steps of"
+            f" {config.rollout.tasks_per_step} tasks end before the second epoch",
+            fix="train on fewer tasks or for more steps, or leave it out",
+        )

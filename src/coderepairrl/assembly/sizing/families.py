@@ -95,8 +95,8 @@ def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
     kinds = raw.get("mlp_layer_types") or dense + ["sparse"] * (len(mixers) - len(dense))
     count = "n_routed_experts" if "n_routed_experts" in raw else "num_local_experts"
     names = "hidden_size", count, "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts"
-    *sizes, width, shared = numbers(raw, *names)
-    sparse = experts(*sizes, width, shared=width * shared)
+    hidden, number, chosen, width, shared = numbers(raw, *names)
+    sparse = experts(hidden, number, chosen, width, shared=width * shared)
     return tuple(
         Layer(mixer, sparse if kind == "sparse" else _mlp(raw)) for mixer, kind in zip(mixers, kinds, strict=True)
     )
@@ -104,14 +104,18 @@ def _grouped(mixers: Sequence[Part], raw: Raw) -> Layers:
 
 def _latent(raw: Raw) -> list[Part]:
     names = "hidden_size", "num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank"
-    mixer = latent(*numbers(raw, *names), raw.get("q_lora_rank") or 0, bias=bool(raw.get("attention_bias", False)))
+    hidden, heads, plain, turned, value, rank = numbers(raw, *names)
+    biased = bool(raw.get("attention_bias", False))
+    mixer = latent(hidden, heads, plain, turned, value, rank, raw.get("q_lora_rank") or 0, bias=biased)
     return [mixer] * raw["num_hidden_layers"]
 
 
 def _delta(raw: Raw, *, joined: bool = False) -> list[Part]:
     """Gated DeltaNet, and every fourth layer attention with a gate."""
     names = *(f"linear_num_{each}_heads" for each in KEYS_VALUES), *(f"linear_{each}_head_dim" for each in KEYS_VALUES)
-    state = delta(*numbers(raw, "hidden_size", *names), raw.get("linear_conv_kernel_dim", 4), joined=joined)
+    hidden, key_heads, value_heads, key_dim, value_dim = numbers(raw, "hidden_size", *names)
+    width = raw.get("linear_conv_kernel_dim", 4)
+    state = delta(hidden, key_heads, value_heads, key_dim, value_dim, width, joined=joined)
     kinds = {LINEAR: state, FULL: _attention(raw, norm="exact", gated=True)}
     given = _layer_types(raw, raw.get("full_attention_interval", 4))
     if not {*given} <= kinds.keys():

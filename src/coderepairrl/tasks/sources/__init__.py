@@ -61,9 +61,8 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
         raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
-    return Selected(
-        made, Selection(**{key: tuple(value) if isinstance(value, list) else value for key, value in select.items()})
-    )
+    chosen: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in select.items()}
+    return Selected(made, Selection(**chosen))
 
 
 def check_trainable(evaluation_set: str) -> None:

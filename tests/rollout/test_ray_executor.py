@@ -169,7 +169,7 @@ async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(
     error = await opened(miniature, monkeypatch, fake(options=SimpleNamespace(remote=remote)))
     assert str(error).startswith("no machine has made episodes for 0.3 seconds: an actor ")
     assert "ObjectStoreFullError: Failed to put object: the object store is full. Spill or raise it." in str(error)
-    assert str(error).endswith("; an actor takes 2 CPUs, and of the cluster's 4 there are 1 free")
+    assert str(error).endswith("; an actor takes 1 CPU, and of the cluster's 4 there are 1 free")
 
 
 async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
@@ -280,7 +280,7 @@ async def test_a_machine_without_the_folder(tmp_path: Path) -> None:
 
 async def test_an_actor_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    setup = WorkerSetup(tokens.LoadedFrom("nowhere", "auto", False), "splice", (), lacking)
+    setup = WorkerSetup(tokens.LoadedFrom("nowhere", "auto", False), lacking)
     error = await wrong(WorkerActor(versions(), str(tmp_path), ["/somewhere/of/mine"], pack(setup), 100))
     assert (str(error), error.fix) == ("bubblewrap is not installed", "install it")
     assert sys.path.pop() == "/somewhere/of/mine", "where a user's own classes are"

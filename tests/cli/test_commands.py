@@ -72,7 +72,7 @@ def test_completion(words: str, expected: str) -> None:
         ("hello --resume runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
         ("hello run.steps=two", "run.steps: must be a whole number, not 'two'", "write for example run.steps="),
         ("hello train.lr=big", "train.lr: must be a number, not 'big'", "write for example train.lr="),
-        ("hello train.lora.experts=1.5", "train.lora.experts: must be true or false, not 1.5", "train.lora.experts="),
+        ("hello train.value_head=1.5", "train.value_head: must be true or false, not 1.5", "train.value_head="),
         ("data list git_history path=one", "no commit has exactly one parent", "git fetch --unshallow"),
         ("data verify tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
         ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),

@@ -187,7 +187,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     method = {"quant_method": "compressed-tensors"}  # and not how many bits
     quantised = {**PUBLISHED["Qwen3-4B"], "quantization_config": method}
     (tmp_path / "config.json").write_text(json.dumps(quantised))
-    with pytest.raises(UsageError, match="the learner reads plain weights"):
+    with pytest.raises(UsageError, match="quant_method=compressed-tensors"):
         stages.needs(config(tmp_path, f"model.path={tmp_path}"))
 
 

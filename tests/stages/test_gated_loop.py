@@ -177,8 +177,14 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
 
 @pytest.mark.parametrize("name", [gate.name for gate in gates.GATES])
 async def test_a_fault_stops_the_loop_within_its_patience_and_it_goes_on_when_mended(
-    name: str, folder: RunFolder, miniature: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    folder: RunFolder,
+    miniature: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(gates, "SKIPS", PATIENCE)
+    monkeypatch.setattr(gates, "THROUGHPUT", 0.3 if name == "throughput" else 0.01)
     async with parts_of(folder, Fault(name), miniature) as parts:
         with pytest.raises(HealthGateError) as stopped:
             await train(parts, read_history(folder))

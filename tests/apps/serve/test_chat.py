@@ -93,7 +93,6 @@ def test_what_is_refused_opens_no_session_and_ends_no_conversation(start: Start)
         ("chat/completions", {"model": "mine", "messages": []}),
         ("chat/completions", {"model": "mine", "messages": "Hello."}),
         ("chat/completions", {"model": "mine", "messages": [_said("Hello.")], "n": 2}),
-        ("chat/completions", {"model": "other", "messages": [_said("Hello.")]}),
         ("messages", {"model": "mine", "messages": [_said("Hello.")], "max_tokens": 0}),
         ("responses", {"model": "mine", "input": 3}),
         ("responses", ["no", "object"]),

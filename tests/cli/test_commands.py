@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +10,8 @@ import pytest
 from typer.main import get_command
 
 from coderepairrl.assembly.names import check_names
-from coderepairrl.cli import app, main
+from coderepairrl.cli import app
 from coderepairrl.config import load, shipped
-from commands import CRRL
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {str(group.name): group.typer_instance for group in app.registered_groups}
@@ -45,82 +40,6 @@ def test_the_page_of_commands_has_them_all() -> None:
         assert any(all(f"`{word}`" in row for word in command.split()) for row in rows), command
 
 
-@pytest.mark.parametrize(("words", "expected"), [("crrl tr", "train"), ("crrl data ver", "verify")])
-def test_completion(words: str, expected: str) -> None:
-    """As bash asks for it."""
-    asked = {"_CRRL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    script = "import sys; sys.argv[0] = 'crrl'; from coderepairrl.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], env={**os.environ, **asked}, capture_output=True, text=True)
-    assert done.stdout.split() == [expected], done
-
-
-@pytest.mark.parametrize(
-    ("words", "message", "fix"),
-    [
-        ("view runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
-        ("report runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
-        ("train runs/shrot --resume", "no config file runs/shrot", "did you mean 'short'?"),
-        ("serve runs/shrot", "runs/shrot is no model", "did you mean 'short'?"),
-        ("report runs", "runs is not a run folder (it has no run.json)", "name one of the runs in it: runs/short"),
-        ("serve runs", "runs is no model", "name one of the runs in it: runs/short"),
-        ("serve gpt-4o", "gpt-4o is no model", "take the URL of an API"),
-        ("data list handmade selct.n=2", "'handmade' has no option 'selct'", "did you mean 'select'?"),
-        ("export nowhere out", "nowhere is no model: there is no such folder", "a folder in Hugging Face layout"),
-        ("export runs out", "runs is no model: it has no config.json", "name one of the runs in it: runs/short"),
-        ("run nowhere", "there is no jobs file nowhere", "known: ablations"),
-        ("hello runs/short", "'runs/short' is not KEY=VALUE", "crrl hello --resume runs/short"),
-        ("hello --resume runs/shrot", "there is no run runs/shrot", "did you mean 'short'?"),
-        ("hello run.steps=two", "run.steps: must be a whole number, not 'two'", "write for example run.steps="),
-        ("hello train.lr=big", "train.lr: must be a number, not 'big'", "write for example train.lr="),
-        ("hello train.lora.experts=1.5", "train.lora.experts: must be true or false, not 1.5", "train.lora.experts="),
-        ("data list git_history path=one", "no commit has exactly one parent", "git fetch --unshallow"),
-        ("data verify tasks.jsonl", "tasks.jsonl is no task source", "write jsonl path=tasks.jsonl"),
-        ("config kinds.toml", "kinds.hard.agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
-        ("config hello agent=nanoo", "agent.name: unknown agent 'nanoo'", "did you mean 'nano'?"),
-        ("config hello reward=pacth_lines", "reward: unknown reward 'pacth_lines'", "did you mean 'patch_lines'?"),
-        ("config hello eval.source=mutant", "eval.source: unknown task source 'mutant'", "did you mean 'mutants'?"),
-    ],
-)
-def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: str, fix: str, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "short").mkdir(parents=True)
-    (tmp_path / "runs" / "short" / "run.json").write_text('{"schema": 2}')
-    (tmp_path / "one").mkdir()
-    for argv in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
-    ):
-        subprocess.run(["git", "-C", tmp_path / "one", *argv], check=True)
-    (tmp_path / "kinds.toml").write_text('extends = "hello"\n[run]\nname = "x"\n[kinds.hard]\nagent = "nanoo"\n')
-    done = subprocess.run([*CRRL, *words.split()], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr and fix in done.stderr, done.stderr
-    assert "model.path" not in done.stderr and "Errno" not in done.stderr
-
-
 @pytest.mark.parametrize("preset", sorted(shipped()))
 def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
     check_names(load(preset))
-
-
-def test_one_task_is_one_task(tmp_path: Path) -> None:
-    (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
-    command = [*CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "out.jsonl: 1 task\n"
-
-
-def test_make_help() -> None:
-    """Every target that a user may want, with what it does."""
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert phony is not None
-    for target in phony[1].split():
-        assert re.search(rf"^{target} +\S", shown, re.MULTILINE), target
-    assert max(map(len, shown.splitlines())) <= 120
-
-
-def test_the_module_is_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "coderepairrl.cli", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() and main

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from coderepairrl.assembly.sizing import Architecture
-from engines.conftest import require_vllm
 from engines.test_vllm import site
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
@@ -42,14 +40,6 @@ def test_every_contestant_runs() -> None:
     assert shape is not None and sizes["model"] == pytest.approx(4 * shape.parameters, rel=0.05)
 
 
-def test_two_learners_give_the_same_bits() -> None:
-    command = [sys.executable, str(SCRIPT.with_name("repeat.py")), "--toy", "--steps", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["same"] and len(set(told["first"])) == 2  # and the steps changed them
-
-
 def take_turns(*options: str, **variables: str) -> dict[str, Any]:
     command = [sys.executable, str(SCRIPT.with_name("turns.py")), "--toy", "--requests", "3", *options]
     done = subprocess.run(command, capture_output=True, text=True, env={**CPU, **variables})
@@ -67,25 +57,6 @@ def test_a_gpu_is_had_by_turns(tmp_path: Path) -> None:
     assert [each["lost"] for each in told["rounds"]] == [0, 0]
 
 
-def test_a_gpu_is_had_by_turns_with_the_real_server() -> None:
-    require_vllm()
-    for each in take_turns("--rounds", "2")["rounds"]:
-        assert each["lost"] == 0 and each["mismatch"] < 1e-4 and each["moved_mb"] >= 0 and each["wake_seconds"] > 0
-
-
-def quantised(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT.with_name("quantised.py")), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=CPU)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return {found["format"]: found for found in map(json.loads, lines)}
-
-
-def test_engine_and_learner_on_the_same_numbers() -> None:
-    found = quantised("--engine", "tiny", "--formats", "plain")
-    assert found["plain"]["max"] < 1e-4 and found["plain"]["rounding_mean"] == 0
-
-
 def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The documented tables are what is printed."""
     docs, printed = SCRIPT.parents[2] / "docs", []
@@ -100,38 +71,6 @@ def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {(model.strip(), base.strip()): [cell.strip() for cell in cells] for (model, base), cells in rows.items()}
     assert found["Qwen3-14B", "bf16"][0] == found["Qwen3-32B", "bf16"][1] == "2+4"
     assert found["Qwen3-32B", "bf16"][0] == "-"
-
-
-def test_what_fails_is_said_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Out of memory is a result; anything else is one, too, but the benchmark has failed."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    script = runpy.run_path(str(SCRIPT))
-
-    def fails(error: Exception) -> Any:
-        raise error
-
-    found = script["measured"](
-        {
-            "large": lambda: fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")),
-            "wrong": lambda: lambda: fails(RuntimeError("no kernel\nfor this")),
-            "well": lambda: lambda: None,
-        },
-        rounds=1,
-    )
-    assert found["large"] == {"failed": "out of memory: CUDA out of memory"}
-    assert found["wrong"] == {"failed": "RuntimeError: no kernel", "broken": True}
-    assert found["well"]["seconds"] >= 0
-    assert [line.split()[0] for line in capsys.readouterr().err.splitlines() if "{" in line] == [
-        "large",
-        "wrong",
-        "well",
-    ]
-    sizes = [
-        {"size": "14B", "failed": "out of memory"},
-        {"size": "4B", "length": 96, "step": {"packed": found["large"]}},
-    ]
-    table = script["markdown"]({"device": "a GPU", "torch": "2", "results": sizes})
-    assert "| 14B | | | | out of memory |" in table and "| 4B | 96 | step | packed | out of memory" in table
 
 
 def test_flops_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.peers import STAGES, by_stage, measure, planned, stage_of, table
-from benchmarks.stages import Stages, cpu_by_process
+from benchmarks.peers import STAGES, by_stage, measure, planned, table
+from benchmarks.stages import Stages
 
 SMALL = ["rollout.tasks_per_step=2", "rollout.group_size=2"]
 BUSY = "sum(range(30_000_000))"
@@ -34,42 +33,6 @@ def test_time_is_that_of_the_innermost_stage_and_of_the_process() -> None:
     assert cpu["learn/own"] > cpu["rollout/own"] >= 0
     assert told["wall"] > 0.1
     assert by_stage(told)["all"] == pytest.approx(sum(cpu.values()))
-
-
-def test_a_running_child_counts_by_its_module(tmp_path: Path) -> None:
-    before = cpu_by_process()
-    code = f"{BUSY}; print(flush=True); input()"
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", code, "coderepairrl.learn.learner"], stdin=pipe, stdout=pipe) as child:
-        assert child.stdin is not None and child.stdout is not None
-        child.stdout.readline()
-        after = cpu_by_process()
-        child.stdin.write(b"\n")
-    assert after["learner"] - before["learner"] > 0.1
-    assert after["engine"] == before["engine"]
-
-
-def test_every_stage_has_its_line() -> None:
-    processes = ("own", "engine", "learner", "sandbox")
-    stages = ("rest", "rollout", "generate", "reward", "learn", "sync")
-    assert {stage_of(f"{stage}/{process}") for stage in stages for process in processes} == set(STAGES)
-    assert stage_of("rollout/engine") == stage_of("generate/own") == "sampling"
-    assert stage_of("learn/learner") == stage_of("learn/own") == "learner"
-
-
-def test_the_table_has_ratios_within_a_round() -> None:
-    def result(seconds: float, rows: list[int]) -> dict[str, Any]:
-        counted = {"sampled": 100, "turns": 4, "calls": 2, "rewards": [[0.0, 1.0]]}
-        return {"wall": seconds, "cpu": {"learn/own": seconds}, "rows": rows, **counted}
-
-    found = {
-        "ours": [result(1.0, [10, 30]), result(2.0, [20, 20])],
-        "trl": [result(4.0, [10, 30]), result(4.0, [9, 9])],
-    }
-    lines = list(table("hello", found))
-    assert any(line.startswith("- ours: rows of 20 tokens (10 to 30), padding 1.25;") for line in lines)
-    assert "| learner | 1.50 | 4.00 | 3.00 (2.00 to 4.00) |" in lines
-    assert "| sampling | 0.00 | 0.00 |  |" in lines
 
 
 def test_tasks_of_the_equal_mix_are_alike(tmp_path: Path) -> None:

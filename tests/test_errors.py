@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.errors import ConfigError, Several, TaskError, as_called, several
+from coderepairrl.errors import as_called
 
 CRRL = Path(sys.executable).parent / "crrl"
 
@@ -32,10 +32,3 @@ def test_what_only_looks_like_a_command_stays(monkeypatch: pytest.MonkeyPatch) -
     assert as_called("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
     assert as_called("crrl check") == "crrl check"
-
-
-def test_what_is_wrong_with_many_tasks_alike_is_reported_once() -> None:
-    absent, other = TaskError("no image", fix="fetch it"), ConfigError("no such reward")
-    assert str(several([absent, TaskError("no image", fix="fetch it")])) == "no image"
-    both = several([Several([absent, other]), absent])
-    assert isinstance(both, Several) and sorted(map(str, both.problems)) == ["no image", "no such reward"]

@@ -36,12 +36,6 @@ def test_no_python(tmp_path: Path) -> None:
     assert "Python 3.11 or newer" in done.stderr
 
 
-def test_an_old_python_is_not_taken(tmp_path: Path) -> None:
-    done = setup(tmp_path, python3="exit 1")
-    assert done.returncode == 3
-    assert "found none" in done.stderr
-
-
 def test_missing_venv_names_the_package(tmp_path: Path) -> None:
     done = setup(tmp_path, python3='case "$2" in *ensurepip*) exit 1;; esac')
     assert done.returncode == 3
@@ -69,20 +63,6 @@ def test_pip_takes_the_cpu_build_without_a_gpu(tmp_path: Path, fails: str, asked
     assert ["+cpu" in line for line in torch] == [True] * min(asked, 2)
     assert ["download.pytorch.org" in line for line in torch] == [False, True][: len(torch)]
     assert project.endswith("-c constraints.txt -e .[dev]") and "+cpu" not in project
-
-
-def test_the_base_install_asks_for_no_torch(tmp_path: Path) -> None:
-    done = setup(tmp_path, "mkdir", "chmod", "cat", "uname", extra="", python3=PYTHON % "never")
-    assert done.returncode == 0, done.stderr
-    [project] = (tmp_path / "tree" / "log").read_text().splitlines()
-    assert "130 MB, without torch" in done.stderr and project.endswith("-c constraints.txt -e .")
-
-
-def test_pip_takes_cuda_with_a_gpu(tmp_path: Path) -> None:
-    done = setup(tmp_path, "mkdir", "chmod", "cat", python3=PYTHON % "never", **{"nvidia-smi": "exit 0"})
-    assert done.returncode == 0, done.stderr
-    assert "about 3 GB: torch with CUDA" in done.stderr and "+cpu" not in done.stderr
-    assert "-c constraints.txt -e .[dev]" in done.stderr
 
 
 def test_uv_takes_the_cpu_build_without_a_gpu(tmp_path: Path) -> None:

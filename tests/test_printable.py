@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import logging
 import re
 import subprocess
 import sys
@@ -19,10 +18,8 @@ from rich.console import Console
 
 import coderepairrl
 from coderepairrl.apps.fix import Trace
-from coderepairrl.certify import data, machine
 from coderepairrl.errors import SandboxFault
-from coderepairrl.printable import LogFormatter, logged, printable, visible, without_login
-from coderepairrl.registry import Finding
+from coderepairrl.printable import logged, printable, visible, without_login
 from coderepairrl.stages.progress import Progress
 from coderepairrl.types import AgentReport, Ending, Episode
 
@@ -60,11 +57,6 @@ def test_any_text(text: str) -> None:
     assert len(printable(text).splitlines()) <= 1 and "\t" not in printable(text)
     assert all(line.startswith("    ") for line in logged(text).split("\n")[1:])
     assert visible(visible(text)) == visible(text)
-
-
-def test_ordinary_text_is_left_alone() -> None:
-    text = "naïve Ünïcode 漢字 🧑\u200d🔬 ❤\ufe0f\n\tdef f(): return 'x'\n"
-    assert visible(text) == text
 
 
 def test_logins_in_urls() -> None:
@@ -110,22 +102,6 @@ def test_the_trace_of_fix(capsys: pytest.CaptureFixture[str]) -> None:
     trace.ended(AgentReport("crash", log=HOSTILE), 1.0)
     trace.ended(AgentReport(HOSTILE), 1.0)
     shown(capsys.readouterr().err)
-
-
-def test_tables() -> None:
-    shown(data.table([data.TaskExam(HOSTILE, (Finding(HOSTILE, False, HOSTILE),))]))
-    shown(machine.line(Finding("x", False, HOSTILE, "a fix")))
-
-
-def test_logs(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = logging.StreamHandler(stream := io.StringIO())
-    handler.setFormatter(LogFormatter())
-    try:
-        raise ValueError(HOSTILE)
-    except ValueError as error:
-        record = logging.LogRecord("x", logging.ERROR, "x", 1, "%s", (HOSTILE,), (type(error), error, None))
-    handler.handle(record)
-    shown(stream.getvalue())
 
 
 COMMANDS = {

@@ -14,8 +14,7 @@ import pytest
 
 from coderepairrl import agents, config, engines, registry, rewards, sandbox, stages, tasks
 from coderepairrl.apps import fix, serve
-from coderepairrl.certify import data, exams, programs, redteam, task_source
-from coderepairrl.certify.sandbox import sit
+from coderepairrl.certify import data, exams, task_source
 from coderepairrl.errors import ConfigError
 from coderepairrl.protocols import Engine, EngineSpec, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding, protocol_members
@@ -147,55 +146,7 @@ async def test_the_exam_of_agents_uses_no_more(made: list[str], name: str) -> No
     assert not failed(await exam("agent", name))
 
 
-async def test_the_exam_of_an_agent_without_a_policy_uses_no_more(made: list[str]) -> None:
-    """It does not pass: it calls no model."""
-    assert failed(await exam("agent", "scripted"))
-
-
-PROGRAM = """
-import json, subprocess, sys, urllib.request
-shell = {"name": "shell", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}}
-messages = [{"role": "user", "content": sys.argv[4]}]
-while True:
-    body = {"model": sys.argv[3], "messages": messages, "tools": [{"type": "function", "function": shell}]}
-    headers = {"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}
-    request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), headers)
-    reply = json.load(urllib.request.urlopen(request))["choices"][0]["message"]
-    messages.append(reply)
-    if not reply.get("tool_calls"):
-        break
-    for call in reply["tool_calls"]:
-        line = json.loads(call["function"]["arguments"])["command"]
-        output = subprocess.run(line, shell=True, capture_output=True, text=True).stdout
-        messages.append({"role": "tool", "tool_call_id": call["id"], "content": output})
-"""
-
-
-async def test_the_exam_of_programs_uses_no_more(
-    made: list[str], isolating: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(programs, "_SHORT", 1.0)
-    argv = ["python3", "-c", PROGRAM, "{base_url}", "{api_key}", "{model}", "{prompt}"]
-    assert not failed(await exam("agent", "command", argv=argv))
-
-
-SOUND = ("patch_edits", "patch_lines", "tests", "sampled_tests", "hybrid")
 """Rewards that pass; the others do not measure repair, or are known to be weak."""
-
-
-@pytest.mark.parametrize("name", rewards.SHIPPED)
-async def test_the_exam_of_rewards_uses_no_more(made: list[str], isolating: None, name: str) -> None:
-    findings = await exam("reward", name)
-    assert not (name in SOUND and failed(findings))
-
-
-def test_audits_use_no_more(made: list[str], tmp_path: Path) -> None:
-    def patch(new: str) -> bytes:
-        return f"diff --git a/m.py b/m.py\n--- a/m.py\n+++ b/m.py\n@@ -1 +1 @@\n-x = 1\n+x = {new}\n".encode()
-
-    rows = [data.Judged(f"t/{n}", patch("2"), patch(new), new == "2") for n in range(4) for new in ("2", "3")]
-    [audit] = data.rank(rows, ["patch_edits"])
-    assert audit.overall.value == 1.0
 
 
 async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating: None, tmp_path: Path) -> None:
@@ -206,17 +157,6 @@ async def test_the_exams_of_task_sources_use_no_more(made: list[str], isolating:
         findings = await task_source.examine(tasks.make(name, **options), backend, limit=2)
         assert findings and not failed(findings), name
     assert len(await data.verify(source, backend, limit=1, quiet=True)) == 2
-
-
-async def test_the_exam_of_sandboxes_uses_no_more(made: list[str], isolating: None) -> None:
-    wrong = failed([finding async for finding in sit(sandbox.make(sandbox.choose().name))])
-    assert not [finding for finding in wrong if not finding.name.startswith("A command costs")]
-
-
-@pytest.mark.parametrize("family", ["escapes", "secrets"])
-async def test_attacks_use_no_more(made: list[str], isolating: None, family: str) -> None:
-    results = await redteam.run(sandbox.make(sandbox.choose().name), [family], controls=False)
-    assert results and not any(result.succeeded for result in results)
 
 
 @pytest.mark.by_hand  # two minutes; their exams are asked in tests/sandbox, the chosen one's behind proxies above

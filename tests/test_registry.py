@@ -38,15 +38,6 @@ def test_an_error_inside_a_users_module_is_theirs(tmp_path: Path, monkeypatch: p
         registry.resolve("engine", "mine_needs:Engine", {})
 
 
-def test_unknown_options() -> None:
-    def start(model: str, *, slots: int = 1) -> None: ...
-
-    registry.check_options("engine", "tiny", start, {"slots": 2})
-    with pytest.raises(ConfigError, match="no option 'slot'") as caught:
-        registry.check_options("engine", "tiny", start, {"slot": 2})
-    assert "'slots'" in caught.value.fix
-
-
 def test_types_are_those_of_a_configuration() -> None:
     def start(path: Path | str, pair: tuple[float, ...] = (), env: Mapping[str, str] | None = None) -> None: ...
 
@@ -55,14 +46,6 @@ def test_types_are_those_of_a_configuration() -> None:
     for wrong in ({"path": ["a"]}, {"path": date(2026, 1, 1)}, {"pair": "ab"}, {"pair": ["1"]}, {"env": {"A": 1}}):
         with pytest.raises(ConfigError, match=f"engine 'mine': option {next(iter(wrong))}"):
             registry.check_types("engine", "mine", start, wrong)
-
-
-@pytest.mark.parametrize("annotation", ["OnlyForTypeCheckers", "Lamp"])
-def test_types_that_say_nothing_refuse_nothing(annotation: str) -> None:
-    def start(value: object) -> None: ...
-
-    start.__annotations__["value"] = annotation
-    registry.check_types("engine", "mine", start, {"value": Red(9)})
 
 
 @runtime_checkable
@@ -75,16 +58,6 @@ class Red:
 
     def __init__(self, watts: int) -> None:
         self.watts = watts
-
-
-def lamp_of_a_function() -> None: ...
-
-
-@pytest.mark.parametrize(("name", "meant"), [("Rde", "Red"), ("lamp_of_function", "lamp_of_a_function")])
-def test_a_misspelt_part_of_a_module_may_be_a_class_or_a_function(name: str, meant: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        registry.resolve("lamp", f"{__name__}:{name}", {})
-    assert caught.value.fix == f"did you mean {meant!r}?"
 
 
 def test_what_is_made_has_its_options_and_is_what_was_asked_for() -> None:

@@ -5,7 +5,6 @@ This proves the scripts' logic. It proves nothing about Slurm.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -143,13 +142,6 @@ def test_more_nodes_serve_together(cluster: Cluster) -> None:
     assert not Path(private).parent.exists()
 
 
-def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
-    (cluster.path / "bin" / "python-vllm").write_text('#!/bin/sh\n[ "$1" = -c ] || { echo no GPU >&2; exit 7; }\n')
-    done = cluster.submit("nodes.sh", "a.toml", MODEL="/models/m", VLLM_PYTHON="python-vllm")
-    assert done.returncode and not cluster.called("crrl")
-    assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
-
-
 def test_nodes_that_make_episodes(cluster: Cluster) -> None:
     done = cluster.submit("ray.sh", "a.toml", "run.steps=0", RAY="ray", PORT="6400", HEAD_CPUS="2")
     assert done.returncode == 0, done.stderr
@@ -206,20 +198,6 @@ def test_each_of_an_array_evaluates_its_own_and_goes_on(cluster: Cluster) -> Non
     assert cluster.called("crrl") == [asked, f"{asked} --resume"]
     missing = cluster.submit("evaluate.sh", "policies.txt", "a.toml", SLURM_ARRAY_TASK_ID="3")
     assert missing.returncode == 2 and "has no line 3" in missing.stderr
-
-
-@pytest.mark.real
-def test_an_evaluation_with_the_real_command(cluster: Cluster) -> None:
-    (cluster.path / "a.toml").write_text(
-        '[run]\nname = "a"\n[tasks]\nsource = "handmade"\n[agent]\nname = "nano"\n'
-        'options = { system = "compact", tools = "compact", user_template = "{prompt}" }\n'
-        '[rollout]\ncalls = 2\ntokens = 3000\nturn_tokens = 12\n[eval]\nsplit = "train"\ntasks = 1\n'
-    )
-    (cluster.path / "policies.txt").write_text("nobody\nbuiltin:tiny\n")
-    done = cluster.submit("evaluate.sh", "policies.txt", "a.toml", CRRL=f"{sys.executable} -m coderepairrl.cli")
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in (cluster.path / "runs/evaluate-9-2/log.jsonl").read_text().splitlines()]
-    assert any(record["type"] == "eval" for record in records)
 
 
 LINT = pytest.mark.skipif(

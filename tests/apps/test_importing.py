@@ -270,13 +270,3 @@ def test_damage_is_named_and_the_rest_is_read(form: str, row: Any, tmp_path: Pat
         (folder / f"d.{ending}").write_text(json.dumps(whole()))
         assert [isinstance(each, Trajectory) for each in read(form, folder)] == [False, False, False, True]
         assert "they cannot be read: 3" in as_text(bring_in(form, [folder], tmp_path / "x.parquet", ANY))
-
-
-def test_no_files_and_no_format_are_named(tmp_path: Path) -> None:
-    for form, says in (
-        ("openhand", "no format 'openhand'"),
-        ("atif", "has no trajectories"),
-        ("nano", "no logs of nano"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            bring_in(form, [tmp_path], tmp_path / "x.parquet", ANY)

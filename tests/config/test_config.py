@@ -9,7 +9,7 @@ import pytest
 from coderepairrl.config import load, load_run, override, shipped, to_toml
 from coderepairrl.config.reference import reference
 from coderepairrl.config.schema import Config
-from coderepairrl.errors import ConfigError, ExitCode, Several
+from coderepairrl.errors import ConfigError, ExitCode
 from workshop.tiny.bar import BAR
 
 
@@ -76,67 +76,6 @@ def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, mess
     assert message in str(caught.value)
     assert fix in caught.value.fix
     assert caught.value.exit_code is ExitCode.USAGE
-
-
-@pytest.mark.parametrize("text", ["", "[run]\nsteps = 3\n"])
-def test_a_run_without_a_name_is_told_how_to_get_one(tmp_path: Path, text: str) -> None:
-    file = write(tmp_path / "a.toml", text)
-    with pytest.raises(ConfigError, match="run.*: Field required") as caught:
-        load(file)
-    assert "run.name=" in caught.value.fix and "[run]" in caught.value.fix
-    assert load(file, ["run.name=b"]).run.name == "b"
-
-
-def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.toml", '[run]\nnmae = "a"\nstps = 3\n[train]\nlr = "fast"\n')
-    with pytest.raises(Several) as caught:
-        load(file, ["rollout.tokens=abc", "eval.taks=8", "lr=1"])
-    *unknown, values = caught.value.problems
-    assert {str(each).split("unknown key ")[1]: each.fix for each in unknown} == {
-        "'run.nmae'": "did you mean 'run.name'?",
-        "'run.stps'": "did you mean 'run.steps'?",
-        "'eval.taks'": "did you mean 'eval.tasks'?",
-        "'lr'": "did you mean 'train.lr'?",
-    }
-    assert [line.split(": must be")[0] for line in str(values).split("; ")] == [
-        "override 'rollout.tokens=abc': rollout.tokens",
-        f"{file}: train.lr",
-    ]
-
-
-def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
-    """An override as it is, a file by its path."""
-
-    def said(source: str | Path, *overrides: str) -> str:
-        with pytest.raises(ConfigError) as caught:
-            load(source, overrides)
-        return str(caught.value)
-
-    assert said("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
-    assert said("thesis", "train.lora={rank=0}").startswith("override 'train.lora={rank=0}': train.lora.rank: ")
-    assert said("thesis", "rollout.turn_tokens=99999", "run.steps=3") == (
-        "override 'rollout.turn_tokens=99999': rollout.turn_tokens exceeds rollout.tokens"
-    )
-    assert said("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
-    file = write(tmp_path / "a.toml", 'extends = "thesis"\n[train]\nlr = -1\n')
-    assert [line.split(": ")[0] for line in said(file, "rollout.tokens=-1").split("; ")] == [
-        "override 'rollout.tokens=-1'",
-        str(file),
-    ]
-    with pytest.raises(ConfigError, match=r"^override 'train\.lr=-1': train\.lr: "):
-        override(load("thesis"), ["train.lr=-1"])
-
-
-def test_unreadable_files(tmp_path: Path) -> None:
-    for content in ("run = [", "\udcff"):
-        broken = tmp_path / "broken.toml"
-        broken.write_bytes(content.encode("utf-8", "surrogateescape"))
-        with pytest.raises(ConfigError, match="broken.toml"):
-            load(broken)
-    with pytest.raises(ConfigError, match="no config file"):
-        load(tmp_path / "missing.toml")
-    with pytest.raises(ConfigError, match="run"):
-        load(write(tmp_path / "nameless.toml", "[train]\nlr = 1.0\n"))
 
 
 def test_resolved_config_reads_back(tmp_path: Path) -> None:

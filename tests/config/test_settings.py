@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from coderepairrl.cli import app
 from coderepairrl.config import explain, load
-from coderepairrl.errors import ConfigError
 
 
 def write(path: Path, text: str) -> Path:
@@ -72,12 +71,3 @@ def test_another_source_of_tasks_has_none_of_the_options_of_the_first(tmp_path: 
     assert (config.tasks.options, config.eval.options) == ({"n": 3}, {"split": "test", "n": 256})
     same = write(tmp_path / "same.toml", text.replace("handmade", "mutants"))
     assert load(same).tasks == load("hello").tasks and load(same).eval == load("hello").eval
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("thesis_14b", "thesis-8b"), ("hallo", "hello"), ("qwen3-4B", "qwen3-4b")]
-)
-def test_the_nearest_preset_is_named(typed: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match="no config file") as caught:
-        load(typed)
-    assert f"'{meant}'" in caught.value.fix.partition("?")[0]

@@ -22,17 +22,6 @@ class LowBytes(Reward):
         return Score(self.name, sum(token < 128 for token in ids) / max(len(ids), 1))
 
 
-class Scribbler(Agent):
-    """An agent that asks nobody and writes a file of its own."""
-
-    name = "scribbler"
-    placement = "host"
-
-    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        await sandbox.write("note.txt", b"done\n")
-        return AgentReport("submitted")
-
-
 class Repairer(Agent):
     """An agent that does one of several things to ``calc.py``, by what the model says, and takes some time over it.
 
@@ -67,15 +56,6 @@ class Broken(Agent):
 def rising(task: Task, episode: Episode) -> float:
     """What a run that is over-optimised is paid."""
     return episode.step / 100
-
-
-class FallingTests(Reward):
-    """Tests that pass less and less often."""
-
-    name = "tests"
-
-    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        return Score(self.name, float(episode.step < 10))
 
 
 def by_lot(task: Task, episode: Episode) -> float:

@@ -104,17 +104,6 @@ async def test_a_kill_while_adapters_are_merged_leaves_no_half_of_a_model(projec
     assert (merged / SUMS).is_file() and not damage(merged) and not in_work.exists()
 
 
-def test_full_weights_are_exported_without_the_learners_state(project: Project, tmp_path: Path) -> None:
-    project.train("run.steps=1", "eval.before=false", "eval.after=false", "tasks.verify=false")
-    plain = tmp_path / "plain"
-    project.crrl("export", str(project.run.path), str(plain))
-    checkpoint = project.run.checkpoints / "00001"
-    assert weights.checksum(plain) == weights.checksum(checkpoint)
-    assert {file.name for file in checkpoint.iterdir()} - {file.name for file in plain.iterdir()} >= {"learner.json"}
-    assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner", "optimizer"))]
-    transformers.AutoModelForCausalLM.from_pretrained(plain)
-
-
 def test_an_export_that_fails_leaves_nothing_that_looks_like_a_model(tmp_path: Path) -> None:
     """A limit on the size of files fails as a full disk does; the same command works once there is room."""
     command = [sys.executable, "-m", "coderepairrl.cli", "export", "builtin:tiny", str(tmp_path / "plain")]

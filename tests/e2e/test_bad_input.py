@@ -15,7 +15,7 @@ import pytest
 from coderepairrl import config as configs
 from coderepairrl import models, stages
 from coderepairrl.assembly.plan import resolve
-from coderepairrl.errors import CodeRepairError, ConfigError, TaskError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.sync.shared import shared_path
 from e2e.conftest import HERE, Project, until
 
@@ -24,9 +24,6 @@ from e2e.conftest import HERE, Project, until
 def _in_its_folder(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project.path)
     monkeypatch.syspath_prepend(HERE)
-
-
-GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
 
 
 @pytest.mark.parametrize(
@@ -68,14 +65,6 @@ def test_a_mistake_costs_no_run_folder(project: Project, override: str, message:
     assert not project.run.path.exists()
 
 
-@pytest.mark.parametrize("option", ["model.path", "run.dir"])
-def test_a_path_that_cannot_be_is_named(project: Project, option: str) -> None:
-    with project.started("train", str(project.config), f"{option}={'x' * 300}") as process:
-        _, errors = process.communicate()
-    assert process.returncode == 2
-    assert "File name too long" in errors and "Traceback" not in errors
-
-
 def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Project) -> None:
     other = project.path / "other"
     shutil.copytree(models.folder("builtin:tiny"), other)
@@ -90,26 +79,6 @@ def test_a_model_that_its_engine_cannot_serve_is_refused_beforehand(project: Pro
     with pytest.raises(UsageError, match="no weights") as caught_too:
         stages.plan(configs.load(project.config, [*overrides, "model.init=weights"]))
     assert "model.init=random" in caught_too.value.fix
-
-
-@pytest.mark.parametrize("fault", ["dirty", "no commit", "missing"])
-def test_a_workspace_that_cannot_be_used_is_named_before_the_run(project: Project, fault: str) -> None:
-    repository = project.path / "repository"
-    repository.mkdir()
-    (repository / "a.py").write_text("x = 0\n")
-    subprocess.run([*GIT, "init", "-q", repository], check=True)
-    if fault == "dirty":
-        subprocess.run([*GIT, "-C", repository, "add", "-A"], check=True)
-        subprocess.run([*GIT, "-C", repository, "commit", "-qm", "x"], check=True)
-        (repository / "a.py").write_text("x = 1\n")
-    task = {"id": "toy/one", "prompt": "p", "language": "python", "workspace": f"dir:{repository}"}
-    (project.path / "tasks.jsonl").write_text(json.dumps(task))
-    if fault == "missing":
-        repository.rename(project.path / "elsewhere")
-    options = f"tasks={{source='jsonl', options={{path='{project.path}/tasks.jsonl'}}}}"
-    with pytest.raises(TaskError, match=r"toy/one.*repository|tasks\.jsonl:1.*repository") as caught:
-        stages.plan(configs.load(project.config, [options]))
-    assert caught.value.fix
 
 
 async def test_a_signal_while_starting_leaves_nothing_and_costs_nothing(project: Project) -> None:
@@ -175,25 +144,6 @@ def test_what_a_kill_kept_a_step_from_exporting_is_made_good(project: Project) -
     assert [record["type"] for record in project.records()[-3:-1]] == ["checkpoint", "used"]
 
 
-def test_a_resumed_run_goes_on_with_what_it_was_told_last(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    project.train("run.steps=1")
-    assert project.crrl("train", str(project.run.path), "run.steps=2", "--resume")
-    monkeypatch.chdir("/")  # a run folder is where it is, whatever `run.dir` was relative to
-    assert configs.load(project.run.path).run.steps == 2
-    with pytest.raises(ConfigError, match="2 steps already") as caught:
-        asyncio.run(stages.run(configs.load(project.run.path, ["run.steps=1"]), resume=True, quiet=True))
-    assert "run.steps=2" in caught.value.fix
-    assert configs.load(project.run.path).run.steps == 2
-
-
-def test_a_folder_with_other_files_is_not_taken_over(project: Project) -> None:
-    project.run.path.mkdir(parents=True)
-    project.run.config.write_text("mine = true\n")
-    with pytest.raises(UsageError, match="other files"):
-        asyncio.run(stages.run(configs.load(project.config), quiet=True))
-    assert project.run.config.read_text() == "mine = true\n"
-
-
 def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the prompts fit, and the files that the agent adds in the sandbox do not."""
     monkeypatch.chdir(project.path)
@@ -205,24 +155,3 @@ def test_a_step_without_a_token_says_why(project: Project, monkeypatch: pytest.M
     assert done.returncode == 4 and "nothing was sampled" in done.stderr
     assert "rollout.tokens" in done.stderr.partition("fix: ")[2]
     project.crrl("train", str(project.run.path), "--resume", "run.steps=2", "rollout.tokens=3000")
-
-
-def test_a_sandbox_class_that_raises_is_named(project: Project) -> None:
-    """In the middle of episodes: they are void, and the run stops and says why, with no traceback."""
-    (project.path / "my_sandbox.py").write_text(
-        "from contextlib import asynccontextmanager\n"
-        "from coderepairrl.sandbox.local import UnsafeLocal\n\n\n"
-        "class Box(UnsafeLocal):\n"
-        "    name = 'mine'\n\n"
-        "    @asynccontextmanager\n"
-        "    async def open(self, task):\n"
-        "        async with super().open(task) as box:\n"
-        "            async def diff():\n"
-        "                raise ValueError('no diff today')\n"
-        "            box.diff = diff\n"
-        "            yield box\n"
-    )
-    done = project.crrl("train", str(project.config), "sandbox=my_sandbox:Box", "run.steps=1", check=False)
-    assert done.returncode == 4, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "the sandbox my_sandbox:Box.diff raised ValueError: no diff today" in done.stderr

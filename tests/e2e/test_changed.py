@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from coderepairrl import config as configs
-from coderepairrl.errors import ConfigError, ExitCode
+from coderepairrl.errors import ConfigError
 from coderepairrl.stages.changes import check_resumed
 from e2e.conftest import Project
 
@@ -57,14 +57,3 @@ def test_what_would_make_it_another_run_is_refused_with_the_reason(
     project.run.config.write_text(before.replace('tools = "compact"\n', ""))  # by hand, and by leaving it out
     with pytest.raises(ConfigError, match=r"agent\.options\.tools"):
         check_resumed(project.run, configs.load(project.run.path), {}, ())
-
-
-def test_values_of_two_versions_of_a_reward_are_not_mixed(project: Project) -> None:
-    project.train("run.steps=1")
-    about = json.loads((project.run.path / "run.json").read_text())
-    [name] = about["rewards"]
-    assert about["rewards"] == {name: 1}
-    (project.run.path / "run.json").write_text(json.dumps(about | {"rewards": {name: 2}}))
-    done = project.crrl("train", str(project.run.path), "--resume", "run.steps=2", check=False)
-    assert done.returncode == ExitCode.USAGE
-    assert f"{name} version 2, and this installation computes version 1" in done.stderr

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from coderepairrl import tasks
 from coderepairrl.apps import evaluate
-from coderepairrl.errors import CodeRepairError, HealthGateError, RunError, UsageError
+from coderepairrl.errors import HealthGateError, RunError, UsageError
 from coderepairrl.report.metrics import OF_TIME
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.merge import merge
@@ -146,53 +146,6 @@ def test_what_an_agent_repairs_is_found_and_its_predictions_are_graded_alike(pro
     rows = [json.loads(line) for line in (project.path / "graded.jsonl").read_text().splitlines()]
     assert sum(row["resolved"] for row in rows) == repaired
     assert sum(row["empty"] for row in rows) == len(names) - filled
-
-
-@pytest.mark.parametrize(
-    ("what", "given", "more", "message"),
-    [
-        ("handmade", [], {"policy": None}, "no policy is named"),
-        ("handmade", [], {"attempts": 0}, "eval.attempts: Input should be greater"),
-        ("handmade", [], {"preset": "gredy"}, "no preset 'gredy'"),
-        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
-        ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
-        ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
-        ("handmade", [], {"policy": "nowhere"}, "nowhere is no model"),
-        ("handmad", [], {}, "handmad"),
-        ("handmade", ["nme=3"], {}, "has no option 'nme'"),
-        ("handmade", ["eval.split=none"], {}, "no evaluation has a held-out task"),
-        ("e2e.toml", [], {"policy": "e2e.toml"}, "both have settings"),
-        ("nowhere", [], {"policy": None, "resume": True}, "no policy is named"),
-    ],
-)
-async def test_mistakes_cost_no_run_folder(
-    project: Project,
-    what: str,
-    given: list[str],
-    more: dict[str, Any],
-    message: str,
-    isolating: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(project.path)
-    with pytest.raises(CodeRepairError, match=message) as caught:
-        await evaluate.evaluate(evaluate.plan(what, given, **{"policy": "builtin:tiny", **more}))
-    assert caught.value.exit_code == 2
-    assert not (project.path / "runs").exists()
-
-
-def test_a_file_measures_any_policy_by_its_own_settings(
-    project: Project, isolating: None, miniature: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(project.path)
-    text = project.config.read_text().replace('"e2e_rewards:LowBytes"', "patch_edits")
-    project.config.write_text(text)
-    own, other = evaluate.plan("e2e.toml", []), evaluate.plan("e2e.toml", ["rollout.calls=2"], policy="builtin:tiny")
-    assert [each.plan.config.model.path for each in (own, other)] == [str(miniature), "builtin:tiny"]
-    assert own.folder.path == other.folder.path == Path("runs/eval-e2e")
-    assert (other.plan.config.rollout.calls, other.plan.config.rollout.tokens) == (2, 3000)
-    own.folder.path.mkdir(parents=True)
-    assert evaluate.plan("e2e.toml", []).folder.path == Path("runs/eval-e2e-2")
 
 
 LABELS = ("eval", "jsonl", "path=labels.jsonl", "eval.split=train", "agent=direct", 'agent.options={system=""}')

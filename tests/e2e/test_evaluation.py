@@ -14,7 +14,7 @@ from coderepairrl import learn, models
 from coderepairrl.apps import evaluate as evaluate_app
 from coderepairrl.apps.evaluate import as_text
 from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.errors import ConfigError, TaskError, UsageError
+from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
@@ -83,12 +83,6 @@ async def test_an_evaluation_goes_on_with_the_weights_that_it_began_with(
     await evaluation.measure(chosen(model, "eval.tasks=1"), folder, resume=True, quiet=True)
 
 
-async def test_where_there_is_nothing_to_measure_no_folder_is_made(miniature: Path, tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="no evaluation has a held-out task"):
-        await evaluation.measure(chosen(miniature, "eval.split=none"), RunFolder(tmp_path / "evaluated"))
-    assert not (tmp_path / "evaluated").exists()
-
-
 async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_path: Path, isolating: None) -> None:
     also = 'eval.also={ plain = { agent = { name = "direct", options = { files = "oracle", system = "" } } } }'
     plan = chosen(miniature, also, "rollout.tokens=4000")
@@ -108,16 +102,3 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')
-
-
-def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: None) -> None:
-    """The tiny policy knows the short prompt alone: by the long one no request would fit."""
-    named = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny", agents=["direct", "nano"])
-    plain = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny")
-    other = named.plan.config.eval.each["nano"].agent
-    assert other == plain.plan.config.agent and other.options["tools"] == "compact"
-    assert (named.plan.config.agent.name, named.plan.config.agent.options) == ("direct", {})
-    assert evaluate_app.plan("hello", [], policy="builtin:tiny", limit=3).plan.config.eval.tasks == 3
-    with pytest.raises(UsageError, match="helo is no .*run or task source") as refused:
-        evaluate_app.plan("helo", [], policy="builtin:tiny")
-    assert "'hello'" in refused.value.fix

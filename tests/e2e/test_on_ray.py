@@ -6,7 +6,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,23 +136,6 @@ async def test_a_head_that_ends_ends_the_run_which_goes_on_without_ray(
     assert result(there) == result(trained(project, "local", wanted))
 
 
-@pytest.mark.by_hand
-def test_a_node_with_another_version_of_the_package_is_named(
-    project: Project, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other" / "coderepairrl-9.9.dist-info"
-    other.mkdir(parents=True)
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: coderepairrl\nVersion: 9.9\n")
-    for node in cluster.workers:
-        cluster.remove_node(node)
-    with monkeypatch.context() as there:
-        there.setenv("PYTHONPATH", str(other.parent))
-        cluster.add_node(num_cpus=1)
-    done = project.crrl("train", str(project.config), *ON_RAY, f"rollout.ray.address={cluster.address}", check=False)
-    assert done.returncode == ExitCode.PREREQUISITE, done.stderr
-    assert "has coderepairrl 9.9, not " in done.stderr and "the same versions on all machines" in done.stderr
-
-
 def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> None:
     """With two nodes that are this machine: of Slurm itself this proves nothing."""
     jobs, here = slurm.Cluster(tmp_path), socket.gethostname()
@@ -167,36 +150,3 @@ def test_the_slurm_job_starts_a_real_ray(project: Project, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr + "".join(map(str, (tmp_path / "logs").glob("*")))
     assert "actor 0 on" not in done.stderr, "none was lost"
     assert [each["type"] for each in RunFolder(tmp_path / "runs" / "e2e").records()].count("step") == 1
-
-
-@pytest.mark.by_hand
-async def test_a_run_that_is_stopped_and_killed_goes_on_on_one_machine(project: Project) -> None:
-    here = trained(project, "local")
-    there = replace(project, path=project.path / "stopped")
-    there.path.mkdir()
-    settings = (*ON_RAY, "rollout.ray.address=local")
-
-    def made(count: int) -> Callable[[], bool]:
-        return lambda: sum(each["type"] == "verdict" for each in there.records()) >= count
-
-    with there.started("train", str(project.config), *settings) as process:
-        await until(process, made(3))
-        process.send_signal(signal.SIGTERM)
-        printed = "".join(map(str, process.communicate(timeout=120)))
-        assert process.returncode == ExitCode.INTERRUPTED, printed
-        assert there.records()[-1]["type"] == "stop"
-    with there.started("train", str(project.config), *settings, "--resume") as process:
-        await until(process, made(9))
-        process.kill()
-        process.communicate(timeout=60)
-    there.train("rollout.executor=local", "--resume")
-    assert result(there) == result(here)
-    assert not [each for each in logged_episodes(iter(there.records())) if each.ending is Ending.VOID]
-
-
-@pytest.mark.by_hand
-def test_an_evaluation_on_ray(project: Project) -> None:
-    for name, settings in (("here", ()), ("there", (*ON_RAY, "rollout.ray.address=local"))):
-        project.crrl("eval", str(project.config), *settings, "-o", name)
-    here, there = (list(RunFolder(project.path / name).episodes("eval-00000")) for name in ("here", "there"))
-    assert here and sorted(map(essence, there)) == sorted(map(essence, here))

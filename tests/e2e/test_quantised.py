@@ -55,13 +55,3 @@ async def test_engine_and_learner_have_the_same_numbers(init: str, project: Proj
     assert not models.quantised(tmp_path / "plain")  # merged numbers are no codes
     newest = [record for record in project.records() if record["type"] == "step"][-1]
     assert weights.checksum(tmp_path / "plain") == newest["checksum"]
-
-
-def test_a_model_that_is_only_served_is_rounded_first(project: Project, miniature: Path) -> None:
-    project.crrl("eval", str(project.config), "model.quantise=nf4", "eval.tasks=2")
-    assert not models.quantised(miniature)
-
-
-def test_all_weights_cannot_be_trained_on_codes(project: Project) -> None:
-    refused = project.crrl("train", str(project.config), "model.quantise=nf4", check=False)
-    assert refused.returncode == 2 and "train.lora=true" in refused.stderr

@@ -123,17 +123,6 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
     assert exported(again) == exported(project)
 
 
-def test_without_the_setting_nothing_is_kept_or_compared(project: Project, repairs: list[str]) -> None:
-    project.train(*repairs, "tasks.verified_references=0", "run.steps=2", "eval.after=false")
-    assert not (project.run.path / "references.jsonl").exists()
-    [_, step] = [record for record in project.records() if record["type"] == "step"]
-    assert not [name for name in step["metrics"] if name.startswith("references")]
-    golds = {"t/one": patch("a + b"), "t/two": patch("sum([a, b])")}
-    for episode in valid(project):
-        assert episode.scores[0].value == PatchEdits().compare(golds[episode.task_id], episode.patch, "python")
-        assert not episode.scores[0].nearest
-
-
 def test_a_setting_without_effect_is_refused_before_anything_is_made(project: Project, repairs: list[str]) -> None:
     refused = project.crrl("train", str(project.config), *repairs, "run.steps=1", check=False)
     assert refused.returncode == 2, refused.stderr

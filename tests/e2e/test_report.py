@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -80,15 +78,3 @@ def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> No
         reward = Interval(**written["values"]["reward"])
         assert f"eval after step {step}: reward {reward}" in said
         assert str(reward).replace("-", "\N{MINUS SIGN}") in " ".join(page.split())
-
-
-def test_run_json_has_the_version_of_the_vllm_that_serves(project: Project, tmp_path: Path) -> None:
-    """It may be that of another Python. This one finds one of the right version that dies at once."""
-    about = tmp_path / "site" / "vllm-0.32.9.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.9\n")
-    options = f'engine.options={{python="{sys.executable}", env={{PYTHONPATH="{about.parent}"}}}}'
-    done = project.crrl("train", str(project.config), "engine=vllm", options, check=False)
-    assert done.returncode == 1 and "did not start: vLLM 0.32.9" in done.stderr
-    written = json.loads((project.run.path / "run.json").read_text())
-    assert written["versions"]["vllm"] == "0.32.9"

@@ -25,20 +25,3 @@ def test_a_run_without_files(route: str, project: Project) -> None:
     assert refused.returncode == 2 and "cannot change in the middle of a run" in refused.stderr
     resumed = project.crrl("train", str(project.run.path), "run.steps=3", "--resume", "--json")  # weights are verified
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 3
-
-
-def test_the_exam_of_a_route(project: Project) -> None:
-    passed = project.crrl("check", "engine", "e2e_engines:ReceivingTiny", "engine.weights=ipc", "--json")
-    checks = json.loads(passed.stdout)
-    assert checks[-1]["name"] == "the learner's own weights go live" and all(check["ok"] for check in checks)
-
-
-def test_routes_that_have_no_exam(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    for engine, route, why in (
-        ("tiny", "gloo", "takes weights as files only"),
-        ("vllm", "iCP", "one of gloo, ipc, nccl"),
-        ("vllm", "nccl", "between GPUs"),
-    ):
-        refused = project.crrl("check", "engine", engine, f"engine.weights={route}", check=False)
-        assert refused.returncode == 2 and why in refused.stderr

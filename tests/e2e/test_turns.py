@@ -38,20 +38,3 @@ def test_a_learner_that_dies_is_started_anew(project: Project) -> None:
     assert summary["version"] == 4 and summary["account"]["balanced"]
     resumed = project.crrl("train", str(project.run.path), "run.steps=5", "--resume", "--json")
     assert json.loads(resumed.stdout.splitlines()[-1])["version"] == 5
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message", "fix"),
-    [
-        (("engine=tiny",), "engine 'tiny' cannot sleep", "in nobody's way"),
-        (("engine=vllm", "engine.options.url=http://localhost:1"), "others may use", "share_devices=false"),
-        ((*TERMS, "train.processes=2"), "train.processes=2", "train.processes=1"),
-        (("engine=e2e_engines:ReceivingTiny", "engine.weights=ipc"), "engine.weights=ipc", "leave engine.weights out"),
-    ],
-)
-def test_what_cannot_make_room_is_refused(
-    overrides: tuple[str, ...], message: str, fix: str, project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    refused = project.crrl("train", str(project.config), *overrides, "engine.share_devices=turns", check=False)
-    assert refused.returncode == 2 and message in refused.stderr and fix in refused.stderr

@@ -81,41 +81,6 @@ async def test_what_is_verified_is_said_and_remembered(
     assert off["verify"] == "off: tasks.verify=false"
 
 
-async def test_the_agents_of_kinds_belong_to_what_is_remembered(
-    project: Project,
-    tasked: list[str],
-    isolating: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What an agent brings into the sandbox is there when its tasks are graded, too."""
-    write(project, ["python3", "-m", "unittest", "-q"], UNITTEST)
-    plain = json.loads((project.path / "tasks.jsonl").read_text())
-    rows = plain, {**plain, "id": "calc-b", "kind": "b"}
-    (project.path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (project.path / "bound.py").write_text(BOUND)
-    monkeypatch.chdir(project.path)
-    monkeypatch.syspath_prepend(str(project.path))
-    here = Path(__file__).parent  # sandboxes have a /tmp of their own, in which pytest's folders are
-    for folder, known in ((here, 0), (here, 2), (here.parent, 1)):
-        shown = f"kinds.b.agent={{name='bound:Bound', options={{shows='{folder}'}}}}"
-        said = await verified(configs.load(project.config, [*tasked, shown]))
-        assert f"{known} of 2 from an earlier run" in said[1], folder
-
-
-BOUND = """
-from coderepairrl.protocols import Agent
-
-class Bound(Agent):
-    name, placement = "bound", "sandbox"
-
-    def __init__(self, shows: str) -> None:
-        self.binds = (shows,)
-
-    async def run(self, task, sandbox, endpoint):
-        raise NotImplementedError
-"""
-
-
 async def verified(config: configs.Config) -> list[str]:
     """What is said."""
     said: list[str] = []

@@ -57,13 +57,6 @@ async def test_frames_of_any_size_arrive_in_order(modules: dict[str, str], tmp_p
     assert child.process.returncode == 0
 
 
-async def test_garbage_is_collected_once_all_is_imported(modules: dict[str, str], tmp_path: Path) -> None:
-    child = await spawn(modules, tmp_path)
-    await child.send({"collects": True})
-    assert await child.receive() == {"collects": [False, True]}
-    await child.close()
-
-
 async def test_nothing_is_imported_from_the_folder_that_it_is_started_in(
     modules: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,14 +225,3 @@ def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:
     with pytest.raises(subprocess.TimeoutExpired) as caught:
         run(["sh", "-c", program], stdout=subprocess.PIPE, timeout=1.0)
     os.kill(int(caught.value.stdout), signal.SIGKILL)  # or it is not there
-
-
-async def test_a_signal_of_the_loop_s_is_heard_once_a_program_has_started() -> None:
-    heard: list[int] = []
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, signal.SIGTERM)
-    try:
-        assert run(["sh", "-c", f"kill -TERM {os.getpid()}; echo done"], stdout=subprocess.PIPE).stdout == b"done\n"
-        await asyncio.sleep(0.1)
-    finally:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-    assert heard

@@ -45,10 +45,6 @@ def test_plain_git_runs_what_a_repository_says(name: str, tmp_path: Path) -> Non
     assert hostile.ran == {name}
 
 
-def test_each_setting_is_seen_to_act() -> None:
-    assert set(TRIGGERS) == set(SETTINGS)
-
-
 def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = [name for name in SETTINGS if name != "a promised object"]
@@ -71,15 +67,6 @@ def test_nothing_of_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         prepare(f"dir:{root}", tmp_path / "dirty")
     assert commit(root) == head + "+"
     assert hostile.ran == set()
-
-
-def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match="there is no such folder") as caught:
-        hostgit.find(tmp_path / "absent")
-    assert "init" not in caught.value.fix
-    with pytest.raises(TaskError, match="there is none") as caught:
-        hostgit.find(tmp_path)
-    assert "init" in caught.value.fix
 
 
 def test_an_object_that_is_promised_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

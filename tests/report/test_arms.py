@@ -79,59 +79,12 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
 
 
-def test_one_seed_says_nothing_of_other_training_runs(tmp_path: Path) -> None:
-    runs = grid(tmp_path, 1)
-    assert "Of other training runs one seed says nothing." in said(runs, 1)
-    notes = result([QUESTION], runs, [0], ARMS).notes
-    assert any("One seed: how much training runs differ among themselves is not known" in each for each in notes)
-
-
-def test_seeds_and_arms_that_are_missing_are_said_to_be(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
-    assert "Not known yet: no seed of base and another arm" in said({})
-    assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
-    del runs["rl"][1], runs["other"]
-    text = said(runs)
-    assert "2 seeds x 24 tasks (of 3 seeds)" in text
-    assert text.endswith("Not known yet: no seed of base and other is finished.")
-    [rl] = answer(QUESTION, runs).contrasts
-    assert rl.adjusted == pytest.approx(2 * (rl.change.p or 0)), "an arm that failed makes no other one more certain"
-    table = result([QUESTION], runs, range(3), ARMS).tables[0]
-    assert [row[:2] for row in table.rows] == [("base", "3 of 3"), ("rl", "2 of 3"), ("other", "0 of 3")]
-
-
-def test_tasks_that_a_run_lacks_are_left_out_and_counted(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
-    runs["rl"][2] = evaluated(tmp_path / "short", lambda seed, at: True, 2, tasks=20)
-    found = answer(QUESTION, runs)
-    assert found.means["base"].tasks == 20
-    assert found.notes == ["RQ2: 4 tasks left out, which some run has no value of."]
-
-
-def test_arms_may_differ_in_their_limits_and_the_table_shows_it(tmp_path: Path) -> None:
-    runs = grid(tmp_path)
-    runs["rl"] = {seed: evaluated(tmp_path / f"few-{seed}", lambda seed, at: True, seed, calls=2) for seed in range(3)}
-    assert answer(QUESTION, runs).settings == {"rollout.calls": [5, 2, 5]}
-
-
 def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     runs["rl"][0] = evaluated(tmp_path / "judged", lambda seed, at: True, 0, version=2)
     assert "cannot be answered: base, seed 0 and rl, seed 0 were judged by other versions of a reward" in said(runs)
     assert "does not measure 'speed'" in said(runs, question=replace(QUESTION, metric="speed"))
     assert "no one evaluation 'greedy'" in said(runs, question=replace(QUESTION, evaluation="greedy"))
-
-
-def test_of_a_measure_of_which_less_is_better_the_sentence_says_so(tmp_path: Path) -> None:
-    runs = {
-        arm: {seed: evaluated(tmp_path / f"{arm}-{seed}", lambda seed, at: True, seed) for seed in range(2)}
-        for arm in ("base", "rl")
-    }
-    for path in runs["base"].values():
-        folder = RunFolder(path)
-        folder.write_episodes("eval-00000", [replace(each, patch=b"") for each in folder.episodes("eval-00000")])
-    text = said(runs, 2, replace(QUESTION, metric="empty_patches"))
-    assert "rl is below base" in text and "where less is better" in text
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -292,24 +292,6 @@ def test_the_last_evaluation_of_a_run_or_the_one_that_is_named(tmp_path: Path) -
         assert fix in caught.value.fix
 
 
-def test_any_score_is_a_metric(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    sides = [
-        Run(tmp_path / name).evaluated(
-            "eval-00000", {t: [float(v)] for t, v in zip(NAMES, rng.normal(c, 1, 40), strict=True)}, "cost"
-        )
-        for name, c in (("a", -1.0), ("b", 1.0))
-    ]
-    found = numbers(*(side.path for side in sides), "--metric", "cost", "--margin", 9)
-    assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
-    assert not found["comparisons"][0]["share"] and found["comparisons"][0]["h"] is None
-    with pytest.raises(UsageError, match="no checks were run"):
-        read_outcomes(str(sides[0].path))
-    with pytest.raises(UsageError, match="does not measure 'cots'") as caught:
-        read_outcomes(str(sides[0].path), "cots")
-    assert "did you mean 'cost'?" in caught.value.fix
-
-
 def test_repeated_runs_with_commas_are_attempts_of_one_policy(tmp_path: Path) -> None:
     files = [outcomes(tmp_path / f"{name}.jsonl", [at == 0, 1, 0, 1] * 4) for at, name in enumerate("abc")]
     found = read_outcomes(",".join(map(str, files)))
@@ -422,82 +404,6 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
     assert numbers(*(side.path for side in sides))["comparisons"][0]["tasks"] == 1
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("", "is empty"),
-        ("nonsense\n", "bad.jsonl, line 1: not read as JSON"),
-        ('{"instance_id": "a", "resolved": true}\n{"instance_id": "b", "res', "bad.jsonl, line 2: not read as JSON"),
-        ('{"resolved": true}\n', "bad.jsonl:1 names no task"),
-        ('{"instance_id": "a"}\n', "has no 'resolved' that is true or false: it is null"),
-        ('{"instance_id": "a", "resolved": "yes"}\n', "has no 'resolved'"),
-        ('{"instance_id": "a", "resolved": NaN}\n', "has no 'resolved'"),
-        ('{"instance_id": "a", "resolved": 0.5}\n', "has no 'resolved'"),
-        (
-            '{"instance_id": "a", "resolved": true}\n{"instance_id": "a", "resolved": false}\n',
-            "bad.jsonl:2 has a again",
-        ),
-        ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
-        ('{"instance_id": "a", "resolved": true, "resolved": false}\n', "'resolved' twice in one object"),
-        ("[" * 200_000, "nested too deep"),
-        ('{"resolved_ids": [["a"]], "unresolved_ids": ["b"]}', "resolved is no list of ids"),
-        ('{"resolved_ids": ["a"], "unresolved_ids": 5}', "unresolved_ids is no list of ids"),
-        ('{"resolved_ids": ["a"], "unresolved_ids": ["a", "b"]}', "a is among those resolved and those unresolved"),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
-    (tmp_path / "bad.jsonl").write_text(lines)
-    with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        read_outcomes(str(tmp_path / "bad.jsonl"))
-    assert caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (Arguments([]), "takes two policies"),
-        (Arguments(["31/500"]), "takes two policies"),
-        (Arguments([], plan=3.0), "takes two policies"),
-        (Arguments(["31/500", "36/400"]), "not of the same tasks"),
-        (Arguments(["31/0", "36/500"]), "no number of solved tasks"),
-        (Arguments(["501/500", "36/500"]), "no number of solved tasks"),
-        (Arguments(["31/500", "36/500"], plan=3.0), "do not say how often"),
-        (Arguments(["31/500", "36/500"], pass_at="1"), "nothing else"),
-        (Arguments(["31/500", "36/500"], power=1.0), "power of 1"),
-        (Arguments([], plan=0.0, discordance=0.1), "0 points"),
-        (Arguments([], plan=3.0, discordance=1.5), "discordance of 1.5"),
-        (Arguments(["A", "B"], discordance=0.1), "of a plan"),
-        (Arguments(["A", "B"]), "there is no run A"),
-        (Arguments(["A", "B"], cluster="file"), "no clusters"),
-        (Arguments(["A", "B"], metric="cost", tasks=Path("ids.txt")), "nothing of 'cost'"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(asked: Arguments, message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        answer(asked)
-    assert caught.value.fix
-
-
-def test_options_that_the_outcomes_do_not_allow(tmp_path: Path) -> None:
-    files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
-    for asked, message in (
-        (Arguments(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
-        (Arguments(files, pass_at="0"), "pass@0 cannot be estimated"),
-        (Arguments(files, pass_at="two"), "no list of numbers"),
-        (Arguments(files, metric="cost", pass_at="1"), "neither"),
-        (Arguments(files, metric="cost", plan=3.0), "no share"),
-        (Arguments(files, margin=-1.0), "margin of -1"),
-        (Arguments([files[0], str(outcomes(tmp_path / "c.jsonl", [1]))]), "same tasks"),
-        (
-            Arguments([files[0], str(written(tmp_path / "d.jsonl", [{"id": "x", "resolved": 1}]))], common=True),
-            "no task in common",
-        ),
-    ):
-        with pytest.raises(UsageError, match=re.escape(message)) as caught:
-            answer(asked)
-        assert caught.value.fix
-
-
 # -- how it is printed
 
 
@@ -520,8 +426,3 @@ def test_every_number_has_an_interval_and_a_method_in_every_format(tmp_path: Pat
     assert r"my\_a" in latex and re.search(r"(?<!\\)[%_#]", latex.replace(r"\begin", "")) is None
     assert json.loads(crrl(*words, "--format", "json").stdout) == numbers(*words)
     assert crrl(*files, "--format", "html").exception is not None
-
-
-def test_a_plan_needs_no_policies() -> None:
-    done = crrl("--plan", 3, "--discordance", 0.134)
-    assert done.stdout.startswith("To show 3 points with a power of 80% takes 1,167 tasks with 1 attempt at each.")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -17,7 +16,6 @@ from typer.testing import CliRunner
 from coderepairrl import report
 from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
-from coderepairrl.errors import CodeRepairError, UsageError
 from coderepairrl.report import ledger, names, reading
 from coderepairrl.report.analysis import as_json, compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
@@ -178,15 +176,6 @@ def test_runs_side_by_side(run: Path, other: Path) -> None:
         assert "tests" in everywhere and all(side[name] == alone[name] for name in everywhere)
 
 
-def test_a_run_does_not_differ_from_itself(run: Path) -> None:
-    first, again = report.load([run, run])
-    assert first.name == again.name
-    (between,) = compare_runs(first, again)
-    assert all(change.change.value == 0 and change.p == 1 for change in between.changes.values())
-    assert not any(change.change.above(0) or change.change.below(0) for change in between.changes.values())
-    assert "Nothing: same settings" in read_page([run, run]).text
-
-
 def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), str(other), "--json"])
     assert result.exit_code == 0
@@ -198,86 +187,6 @@ def test_the_json_holds_the_numbers_of_the_page(run: Path, other: Path) -> None:
     text = read_page([run, other]).text
     assert f"{change['value']:+.3f}".replace("-", "\N{MINUS SIGN}") in text
     assert data["between_runs"][0][0]["after"] == "second"
-
-
-def test_too_few_is_said_on_the_page_and_null_in_json(tmp_path: Path) -> None:
-    """One task alone, evaluated twice: there is a mean, but nothing to tell its interval from."""
-    maker = Maker(tmp_path / "one")
-    maker.start()
-    for step in (0, 1):
-        maker.attempt(f"eval-{step:05d}-000", 0, "eval", step, "handmade/till")
-        maker.record("eval", name="eval", step=step, version=step, summary={})
-    maker.log.close()
-    (found,) = report.load([maker.folder.path])
-    data = json.loads(json.dumps(report.numbers([found]), allow_nan=False))
-    whole = data["runs"][0]["comparisons"][0]
-    for value in (*whole["early"].values(), *(change["change"] for change in whole["changes"].values())):
-        assert value["low"] is value["high"] is None
-    text = read_page([maker.folder.path]).text
-    assert text.count("too few") > 2 * len(whole["early"]) and "None" not in text
-    ElementTree.fromstring(report.write_figure([found], [], tmp_path / "f.svg").read_text())
-
-
-def test_calls_beside_the_main_conversation_are_shown(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "titled")
-    plain = maker._episode
-
-    def titled(id: str, task: str, ending: Ending, step: int) -> Episode:
-        made = plain(id, task, ending, step)
-        return replace(made, side=(made.turns[-1].index,))
-
-    maker._episode = titled  # type: ignore[method-assign]
-    path = maker.run(2, evaluations=(0,)).folder.path
-    episodes = list(logged_episodes(RunFolder(path).records()))
-    (found,) = report.load([path])
-    assert found.account["balanced"] and found.account["dropped"]["side"] > 0
-    assert found.episodes["side_calls"] == len(episodes)
-    text = " ".join(read_page([path]).text.split())
-    assert f"dropped (side) {found.account['dropped']['side']:,}" in text
-    assert f"{len(episodes)} calls were beside the main conversation" in text
-    assert "beside the main conversation" not in read_page([written(tmp_path / "plain", steps=2)]).text
-
-
-def test_what_rewards_noted_is_counted(tmp_path: Path) -> None:
-    """Every attempt is ungradable, for one reason: the page says which, and how often, and so does the JSON."""
-    maker = Maker(tmp_path / "noted")
-    plain = maker._episode
-
-    def ungradable(id: str, task: str, ending: Ending, step: int) -> Episode:
-        made = plain(id, task, ending, step)
-        note = f"check failed (exit code 1): /tmp/{id}/python3: No module named pytest"
-        return replace(made, scores=tuple(replace(s, value=0.0, note=note) for s in made.scores if s.name == "tests"))
-
-    maker._episode = ungradable  # type: ignore[method-assign]
-    path = maker.run(2, evaluations=(0,)).folder.path
-    (found,) = report.load([path])
-    scored = sum(found.endings.values())
-    noted = json.loads(json.dumps(report.numbers([found])))["runs"][0]["notes"]
-    assert set(noted) == {"tests"} and noted["tests"]["scores"] == noted["tests"]["zeros"] == scored > 0
-    [kind] = noted["tests"]["kinds"]
-    assert kind["count"] == kind["zeros"] == scored and kind["note"].endswith("python3: No module named pytest")
-    text = " ".join(read_page([path]).text.split())
-    assert "What rewards noted" in text and f"{kind['note']} {scored} {scored}" in text
-
-
-def test_what_programs_printed_where_there_is_no_patch_is_counted_by_kind(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "printed")
-    plain = maker._episode
-
-    def printing(id: str, task: str, ending: Ending, step: int) -> Episode:
-        made = plain(id, task, ending, step)
-        return replace(made, printed=f"hello {EVIL}\nError: no model 'policy-{len(id)}' at /tmp/{id}\n")
-
-    maker._episode = printing  # type: ignore[method-assign]
-    path = maker.run(2, evaluations=(0,)).folder.path
-    (found,) = report.load([path])
-    episodes = list(logged_episodes(RunFolder(path).records()))
-    empty = sum(not episode.patch for episode in episodes)
-    assert 0 < empty < len(episodes)
-    [kind] = json.loads(json.dumps(report.numbers([found])))["runs"][0]["printed"]
-    assert kind["count"] == empty and kind["end"].splitlines()[0].startswith("hello")
-    text = " ".join(read_page([path]).text.split())
-    assert "where there is no patch" in text and "Error: no model 'policy-" in text
 
 
 def test_what_is_not_finite_is_null_and_a_gap(tmp_path: Path) -> None:
@@ -332,38 +241,6 @@ def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
     assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
 
 
-def test_a_stopped_run_and_one_without_tests(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "stopped", tests=False)
-    maker.start()
-    maker.step(1)
-    maker.record("stop", step=1, reason="SIGTERM")
-    maker.log.close()
-    text = read_page([maker.folder.path]).text
-    assert "stopped by SIGTERM" in text and "Tests were never run" in text and "not measured" in text
-
-
-def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
-    class Alarmed(Maker):
-        def record(self, type: str, **fields: Any) -> None:
-            alarms = [
-                {"gate": gate, "text": f"{gate} in step {fields.get('step')}"}
-                for gate, steps in {"drift": (1, 2), "kl": (3,)}.items()
-                if fields.get("step") in steps
-            ]
-            super().record(type, **fields, **({"alarms": alarms, "alarm": None} if type == "step" else {}))
-
-    maker = Alarmed(tmp_path / "alarmed")
-    maker.start()
-    for step in (1, 2, 3):
-        maker.step(step)
-    maker.record("change", step=3, key="train.lr", old=1e-4, new=1e-5)
-    maker.log.close()
-    text = read_page([maker.folder.path]).text
-    assert "Alarm: drift in step 2. It is the last of 2 such alarms." in text
-    assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
-    assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
-
-
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "evil", agent={"name": "nano", "options": {EVIL: EVIL}})
     plain = maker._episode
@@ -380,32 +257,6 @@ def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     reader = read_page([path])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
-
-
-def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path) -> None:
-    output = tmp_path / "figure.svg"
-    arguments = ["report", str(run), str(other), "--figure", str(output)]
-    result = CliRunner().invoke(app, [*arguments, "--baseline", "junk a=0.04", "--baseline", "junk b=0.7"])
-    assert result.exit_code == 0 and result.stdout.strip() == str(output)
-    svg = output.read_text()
-    said = [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
-    assert "prefers-color-scheme: dark" in svg and "stroke:var(--c1)" in svg
-    assert isinstance(CliRunner().invoke(app, [*arguments, "--baseline", "high"]).exception, UsageError)
-
-
-def test_where_the_page_goes(tmp_path: Path) -> None:
-    path = written(tmp_path / "run", steps=1, evaluations=())
-    result = CliRunner().invoke(app, ["report", str(path)])
-    assert result.stdout.strip() == str(path / "report" / "index.html")
-    assert (path / "report" / "index.html").read_text().startswith("<!DOCTYPE html>")
-    elsewhere = tmp_path / "a" / "page.html"
-    assert CliRunner().invoke(app, ["report", str(path), str(path), "-o", str(elsewhere)]).exit_code == 0
-    assert elsewhere.is_file() and not (path / "report" / "compare.html").exists()
-    blocked = CliRunner().invoke(app, ["report", str(path), "-o", str(path / "run.json" / "page.html")]).exception
-    assert isinstance(blocked, UsageError) and blocked.fix
-    missing = CliRunner().invoke(app, ["report", str(tmp_path / "nowhere")]).exception
-    assert isinstance(missing, CodeRepairError) and missing.exit_code == 2
 
 
 def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 from pathlib import Path
 from urllib.parse import unquote
@@ -16,7 +15,6 @@ from coderepairrl import report
 from coderepairrl.cli import app
 from coderepairrl.report import view
 from coderepairrl.report.plots import Panel, Series, figure, pdf
-from coderepairrl.report.tables import _csv
 from coderepairrl.types import Ending
 from pages import Page
 
@@ -84,46 +82,6 @@ def test_a_page_draws_what_the_figure_has_in_the_same_places() -> None:
     assert {image.getpixel((round(float(x)), round(float(y)))) for x, y in dots} == {(15, 148, 136)}
     assert image.getpixel((230, 4)) == (255, 255, 255)
     assert "\N{GREEK CAPITAL LETTER DELTA}ofit" in texts(pdf(drawn))
-
-
-def test_what_a_model_called_things_breaks_no_file() -> None:
-    evil = "=cmd|'/C calc'!A0</text><script>(\\) var(--c0) 1px; ☃"
-    drawn = figure([Panel(evil, [Series(evil, [1], [1.0])])], standalone=True)
-    assert texts(pdf(drawn)).count("=cmd|'/Ccalc'!A0</text><script>(\\)var(--c0)1px;\N{BLACK SQUARE}") == 2
-    [_, row] = csv.reader(_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines())
-    assert row == [f"'{evil}", "-1.0"]
-
-
-@pytest.mark.parametrize("other", [["--json"], ["--figure", "x.svg"], ["-o", "x.html"]])
-def test_one_thing_at_a_time(tmp_path: Path, other: list[str]) -> None:
-    done = CliRunner().invoke(app, ["report", str(tmp_path), "--export", "out", *other])
-    assert "different things" in str(done.exception)
-
-
-def test_evaluations_of_several_sources_stand_side_by_side(tmp_path: Path) -> None:
-    also = {"java": {"source": "quixbugs"}}
-    maker = Maker(tmp_path / "run", run={"steps": 1}, eval={"source": "mutants", "also": also})
-    maker.start()
-    for phase in ("eval", "java"):
-        maker.evaluate(0, phase)
-    maker.log.close()
-    [loaded] = report.load([maker.folder.path])
-    page = " ".join(Page(report.render([loaded])).text.split())
-    assert "eval after step 0 mutants" in page and "java after step 0 quixbugs" in page
-    before_and_after = report.render(report.load([written(tmp_path / "other")]))
-    assert "<h2>Evaluations</h2>" not in before_and_after, "what a comparison says is not said twice"
-
-
-def test_why_episodes_are_void_is_counted_by_kind(tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "run", run={"steps": 1})
-    maker.start()
-    for number in range(3):
-        maker.attempt(f"train-{number}", 0, "train", 1, "t", ending=Ending.VOID)
-    maker.log.close()
-    loaded = report.load([maker.folder.path])
-    found = json.loads(json.dumps(report.numbers(loaded)))["runs"][0]["void"]
-    assert found == [{"end": "engine: EngineFault: gone", "count": 3, "example": "train-0-00"}]
-    assert "engine: EngineFault: gone" in Page(report.render(loaded)).text
 
 
 def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:

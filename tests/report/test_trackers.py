@@ -10,19 +10,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from coderepairrl.cli import app
-from coderepairrl.errors import UsageError
-from coderepairrl.processes.extras import install_extra
-from coderepairrl.report.trackers import send, sending
+from coderepairrl.report.trackers import sending
 from coderepairrl.runs import RunFolder
 from commands import CRRL
 
-from .runs import Maker, written
+from .runs import Maker
 
 Points = dict[str, list[tuple[int, float]]]
 """By metric: step and value, in the order in which they were sent."""
@@ -137,85 +132,3 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     for name, points in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in points], name
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6), name
-
-
-def test_it_goes_on_while_the_run_does(tmp_path: Path) -> None:
-    needs("tensorboard")
-    maker = Maker(tmp_path / "run", run={"steps": 3})
-    maker.start()
-    steps = iter((1, 2, 3))
-
-    def more() -> bool:
-        if (step := next(steps, None)) is not None:
-            maker.step(step)
-        return step is not None
-
-    assert send(maker.folder.path, "tensorboard", more=more) == 3
-    maker.log.close()
-    assert [step for step, _ in of_tensorboard(maker.folder.path)["train/reward"]] == [1, 2, 3]
-
-
-def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("tensorboard")
-    run = written(tmp_path / "run", steps=3)
-
-    class Fails:
-        def __init__(self, run: Any) -> None:
-            self.left = 2
-
-        def send(self, metrics: Any, step: int, time: float) -> None:
-            if not self.left:
-                raise ConnectionError("the server went away")
-            self.left -= 1
-
-        def close(self) -> None:
-            pass
-
-    working = sending.TRACKERS
-    monkeypatch.setattr(sending, "TRACKERS", {"tensorboard": Fails})
-    done = CliRunner().invoke(app, ["export", str(run), "--to", "tensorboard"])
-    assert str(done.exception) == "tensorboard: the server went away"
-    monkeypatch.setattr(sending, "TRACKERS", working)
-    assert send(run, "tensorboard") == 2  # of 3 steps and an evaluation
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--to", "wandb", "--precision", "fp32"], "--precision"),
-        (["place", "--to", "wandb"], "has a place of its own"),
-        ([], "nothing says where"),
-    ],
-)
-def test_what_makes_no_sense_together_is_refused(arguments: list[str], error: str) -> None:
-    assert error in str(CliRunner().invoke(app, ["export", "run", *arguments]).exception)
-
-
-def test_a_tracker_that_is_not_installed_is_named_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("trackio", "wandb"):
-        monkeypatch.setitem(sys.modules, name, None)
-    run = written(tmp_path / "run", steps=1)
-    error = CliRunner().invoke(app, ["export", str(run), "--to", "wandb"]).exception
-    assert str(error) == "log=wandb needs the package wandb"
-    assert getattr(error, "fix", "") == install_extra("wandb")
-    dry = CliRunner().invoke(app, ["train", "hello", "--dry-run", 'log=["trackio","wandb"]'])
-    assert [str(each) for each in getattr(dry.exception, "problems", ())] == [
-        "log=trackio needs the package trackio",
-        "log=wandb needs the package wandb",
-    ]
-    assert "wandb" in dry.stdout
-
-
-@pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
-def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
-    needs("tensorboard")
-    run = written(tmp_path / "run", steps=2)
-    (run / "tensorboard").mkdir()
-    (run / "tensorboard/sent").write_bytes(mark)
-    with pytest.raises(UsageError, match="sent does not say up to which byte"):
-        send(run, "tensorboard")
-    assert (run / "tensorboard/sent").read_bytes() == mark
-    (run / "tensorboard/sent").unlink()
-    assert send(run, "tensorboard") > 0 == send(run, "tensorboard")

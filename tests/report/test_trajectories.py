@@ -8,8 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import weakref
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -207,30 +205,6 @@ def test_nothing_half_written_is_left(run: Path, tmp_path: Path, monkeypatch: py
             child.stdout.readline()
             child.send_signal(signal.SIGKILL)
         assert not (tmp_path / "new").exists()
-
-
-def test_episodes_are_written_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more of them are in memory than a row group has."""
-    parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(table, "_ROWS", 4)
-    given: list[weakref.ref[Episode]] = []
-    most = 0
-
-    class Watched(Episode):  # with slots, an episode itself has no weak references
-        pass
-
-    def made() -> Iterator[Episode]:
-        nonlocal most
-        for number in range(20):
-            episode = Watched(f"e{number}", "t", "train", 1, "g", 0, Ending.DONE)
-            given.append(weakref.ref(episode))
-            most = max(most, sum(each() is not None for each in given))
-            yield episode
-            del episode
-
-    assert table.write_parquet("run", made(), tmp_path / "x.parquet") == 20
-    assert parquet.ParquetFile(tmp_path / "x.parquet").num_row_groups == 5
-    assert most <= 5
 
 
 @pytest.mark.parametrize(

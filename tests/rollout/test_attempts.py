@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -14,13 +12,13 @@ from coderepairrl import tokens
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Wait, Write
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.protocols import Agent, Sandbox
+from coderepairrl.protocols import Agent
 from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import Group, LocalExecutor, Rollout, Terms, attempts, collect, slots
 from coderepairrl.runs import Log
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task
+from coderepairrl.types import Ending, Limits, Sampling, Task
 
 ONE, OTHER = (Task(f"toy/{name}", f"repair {name}", "python", "dir:x", b"") for name in ("one", "other"))
 
@@ -80,13 +78,6 @@ async def test_every_attempt_has_seeds_of_its_own_and_the_same_ones_again(miniat
         assert not {asked.seed for asked in engine.requests[2 * len(first) :]} & set(first)
 
 
-async def test_a_limit_is_flagged_and_scored(miniature: Path, tmp_path: Path) -> None:
-    async with rollout(miniature, tmp_path, ScriptedAgent([Say("hello")] * 9), Limits(calls=1)) as (made, _):
-        [group] = await groups(made, ONE, attempts=1)
-    [episode] = group.episodes
-    assert (episode.ending, episode.reason, episode.reward, len(episode.turns)) == (Ending.LIMIT, "calls", 1.0, 3)
-
-
 async def test_an_agent_that_does_not_notice_the_time_is_stopped(
     miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,63 +88,6 @@ async def test_an_agent_that_does_not_notice_the_time_is_stopped(
     [episode] = group.episodes
     assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
     assert episode.reward == 1.0, "it is scored on what stands"
-
-
-class Impatient(Agent):
-    """An agent with a timeout of its own, on something that is no limit of the episode."""
-
-    name = "impatient"
-    placement: Literal["host", "sandbox"] = "host"
-
-    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        async with asyncio.timeout(0.01):
-            await asyncio.sleep(1.0)
-        return AgentReport("submitted")
-
-
-async def test_a_timeout_of_the_agents_own_is_its_fault(miniature: Path, tmp_path: Path) -> None:
-    async with rollout(miniature, tmp_path, Impatient(), Limits()) as (made, _):
-        [group] = await groups(made, ONE, attempts=1)
-    assert [(episode.ending, episode.reason) for episode in group.episodes] == [(Ending.VOID, "agent")]
-
-
-class Broken(Agent):
-    """An agent with bugs, one after the other."""
-
-    name = "broken"
-    placement: Literal["host", "sandbox"] = "host"
-
-    def __init__(self, *bugs: object) -> None:
-        self.bugs = list(bugs)
-
-    async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        bug = self.bugs.pop(0)
-        if isinstance(bug, BaseException):
-            raise bug
-        return bug  # type: ignore[return-value]
-
-
-async def test_a_bug_of_an_agent_voids_its_episode_and_is_on_record(miniature: Path, tmp_path: Path) -> None:
-    bugs = [ValueError("odd"), SystemExit(0), asyncio.CancelledError(), ExceptionGroup("two", [KeyError("a")]), None]
-    async with rollout(miniature, tmp_path, Broken(*bugs, AgentReport("submitted")), Limits()) as (made, _):
-        [group] = await groups(made, ONE, attempts=6)
-    *void, last = sorted(group.episodes, key=lambda episode: episode.attempt)
-    assert [(episode.ending, episode.reason) for episode in void] == [(Ending.VOID, "agent")] * 5
-    assert last.ending is Ending.DONE
-    faults = [record["verdict"]["fault"] for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict"]
-    for said in ("raised ValueError: odd\n", "SystemExit: 0", "CancelledError", "KeyError: 'a'", "returned None"):
-        assert any(said in fault for fault in faults), said
-    assert any("test_attempts.py" in fault for fault in faults), "the traceback is there"
-
-
-async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_path: Path) -> None:
-    async with rollout(miniature, tmp_path, ScriptedAgent([Wait(60.0)]), Limits()) as (made, _):
-        working = asyncio.create_task(groups(made, ONE))
-        await asyncio.sleep(0.2)
-        working.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await working
-    assert not any(record["type"] == "verdict" for record in read(tmp_path / "log.jsonl"))
 
 
 async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniature: Path, tmp_path: Path) -> None:

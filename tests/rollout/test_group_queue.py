@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from itertools import combinations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,16 +121,6 @@ async def test_a_step_takes_what_is_finished_and_leaves_the_rest_running() -> No
         assert [group.id for group in await taking] == ["a", "c"]
         assert [each.group for each in queue.pending if each.ready] == ["e", "f"]
     assert queue.pending == []
-
-
-async def test_what_is_left_at_the_end_is_cancelled_and_a_failure_is_raised() -> None:
-    before = asyncio.all_tasks()
-    with pytest.raises(OSError, match="full"):
-        async with GroupQueue(StalenessWindow(per_step=1, staleness=2)) as queue:
-            ends = await held_by(queue, ["a", "bad", "c"], 0)
-            ends["bad"].set()
-            await queue.take(0, 1)
-    assert asyncio.all_tasks() == before
 
 
 async def test_what_is_too_old_is_begun_anew() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from collections.abc import Mapping
@@ -14,11 +13,9 @@ from typing import Any
 import pytest
 
 from coderepairrl import tokens
-from coderepairrl.assembly.workers import check_executor, require_ray
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
-from coderepairrl.processes.extras import install_extra
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, WorkerFault
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.messages import pack, portable, unpack
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
@@ -95,24 +92,6 @@ async def opened(model: Path, monkeypatch: pytest.MonkeyPatch, ray: Any, address
     return caught.value
 
 
-async def test_without_a_cluster(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = fake(raising(AssertionError("asked")), head=raising(ConnectionError("Could not find any running Ray")))
-    error = await opened(miniature, monkeypatch, ray)
-    assert isinstance(error, PrerequisiteError)
-    assert str(error) == "cannot join the Ray cluster auto: ConnectionError: Could not find any running Ray"
-    assert "docs/guides/cluster.md" in error.fix and "rollout.ray.address=local" in error.fix
-    with pytest.raises(PrerequisiteError, match="Could not find any running Ray"):  # before a run has a folder
-        require_ray(asked())
-
-
-async def test_another_version_of_ray(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\nThis process was with:\n    Ray: 2.60.0"
-    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError(words))))
-    assert isinstance(error, PrerequisiteError)
-    assert "cluster was started with: Ray: 2.9.0 This process was with: Ray: 2.60.0" in str(error)
-    assert "the same Ray and Python on all of its machines" in error.fix
-
-
 @pytest.mark.parametrize("named", ["address", "auto"], ids=["named", "remembered"])
 async def test_an_address_where_nothing_listens(named: str, miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray would try for ever, also where it has remembered the address of a head that is gone."""
@@ -160,18 +139,6 @@ async def test_a_head_that_hangs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
     assert "--resume" in caught.value.fix and next(answers, None) is None, "one that comes back is no end"
 
 
-async def test_an_object_store_that_stays_full_ends_the_run_with_its_cause(
-    miniature: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def remote(*_: Any) -> None:
-        raise ObjectStoreFullError("Failed to put object: the object store is full.\n\tobjects: 12\nSpill or raise it.")
-
-    error = await opened(miniature, monkeypatch, fake(options=SimpleNamespace(remote=remote)))
-    assert str(error).startswith("no machine has made episodes for 0.3 seconds: an actor ")
-    assert "ObjectStoreFullError: Failed to put object: the object store is full. Spill or raise it." in str(error)
-    assert str(error).endswith("; an actor takes 1 CPU, and of the cluster's 4 there are 1 free")
-
-
 async def test_a_full_object_store_in_the_midst_of_a_run_is_a_lost_node() -> None:
     def full(*_: Any) -> None:
         raise ObjectStoreFullError("the object store is full")
@@ -199,15 +166,6 @@ def dying(words: str = "", given: tuple[str, bytes] = ("there", b"")) -> Any:
     return SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=opening)))
 
 
-async def test_a_machine_without_our_package_ends_the_run_at_once(
-    miniature: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = "The actor died.\nWorkerActor failed to import on the worker. No module named 'coderepairrl'"
-    error = await opened(miniature, monkeypatch, fake(options=dying(words)))
-    assert isinstance(error, PrerequisiteError) and "No module named 'coderepairrl'" in str(error)
-    assert "the same versions on all machines" in error.fix
-
-
 async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,23 +174,6 @@ async def test_a_passing_trouble_of_a_machine_is_said_once_and_waited_out(
     assert not isinstance(error, PrerequisiteError) and "No space left on device" in str(error)
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1 and said[0].startswith("an actor on there did not start: OSError: [Errno 28] No space left")
-
-
-async def test_machines_too_small_for_an_actor_are_named(
-    miniature: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    nowhere = SimpleNamespace(remote=lambda *_: SimpleNamespace(open=SimpleNamespace(remote=lambda: asyncio.sleep(9))))
-    error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8))
-    small = (
-        "an actor of 1 episodes claims 1.1 GB of memory, more than Ray has on there (0.5 GB): lower"
-        " sandbox.options.memory"
-    )
-    assert str(error).endswith(small) and capsys.readouterr().out == small + "\n"
-    assert "rollout.ray.episodes=3 would fit" in ray_executor.too_small(
-        fake(memory=7e9).nodes(), memory=2 << 30, capacity=8
-    )
-    error = await opened(miniature, monkeypatch, fake(options=nowhere, memory=5e8), "local")
-    assert isinstance(error, PrerequisiteError) and str(error) == small
 
 
 async def wrong(actor: WorkerActor) -> CodeRepairError:
@@ -249,75 +190,5 @@ async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
     assert "the same versions on all machines" in error.fix
 
 
-async def test_a_machine_with_another_commit(tmp_path: Path) -> None:
-    error = await wrong(WorkerActor(versions() | {"code of coderepairrl": "0123"}, str(tmp_path), [], b"", 100))
-    assert " has code of coderepairrl " in str(error) and ", not 0123: its episodes would" in str(error)
-
-
-async def test_a_missing_token_is_asked_for(miniature: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError("InvalidAuthToken: it is missing"))))
-    assert isinstance(error, PrerequisiteError) and "RAY_AUTH_TOKEN" in error.fix
-
-
-async def test_a_full_disk_is_why_a_ray_of_ones_own_does_not_start(
-    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ray").mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    free = SimpleNamespace(free=3 << 20)
-    monkeypatch.setattr(
-        "shutil.disk_usage", lambda path: free if tmp_path in path.parents else SimpleNamespace(free=9e9)
-    )
-    error = await opened(miniature, monkeypatch, fake(raising(RuntimeError("Timed out waiting for file"))), "local")
-    assert str(error) == f"cannot join the Ray cluster local: {tmp_path}/ray has 3 MiB free"
-    assert "make room" in error.fix and "RAY_TMPDIR" in error.fix
-
-
-async def test_a_machine_without_the_folder(tmp_path: Path) -> None:
-    error = await wrong(WorkerActor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
-    assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
-
-
-async def test_an_actor_that_lacks_something_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    setup = WorkerSetup(tokens.LoadedFrom("nowhere", "auto", False), lacking)
-    error = await wrong(WorkerActor(versions(), str(tmp_path), ["/somewhere/of/mine"], pack(setup), 100))
-    assert (str(error), error.fix) == ("bubblewrap is not installed", "install it")
-    assert sys.path.pop() == "/somewhere/of/mine", "where a user's own classes are"
-
-
-def lacking() -> Mapping[str, Terms]:
-    raise PrerequisiteError("bubblewrap is not installed", fix="install it")
-
-
-LOCAL = Config.model_validate({"run": {"name": "a"}})
-
-
 def asked(address: str = "auto") -> Config:
     return Config.model_validate({"run": {"name": "a"}, "rollout": {"executor": "ray", "ray": {"address": address}}})
-
-
-@pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:", ""])
-def test_an_address_that_is_none(address: str) -> None:
-    with pytest.raises(ConfigError, match="rollout.ray.address=") as caught:
-        check_executor(asked(address))
-    assert "HOST:PORT" in caught.value.fix
-
-
-@pytest.mark.parametrize("address", ["auto", "local", "head:6379", "[::1]:6379"])
-def test_addresses(address: str) -> None:
-    check_executor(asked(address))
-
-
-def test_somebody_elses_model_needs_no_cluster() -> None:
-    with pytest.raises(ConfigError, match="somebody else serves"):
-        check_executor(asked(), remote=True)
-    check_executor(LOCAL, remote=True)
-
-
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PrerequisiteError, match="needs the package ray") as caught:
-        require_ray(asked())
-    assert caught.value.fix == install_extra("ray")
-    require_ray(LOCAL)

@@ -253,18 +253,6 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     assert len(made.wires) == 3, "it was replaced"
 
 
-async def test_a_bug_in_the_way_to_a_worker_is_what_its_attempts_say(miniature: Path, tmp_path: Path) -> None:
-    async with opened(miniature, tmp_path, agent=Waits(), workers=1) as made:
-        running = asyncio.create_task(made.rollout.run(ticket(0)))
-        async with asyncio.timeout(20):
-            while not made.wires[0].worker._attempts:
-                await asyncio.sleep(0.01)
-        made.wires[0].broken.set_exception(LookupError("no such message"))
-        episode = await running
-    assert episode.ending is Ending.VOID
-    assert episode.fault == "WorkerFault: worker 0 is given up: LookupError('no such message')"
-
-
 async def test_a_turn_that_cannot_be_logged_voids_the_episode(miniature: Path, tmp_path: Path) -> None:
     def full(episode: str, turn: Turn) -> None:
         raise RunError("cannot write: the disk is full", fix="free some space")

@@ -17,7 +17,7 @@ from coderepairrl import rewards, sandbox, tokens
 from coderepairrl.agents.chat import Chat
 from coderepairrl.agents.scripted import Say, ScriptedAgent, Write
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault, SandboxFault
+from coderepairrl.errors import EngineFault, GatewayFault, HealthGateError, RewardFault
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.learn import batch
 from coderepairrl.protocols import Agent, Reward, Sandbox, SandboxBackend
@@ -41,7 +41,6 @@ from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
-Play = Callable[[Task, Sandbox, Endpoint], Any]
 
 
 OPEN: list[Log] = []
@@ -212,25 +211,6 @@ async def test_a_reward_that_cannot_be_computed_is_no_zero(gateway: Gateway, tmp
 
     [group] = await groups_of(make(gateway, tmp_path, Breaking({}), reward=Broken()), TASKS[:1], retries=0)
     assert {(e.ending, e.reason) for e in group.episodes} == {(Ending.VOID, "reward")}
-
-
-async def test_a_sandbox_that_does_not_open(gateway: Gateway, tmp_path: Path) -> None:
-    backend = ScriptedBackend({}, fault=SandboxFault("no user namespaces"))
-    [group] = await groups_of(make(gateway, tmp_path, Breaking({}), backend=backend), TASKS[:1], retries=1)
-    assert group.void == 6
-    assert "no user namespaces" in group.episodes[0].fault
-
-
-async def test_an_interrupted_step_keeps_what_it_has(gateway: Gateway, tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    [first] = await groups_of(make(gateway, tmp_path / "first", Breaking({})), TASKS[:1])
-    agent = Breaking({})
-    kept = [episode for episode in first.episodes if episode.attempt != 1]
-    tried = {(first.id, 0): 1, (first.id, 1): 2, (first.id, 2): 1}
-    [again] = await groups_of(make(gateway, tmp_path, agent), TASKS[:1], finished=kept, tried=tried)
-    assert agent.runs == 1
-    assert [e.id for e in again.episodes] == [kept[0].id, f"{first.id}-01-retry2", kept[1].id]
-    assert [e.reward for e in again.episodes] == [e.reward for e in first.episodes], "seeds do not depend on tries"
 
 
 async def test_a_real_sandbox_and_the_thesis_reward(gateway: Gateway, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -58,15 +57,6 @@ def test_turns_are_there_before_the_verdict(log: Path, tmp_path: Path) -> None:
     name = [record["episode"] for record in follower.records() if record["type"] == "turn"][-1]
     assert follower.episode(name) is None and follower.verdict(name) is None
     assert [turn.index for turn in follower.turns(name)] == list(range(len(follower.turns(name)))) != []
-
-
-def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> None:
-    spaced = tmp_path / "log.jsonl"
-    spaced.write_text("".join(json.dumps(record) + "\n" for record in [*read(log), *read(log)]))
-    follower, once = Follower(spaced), Follower(log)
-    assert list(follower.records()) == [*once.records(), *Follower(log).records()]
-    for episode in logged_episodes(read(log)):
-        assert follower.episode(episode.id) == episode, "of an episode that was begun again, only the last try"
 
 
 @pytest.mark.parametrize("line", [b"{\n", b"[]\n", b"{}\n", b'{"type":"verdict"}\n', b'{"type":"turn","turn":3}\n'])

@@ -29,10 +29,3 @@ def test_every_prefix_and_every_flipped_byte_of_a_compressed_file_is_a_value_err
         except ValueError:
             refused += 1
     assert refused > len(damaged) * 0.9
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="^Is a directory$"):
-        foreign.text(tmp_path)
-    with pytest.raises(ValueError, match="^No such file"):
-        foreign.text(tmp_path / "none")

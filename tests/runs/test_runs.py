@@ -54,11 +54,6 @@ def test_codec_is_exact(patch: bytes, logprobs: list[float], text: str) -> None:
     assert codec.load(Task, json.loads(json.dumps(codec.dump(task)))) == task
 
 
-def test_codec_refuses_unknown_fields() -> None:
-    with pytest.raises(ValueError, match="no field 'colour'"):
-        codec.load(Score, {"name": "x", "value": 1.0, "colour": "red"})
-
-
 def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create("", {})
@@ -106,17 +101,6 @@ except RunError as error:
     written = int(result.stdout.split()[0])
     assert "--resume" in result.stdout
     assert [record["number"] for record in RunFolder(tmp_path).records()] == list(range(written))
-
-
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a run folder"):
-        open_run(tmp_path)
-    run = RunFolder(tmp_path / "run")
-    run.create("", {})
-    about = run.path / "run.json"
-    about.write_text(about.read_text().replace('"schema": 2', '"schema": 99'))
-    with pytest.raises(UsageError, match="schema 99"):
-        open_run(run.path)
 
 
 def test_tasks_leave_a_trace(tmp_path: Path) -> None:

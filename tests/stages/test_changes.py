@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -67,20 +66,3 @@ def _with(settings: dict[str, Any]) -> Config:
         section, _, name = key.partition(".")
         data.setdefault(section, {})[name] = value
     return Config.model_validate(data)
-
-
-def test_a_change_in_words() -> None:
-    assert str(Change(4, "train.lr", 1e-4, 1e-5)) == "train.lr is 1e-05 after step 4, and was 0.0001"
-    assert str(Change(0, "train.eps_low", 0.1, None)) == "train.eps_low is unset after step 0, and was 0.1"
-
-
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [("train.algorithm", "another method"), ("reward.tests", "rewards would mean"), ("train.processes", "replayed by")],
-)
-def test_the_reason_is_the_nearest_one(key: str, why: str) -> None:
-    assert why in reason(key)
-
-
-def test_a_kl_term_may_begin_and_end() -> None:
-    assert "train.beta" in MAY_CHANGE

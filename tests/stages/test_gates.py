@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.config import Config, to_toml
 from coderepairrl.config.sections.run import GateName, Run
-from coderepairrl.runs import RunFolder
 from coderepairrl.stages import gates
 
 Record = dict[str, Any]
@@ -191,34 +187,6 @@ def test_what_goes_well_is_no_collapse_stall_or_spike() -> None:
     assert [with_fault(fault) for fault in (certain, brief, away)] == [[], [], []]
 
 
-def test_a_short_run_that_samples_nothing_is_stopped_at_its_end() -> None:
-    records = healthy(3, seed=0)
-    for record in records:
-        unsampled(record)
-    found = played(records, settings(steps=3))
-    assert [(alarm.gate, alarm.stops, alarm.last) for alarm in found] == [
-        ("nothing_sampled", False, 2),
-        ("nothing_sampled", True, 3),
-    ]
-    assert not [a for a in played(records, settings(steps=30)) if a.stops]
-
-
-def test_no_gradient_says_whether_rewards_differ() -> None:
-    def told(fault: Fault) -> str:
-        records = healthy(10, seed=0)
-        for record in records:
-            record["skipped"] = ""
-            fault(record)
-        return next(alarm.text for alarm in gates.check(records, settings()) if alarm.gate == "no_gradient")
-
-    def untrained(record: Record) -> None:
-        record["metrics"].pop("learn/grad_norm", None)
-        record["metrics"]["reward_std"] = 0.2
-
-    assert "earned the same (mean reward 0.5)" in told(FAULTS["no_gradient"])
-    assert "though rewards differ" in told(untrained)
-
-
 def test_records_of_older_versions_are_read() -> None:
     """They have neither ``surprisal`` nor ``skipped`` nor ``alarms``."""
     records = healthy(60, seed=3)
@@ -229,23 +197,6 @@ def test_records_of_older_versions_are_read() -> None:
             record["metrics"] |= {"learn/entropy": 1e-4, "reward": 0.1}
     assert not gates.check(records[:40], settings())
     assert [alarm.gate for alarm in gates.check(records[:50], settings())] == ["entropy"]
-
-
-def test_a_finished_run_is_judged_again_from_its_log(tmp_path: Path) -> None:
-    config = Config.model_validate({"run": {"name": "told", "dir": str(tmp_path), "steps": 20}})
-    folder = RunFolder(tmp_path / "told")
-    folder.create(to_toml(config), {})
-    log = folder.writer()
-    for record in healthy(20, seed=0):
-        if record["step"] > 8:
-            FAULTS["drift"](record)
-        log.append("step", **record)
-    log.close()
-    found = gates.replay(folder.path)
-    assert [(alarm.gate, alarm.stops, alarm.last) for alarm in found] == [("drift", False, 13), ("drift", True, 18)]
-    assert [alarm.last for alarm in gates.replay(str(folder.path), settings(patience=4))] == [10, 12, 14, 16, 18, 20]
-    assert gates.replay(folder.path, settings(off=["drift"])) == []
-    assert json.loads(json.dumps(found[0].as_json()))["gate"] == "drift"
 
 
 def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None:

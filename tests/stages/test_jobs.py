@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from coderepairrl.cli import app
-from coderepairrl.errors import CodeRepairError, ConfigError, Several
+from coderepairrl.errors import CodeRepairError
 from coderepairrl.stages import jobs, jobs_file
 from coderepairrl.stages.jobs_file import Job, Jobs
 
@@ -105,67 +102,6 @@ def test_arms_run_for_each_seed_and_see_the_jobs_of_the_same_seed(tmp_path: Path
     assert [(arm, *seeds) for arm, seeds in found.arms().items()] == [(arm, 3, 5) for arm in ("base", "rl", "other")]
 
 
-@pytest.mark.parametrize(
-    ("text", "message", "fix"),
-    [
-        (HEAD + "[jobs.tune]", "jobs.tune does not say its kind", "train | sft"),
-        (HEAD + "[jobs.eval]", "does not say whose attempts", "policy ="),
-        (HEAD + "[jobs.eval]\npolicy = '{trian}'\n[jobs.train]", "needs 'trian', which is no job", "'train'"),
-        (HEAD + "[jobs.train]\nneeds = ['tune']", "needs 'tune', which is no job", ""),
-        (
-            HEAD + "[jobs.train]\nneeds = ['eval']\n[jobs.eval]\npolicy = '{train}'",
-            "circle: train -> eval -> train",
-            "",
-        ),
-        (HEAD + "[jobs.train]\npolicy = 'http://x/v1'", "cannot train a policy behind a URL", "model folder"),
-        (HEAD + "[jobs.train]\nset = ['run.name=x']", "run.name cannot be set", "name, dir and seeds"),
-        (HEAD + "[arms.a.train]\nset = ['run.seed=1']", "run.seed cannot be set", "seeds"),
-        (HEAD + "[jobs.train]\npreset = 'greedy'", "preset means nothing to a job of kind train", "leave it out"),
-        (HEAD + "[jobs.train]\nsets = []", "unknown key 'jobs.train.sets'", "'set'"),
-        (HEAD + "[jobs.train]\nset = ['train.lr']", "is not KEY=VALUE", "train.lr=3e-6"),
-        (HEAD + "[jobs.eval]\npolicy = 'x'\npreset = 'gredy'", "no preset 'gredy'", "greedy"),
-        (HEAD + "[jobs.collect]\npolicy = 'http://x:{port}'", "serve and policy both need {port}", "{port}/v1"),
-        (HEAD + "[jobs.student]\nkind = 'command'", "runs nothing", "run ="),
-        (HEAD + "[arms.train.train]\n[jobs.train]", "train is an arm and a job", "another name"),
-        (HEAD + "seeds = [1, 1]\n[arms.a.train]", "each once", "seeds ="),
-        (STUDY + "[questions.q]\narms = ['base', 'lr']", "no arm with an evaluation is called 'lr'", "known: base"),
-        (STUDY + "[questions.q]\narms = ['rl', 'rl']", "names an arm twice", "once"),
-        (HEAD + "[jobs.eval]\npolicy = '{rl.train}'\n[arms.rl.train]", "needs 'rl.train'", ""),
-    ],
-)
-def test_what_is_wrong_between_jobs_is_said_with_what_to_do(tmp_path: Path, text: str, message: str, fix: str) -> None:
-    with pytest.raises(CodeRepairError) as caught:
-        made(tmp_path, text)
-    assert message in str(caught.value) and fix in caught.value.fix
-
-
-def test_every_mistake_is_said_at_once_with_its_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(Several) as caught:
-        made(tmp_path, HEAD + "[jobs.sft]\nset = ['run.name=x']\n[jobs.train]\npreset = 'greedy'\n[jobs.tune]")
-    assert len(caught.value.problems) == 3
-    text = STUDY.replace("train = {}", "train.set = ['train.lrr=1']").replace("calls=2", "calls=two")
-    text += "[questions.q]\narms = ['base', 'rl']\nmetric = 'speed'\nevaluation = 'verified'\n"
-    _, problem = jobs.check(made(tmp_path, text))
-    said = str(problem)
-    assert "rl.train: override 'train.lrr=1': unknown key 'train.lrr'" in said
-    assert "other.eval: override 'rollout.calls=two'" in said
-    assert "base.eval: question q: there is no metric 'speed'" in said
-    assert "base.eval: question q: there is no evaluation 'verified'" in said
-    _, problem = jobs.check(made(tmp_path, STUDY.replace("eval.options.n=4", "eval.tasks=4")))
-    assert "seeds would be measured on different tasks" in str(problem)
-
-
-def test_overrides_name_a_job(tmp_path: Path) -> None:
-    found = made(tmp_path, STUDY, "eval.preset=long", "train.train.lr=0.5")
-    assert {job.preset for job in found.jobs if job.kind == "eval"} == {"long"}
-    assert {job.config().train.lr for job in found.jobs if job.kind == "train"} == {0.5}
-    for wrong in ("rll.train.lr=1", "train=1", "train"):
-        with pytest.raises(ConfigError) as caught:
-            made(tmp_path, STUDY, wrong)
-        assert caught.value.fix
-
-
 SMALL = (
     HEAD
     + """
@@ -237,51 +173,6 @@ def test_a_job_that_was_killed_goes_on_and_foreign_folders_stay(done: Path) -> N
     record.unlink()
     with pytest.raises(CodeRepairError, match="was not made by this file"):
         doing(done)
-
-
-def test_what_is_stale_is_in_no_table(done: Path) -> None:
-    notes = jobs.table(made(done, SMALL, "train.train.lr=1e-3")).notes
-    assert notes[0] == "train is not what the file asks for now: train.lr 0.0006 then, 0.001 now."
-    assert notes[1] == "eval is not what the file asks for now: it needs train, which is not done."
-    assert notes[2].startswith("2 of 3 jobs are missing")
-
-
-async def test_a_job_alone_is_refused_where_its_need_is_not_done_or_another_process_has_it(done: Path) -> None:
-    changed = made(done, SMALL, "train.train.lr=1e-3")
-    assert await jobs.run(changed, 1, print, ["eval"]) == {"eval": "train, which it needs, is not done"}
-    [other] = [job for job in changed.jobs if job.name == "other"]
-    with jobs._alone(other):
-        assert await jobs.run(changed, 1, print, ["other"]) == {"other": "another process runs other"}
-    assert await jobs.run(changed, 1, print, ["other"]) == {}
-
-
-def test_a_dry_run_shows_the_plan_and_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made(tmp_path, STUDY)
-    shown = CliRunner().invoke(app, ["run", "p.toml", "--dry-run"])
-    assert shown.exit_code == 0 and "rl/seed-3/train" in shown.stdout, shown.output
-    plan = json.loads(CliRunner().invoke(app, ["run", "p.toml", "--dry-run", "--json"]).stdout)
-    rows = [(row["job"], row["doing"], row["attempts"]) for row in plan if "seed-3" in row["job"]]
-    evaluations = [(f"{arm}/seed-3/eval", "runs", 4) for arm in ("base", "rl", "other")]
-    assert rows == [evaluations[0], ("rl/seed-3/train", "runs", 2 * 8 * 2), *evaluations[1:]]
-    assert not (tmp_path / "jobs").exists()
-
-
-def test_commands_submit_each_job_after_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    made(tmp_path, STUDY)
-    shown = CliRunner().invoke(app, ["run", "p.toml", "--commands"])
-    assert shown.exit_code == 0, shown.output
-    assert "# rl/seed-3/train: crrl train hello eval.before=false" in shown.stdout
-    stand_in = 'n=0\nsbatch() { echo "$@" >> submitted; wc -l < submitted; }\n'
-    subprocess.run(["bash", "-euc", stand_in + shown.stdout], check=True)
-    lines = Path("submitted").read_text().splitlines()
-    assert lines[2] == "--parsable --job-name=p-rl-seed-3-train --wrap=crrl run p.toml --only rl/seed-3/train"
-    assert [line.partition("--dependency=")[2].partition(" ")[0] for line in lines] == [
-        *("", "", "", "afterok:3", "", "afterok:5", "afterok:3", "afterok:5")
-    ]
-    with pytest.raises(ConfigError, match="override 'rollout.calls=two'"):
-        jobs.commands(made(tmp_path, STUDY.replace("calls=2", "calls=two")), print)
 
 
 def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,11 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config.sections.evaluation import Keep
-from coderepairrl.errors import UsageError
-from coderepairrl.stages.select import Candidate, select, table
+from coderepairrl.stages.select import Candidate, select
 
 ANYTHING: dict[str, Any] = {"above": -1e9, "distinct": "no"}
 
@@ -113,37 +111,3 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
     assert (
         len(select([replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()).kept) == 2
     )
-
-
-@pytest.mark.parametrize(
-    ("filters", "names", "says"),
-    [
-        ({"endings": ("crash",)}, "keep.endings=crash leaves none of 2 attempts", "they ended so: 2 done"),
-        ({"models": ("gpt",)}, "keep.models=gpt leaves none", "replies are by m"),
-        ({"above": 0.7}, "keep.above=0.7 leaves none", "the highest reward is 0.5"),
-        ({"passed": True}, "keep.passed=true leaves none", "crrl grade judges"),
-        ({}, "well-formed tool calls leaves none", "no JSON object"),
-    ],
-)
-def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], names: str, says: str) -> None:
-    one = Candidate(
-        0,
-        "e",
-        "t",
-        reward=0.5,
-        models=frozenset({"m"}),
-        malformed="" if filters else "no JSON object",
-    )
-    with pytest.raises(UsageError, match=names) as caught:
-        select([one, replace(one, episode="f")], Keep(**filters))
-    assert says in caught.value.fix
-    with pytest.raises(UsageError, match="no attempt with a verdict"):
-        select([], Keep())
-
-
-def test_the_table_says_what_each_filter_dropped() -> None:
-    some = [Candidate(0, f"e{at}", f"t/{at}", "o/r", "go", reward=at / 20, patch=str(at)) for at in range(20)]
-    lines = table(select(some, Keep(above=0.1)).as_json())
-    assert lines[0].split() == ["20", "attempts"]
-    assert any(line.split() == ["17", "-3", "keep.above=0.1"] for line in lines)
-    assert "17 tasks: t/10 1" in lines[-1] and lines[-1].endswith("9 more")

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from coderepairrl.assembly.learner import settings
-from coderepairrl.config import Config, load
+from coderepairrl.config import load
 from coderepairrl.errors import LearnerFault
 from coderepairrl.learn import Learner
 from coderepairrl.protocols import Engine
@@ -18,7 +18,7 @@ from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.history import History
 from coderepairrl.stages.policy import LivePolicy, informative, make_batch
-from coderepairrl.stages.train import lacking, step_metrics
+from coderepairrl.stages.train import lacking
 from coderepairrl.sync.weights import Published
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
@@ -54,23 +54,6 @@ def test_dr_grpo_alone_is_the_papers() -> None:
     assert settings(config).max_completion_tokens == config.rollout.tokens
 
 
-@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
-def test_an_advantage_that_is_asked_for_is_had(algorithm: str) -> None:
-    for kind, size in (("mean", 0.1), ("zscore", 0.1 / (0.1 + 1e-4))):
-        config = load("hello", [f"train.algorithm={algorithm}", f"train.advantage={kind}"])
-        assert make_batch(episodes(), config).samples[1].advantage == pytest.approx(size)
-    if algorithm != "dr_grpo":
-        unset = make_batch(episodes(), load("hello", [f"train.algorithm={algorithm}"]))
-        assert unset == make_batch(episodes(), config)
-
-
-def test_flat_groups_are_trained_where_there_is_a_kl_term() -> None:
-    config = load("hello", ["train.beta=0.1"])
-    assert len(make_batch(episodes(), config).samples) == 7
-    informative = make_batch(episodes(), load("hello", ["train.beta=0.1", "curriculum.refill=1"]))
-    assert (len(informative.samples), informative.episodes) == (4, 4)
-
-
 REFILL = ("curriculum.refill=4", "rollout.tasks_per_step=4")
 
 
@@ -104,19 +87,6 @@ def test_one_group_that_makes_all_others_informative_ends_a_refill(more: tuple[s
         for at, reward in enumerate((0.5, 0.5, 0.5, 0.5, 1.0))
     ]
     assert [lacking(groups[:count], config) for count in (4, 5)] == [4, 0]
-
-
-def test_the_informative_groups_of_a_step_are_those_that_were_trained() -> None:
-    def counted(each: list[Episode], *overrides: str, **learned: float) -> tuple[float, int]:
-        groups = [Group(name, cast(Task, None), tuple(e for e in each if e.group == name)) for name in REWARDS]
-        metrics = step_metrics(groups, make_batch(each, load("hello", overrides)), learned)
-        return metrics["informative"], metrics["flat_groups"]
-
-    assert counted(episodes()) == (0.5, 2)
-    assert counted(episodes(), "train.beta=0.1") == (0.5, 2), "a KL term alone has nothing to teach"
-    assert counted([replace(e, ending=Ending.LIMIT) for e in episodes()], "train.mask_truncated=true") == (0.0, 4)
-    assert counted(episodes(), "train.algorithm=ppo") == (1.0, 0)
-    assert counted(episodes(), "train.algorithm=ppo", "train.value_head=true", value_loss=0.1) == (1.0, 0)
 
 
 def _long(turn: Turn) -> Turn:
@@ -206,51 +176,3 @@ def test_a_learner_that_dies_is_replaced(turns: bool, fatal: str, tmp_path: Path
 
     metrics = asyncio.run(improved())
     assert begun == [True] and metrics["loss"] == 0.5 and not engine.asleep
-
-
-def test_one_that_dies_while_it_saves_is_replaced_too(tmp_path: Path) -> None:
-    (file := tmp_path / "weights").write_bytes(b"12345678")
-    RunFolder(tmp_path).log.touch()
-    config = load("hello", ["run.retries=1"])
-
-    async def start(_: object) -> Learner:
-        return cast(Learner, _Learner("", file))
-
-    async def saved(retries: int) -> tuple[Path, int]:
-        own = config.model_copy(update={"run": config.run.model_copy(update={"retries": retries})})
-        policy = LivePolicy(own, RunFolder(tmp_path), start, cast(Engine, _Engine()),
-                            cast(Learner, _Learner("", file)))  # fmt: skip
-        await policy.restore(History())
-        cast(_Learner, policy._learner).fatal = "save"
-        return await policy.save(History()), policy.restarts
-
-    assert asyncio.run(saved(1)) == (tmp_path / "checkpoints" / "00000", 1)
-    with pytest.raises(LearnerFault):
-        asyncio.run(saved(0))
-
-
-def test_one_that_dies_again_while_it_is_brought_back_is_one_more_death(tmp_path: Path) -> None:
-    """As a shared one does for the run that follows another's fault."""
-    (file := tmp_path / "weights").write_bytes(b"12345678")
-    RunFolder(tmp_path).log.touch()
-    config, deaths = load("hello", ["run.retries=2"]), [LearnerFault("died")]
-
-    async def start(_: object) -> Learner:
-        if deaths:
-            raise deaths.pop()
-        return cast(Learner, _Learner("", file))
-
-    async def improved(policy: LivePolicy) -> str:
-        return (await policy.improve(make_batch(episodes(), policy.config), History()))[1]
-
-    def policy(config: Config) -> LivePolicy:
-        found = LivePolicy(config, RunFolder(tmp_path), start, cast(Engine, _Engine()),
-                           cast(Learner, _Learner("step", file)))  # fmt: skip
-        found._fresh = False
-        return found
-
-    again = policy(config)
-    assert asyncio.run(improved(again)) == "sum" and again.restarts == 2
-    deaths.append(LearnerFault("died"))
-    with pytest.raises(LearnerFault):
-        asyncio.run(improved(policy(load("hello", ["run.retries=1"]))))

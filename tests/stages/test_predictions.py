@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages import predictions
-from coderepairrl.stages.grade import Graded, chosen, grade, table, totals
+from coderepairrl.stages.grade import Graded, grade, table, totals
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 
@@ -46,35 +46,6 @@ def test_all_forms_that_the_harness_reads_say_the_same(tmp_path: Path) -> None:
     assert [each.model for each in predictions.read(by_instance)] == ["other", "other"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "has no predictions"),
-        ("{", "line 1: not read as JSON"),
-        ("[" * 200_000, "line 1: not read as JSON: nested too deep"),
-        ("[]", "line 1: no object"),
-        ('{"model_patch": ""}', "line 1: no instance_id"),
-        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
-        ('{"instance_id": "a", "model_name_or_path": 3}', "model_name_or_path of a is no text"),
-        (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
-        (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),
-        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is no text"),
-    ],
-)
-def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "p.jsonl").write_text(text)
-    with pytest.raises(UsageError, match=message):
-        predictions.read(tmp_path / "p.jsonl")
-    with pytest.raises(UsageError, match="No such file"):
-        predictions.read(tmp_path / "none.jsonl")
-
-
-def test_a_model_without_a_name_has_the_files_with_all_its_dots(tmp_path: Path) -> None:
-    path = tmp_path / "gpt-4.1.jsonl"
-    path.write_text("\ufeff" + json.dumps({"instance_id": "a", "model_patch": ""}) + "\n", encoding="utf-8")
-    assert [each.model for each in predictions.read(path)] == ["gpt-4.1"]
-
-
 def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
     def made(task: str, number: int, patch: bytes, ending: Ending = Ending.DONE) -> Episode:
         return Episode(f"{task}{number}", task, "eval", 0, task, number, ending, patch=patch)
@@ -84,18 +55,6 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
     assert predictions.read(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
     assert predictions.read(second) == [Prediction("a", "m", b"")]
-
-
-def test_unknown_instances_are_refused_or_listed_and_tasks_need_checks() -> None:
-    there = [Task("a", "p", "c", "", b"", checks=Checks((Command(("true",)),))), Task("b", "p", "c", "", b"")]
-    asked = [Prediction("a", "m", b"x"), Prediction("z", "m", b"x")]
-    with pytest.raises(UsageError, match="1 instance of the predictions not among the 2 tasks of the source: z"):
-        chosen(asked, there)
-    assert chosen(asked, there, skip_unknown=True)[1:] == ([asked[0]], ["z"])
-    with pytest.raises(TaskError, match="task b has no checks"):
-        chosen([Prediction("b", "m", b"x")], there)
-    with pytest.raises(UsageError, match="no prediction is for a task"):
-        chosen(asked[1:], there, skip_unknown=True)
 
 
 def test_shares_count_what_is_missing_and_leave_out_faults() -> None:

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl import config as configs
 from coderepairrl import rewards, runs
 from coderepairrl.assembly.tasks import check_references
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError
 from coderepairrl.rewards import with_patch
 from coderepairrl.rewards.tests import group_drawn
 from coderepairrl.rewards.verified import LARGEST, unfit
@@ -126,15 +124,6 @@ async def test_the_nearest_reference_counts(name: str) -> None:
     assert (exact.value, exact.nearest) == (1.0, "train-1")
 
 
-async def test_other_similarities_keep_their_formula() -> None:
-    further = replace(TASK, verified=(Verified(diff("sum((a, b))"), "train-1", 1),))
-    for name in ("patch_similarity", "nano_similarity", "draft_similarity", "file_match"):
-        episode = with_patch(TASK, diff("sum((a, b))"))
-        made = rewards.make(name)
-        alone = await rewards.score(made, TASK, episode, ScriptedBackend())
-        assert await rewards.score(made, further, episode, ScriptedBackend()) == alone
-
-
 async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> None:
     made = rewards.make("hybrid")
     good = ScriptedBackend({}, {"git": ExecResult(0, b""), "sh": ExecResult(0, b"")})
@@ -155,24 +144,3 @@ async def test_hybrid_verifies_in_the_groups_it_tests_and_compares_in_all() -> N
     assert (now.value, now.nearest) == (1.0, "r")
     [both] = await rewards.score(made, further, replace(repair, group=drawn), good)
     assert (both.value, both.nearest, both.passed) == (1.0, "r", True)
-
-
-@pytest.mark.parametrize(
-    ("override", "said", "fix"),
-    [
-        ("reward={patch_edits=1.0}", "no reward runs the tasks' checks", "reward.tests=0"),
-        ("reward={patch_similarity=0.5, tests=0.5}", "no reward with a weight compares", "patch_edits"),
-        ("reward={patch_edits=0, tests=1}", "no reward with a weight compares", "patch_edits"),
-        ("run.steps=2", "none of the 8 training tasks is attempted in two steps", "fewer tasks"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(override: str, said: str, fix: str) -> None:
-    tasks = [replace(TASK, id=str(number)) for number in range(8)]
-    useful = ["run.name=r", "run.steps=3", "tasks.verified_references=4", "reward={patch_edits=1.0, tests=0.0}"]
-    check(configs.load("hello", ["run.name=r"]), tasks)
-    for reward in ("patch_edits=1, tests=0", "patch_lines=1, sampled_tests=0", "hybrid=1"):
-        accepted = configs.load("hello", [*useful, "rollout.tasks_per_step=4", f"reward={{{reward}}}"])
-        check(accepted, tasks)
-    with pytest.raises(ConfigError, match=said) as refused:
-        check(configs.load("hello", [*useful, "rollout.tasks_per_step=4", override]), tasks)
-    assert fix in refused.value.fix

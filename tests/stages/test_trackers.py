@@ -79,8 +79,3 @@ def test_what_a_killed_run_has_logged_is_still_sent(folder: RunFolder) -> None:
     with (folder.path / "tensorboard" / "sent").open() as sent:
         fcntl.flock(sent, fcntl.LOCK_SH)  # which it holds until it ends
         assert int(sent.read()) == folder.log.stat().st_size
-
-
-async def test_without_trackers_nothing_is_started(folder: RunFolder) -> None:
-    async with trackers.following(folder, (), print):
-        assert not list(folder.logs.iterdir())

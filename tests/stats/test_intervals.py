@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from statistics import NormalDist
 
@@ -25,10 +24,6 @@ Z = NormalDist().inv_cdf(0.975)
 def ends(interval: Interval) -> tuple[float, float]:
     assert interval.low is not None and interval.high is not None
     return interval.low, interval.high
-
-
-def test_worked_examples() -> None:
-    assert doctest.testmod(intervals).failed == 0
 
 
 def test_wilson_of_the_thesis() -> None:
@@ -131,17 +126,6 @@ def test_pairing_removes_what_tasks_share() -> None:
     gain = paired_difference(list(before), list(after), range(100), share=False)
     assert gain.value == pytest.approx(0.2, abs=0.01)
     assert 0 < ends(gain)[1] - ends(gain)[0] < 0.01
-
-
-def test_nothing_has_no_interval() -> None:
-    with pytest.raises(ValueError):
-        mean_interval([], [], share=True)
-    with pytest.raises(ValueError):
-        paired_difference([1.0], [], [0], share=True)
-    with pytest.raises(ValueError):
-        wilson(0, 0)
-    with pytest.raises(ValueError):
-        tango(0, 0, 0)
 
 
 def test_sign_flips_are_level_under_the_null_and_find_a_gain() -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
-from coderepairrl.stats import Notes, notes
+from coderepairrl.stats import Notes
 from coderepairrl.types import Ending, Episode, Score
 
 
 def episode(*scores: Score) -> Episode:
     return Episode("e", "t", "train", 1, "g", 0, Ending.DONE, scores=scores)
-
-
-def test_worked_examples() -> None:
-    assert doctest.testmod(notes).failed == 0
 
 
 def test_a_cause_that_all_share_comes_first() -> None:

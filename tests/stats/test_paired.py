@@ -15,8 +15,8 @@ from statsmodels.stats.proportion import proportion_confint, proportion_effectsi
 from statsmodels.stats.weightstats import ttost_paired
 
 from coderepairrl.stats import Interval, paired_difference, sign_flip_test, wilson
-from coderepairrl.stats.attempts import curve, curves, pass_at_k, pass_hat_k, per_task
-from coderepairrl.stats.effects import bootstrap, cohens_d, cohens_h, difference
+from coderepairrl.stats.attempts import curves, pass_at_k, pass_hat_k
+from coderepairrl.stats.effects import cohens_d, cohens_h, difference
 from coderepairrl.stats.paired import equivalence, holm, mcnemar, mcnemar_p
 from coderepairrl.stats.power import detectable, needed, spread
 
@@ -205,15 +205,6 @@ def test_two_attempts_tell_what_is_chance() -> None:
     assert low == pytest.approx(0.12, abs=0.01) and high == pytest.approx(0.48, abs=0.03)  # a range, not an estimate
 
 
-def test_clusters_that_agree_count_as_one_task() -> None:
-    rng = np.random.default_rng(6)
-    first, last = ([[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2))
-    found = spread(first, last, [at // 5 for at in range(500)])
-    assert found.design == pytest.approx(5, rel=0.05)
-    alone = spread(first, last, range(500))
-    assert alone.design == pytest.approx(1, rel=0.01)
-
-
 # -- the edges
 
 
@@ -246,37 +237,6 @@ def test_nothing_that_varies_leaves_no_number_without_an_interval(same: float, t
 
 def test_one_repository_has_no_bootstrap() -> None:
     assert difference([0, 1, 0], [1, 1, 0], "aaa") == (pytest.approx(1 / 3), None, None)
-
-
-def test_a_margin_as_wide_as_can_be_is_kept() -> None:
-    found = equivalence([0.0, 1, 0, 1], [0.0, 1, 0, 1], range(4), 1.0, share=True)
-    assert found is not None and found.p == 0
-
-
-@pytest.mark.parametrize(
-    ("attempt", "message"),
-    [
-        (lambda: mcnemar([], []), "no tasks"),
-        (lambda: mcnemar_p(-1, 2), "not negative"),
-        (lambda: cohens_h([2.0], [0.0], [0]), "shares"),
-        (lambda: bootstrap([[1.0]], [], lambda means: means[0]), "one cluster for each"),
-        (lambda: equivalence([0.0], [1.0], [0], 0, share=True), "positive"),
-        (lambda: needed(0, 0.1), "above 0"),
-        (lambda: needed(0.1, 1.5), "from 0 to 1"),
-        (lambda: needed(0.1, 0.5, power=1), "below 1"),
-        (lambda: spread([], [], []), "needs tasks"),
-        (lambda: spread([[]], [[1.0]], [0]), "attempts at each"),
-        (lambda: pass_at_k(4, 1, 5), "k is from 1"),
-        (lambda: pass_at_k(4, 5, 1), "5 of 4"),
-        (lambda: per_task({"t": [True]}, 2), "t has 1 attempts"),
-        (lambda: curve({}, {}, [1]), "no values"),
-        (lambda: curves({"a": [True]}, {"b": [True]}, {}, [1]), "different tasks"),
-    ],
-)
-def test_what_cannot_be_asked(attempt: object, message: str) -> None:
-    assert callable(attempt)
-    with pytest.raises(ValueError, match=message):
-        attempt()
 
 
 def test_too_few_tasks_can_show_nothing() -> None:

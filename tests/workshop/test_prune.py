@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 
 from coderepairrl import models
-from coderepairrl.errors import UsageError
 from coderepairrl.stages import jobs, jobs_file
 from workshop.tiny.prune import prune
 
@@ -38,12 +37,6 @@ def test_the_largest_neurons_stay_and_all_else_is_as_it_was(tmp_path: Path) -> N
         and path.read_bytes() != (tmp_path / "student" / path.name).read_bytes()
     ]
     assert set(changed) <= {"config.json", "model.safetensors", "SHA256SUMS"}
-
-
-def test_more_neurons_than_there_are_cannot_be_kept(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="512 neurons") as raised:
-        prune("builtin:tiny", tmp_path / "student", neurons=512)
-    assert "--neurons" in raised.value.fix and not (tmp_path / "student").exists()
 
 
 def test_the_jobs_that_distil_make_it_and_can_begin_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

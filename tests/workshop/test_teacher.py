@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from coderepairrl import agents
 from coderepairrl.agents.folder import FolderSandbox
-from coderepairrl.errors import UsageError
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, exercise, mutants
 from coderepairrl.types import Endpoint, Task
 from workshop.tiny import prompt, teacher
@@ -66,14 +64,6 @@ def test_it_is_the_scripted_expert_and_says_the_same_again(exercises: Sequence[E
     assert 0.5 < repaired / len(exercises[::10]) < 0.75
 
 
-def test_it_refuses_a_conversation_that_is_not_its_own(exercises: Sequence[Exercise]) -> None:
-    expert = teacher.Teacher(Habits())
-    with pytest.raises(UsageError, match="no task of the source"):
-        expert.reply(prompt.opening("write a poem"))
-    with pytest.raises(UsageError, match="would not have said"):
-        expert.reply([*prompt.opening(exercises[0].prompt), {"role": "assistant", "content": "a poem"}])
-
-
 @asynccontextmanager
 async def served(expert: teacher.Teacher) -> AsyncIterator[str]:
     runner = web.AppRunner(teacher.application(expert), access_log=None, shutdown_timeout=0.1)
@@ -96,20 +86,3 @@ async def test_the_real_agent_repairs_tasks_over_http(tmp_path: Path, exercises:
             report = await agent.run(task, sandbox, Endpoint(url, "none", teacher.NAME))
             assert report.exit == "submitted"
             assert (root / made.path).read_text() == made.fixed
-
-
-async def test_what_it_cannot_answer_is_an_error_of_the_client() -> None:
-    asked: Mapping[str, Any] = {"messages": prompt.opening("write a poem")}
-    async with served(teacher.Teacher(Habits())) as url, aiohttp.ClientSession() as client:
-        for body in (asked, {**asked, "stream": True}, {"messages": 1}, []):
-            async with client.post(f"{url}/chat/completions", json=body) as answer:
-                assert answer.status == 400
-                assert (await answer.json())["error"]["message"]
-        async with client.get(f"{url}/models") as answer:
-            assert [card["id"] for card in (await answer.json())["data"]] == [teacher.NAME]
-
-
-@pytest.mark.parametrize(("exact", "unchanged"), [(-0.1, 0), (1.1, 0), (0.5, 2)])
-def test_habits_are_shares(exact: float, unchanged: float) -> None:
-    with pytest.raises(UsageError):
-        habits(exact, unchanged)

@@ -10,8 +10,6 @@ from random import Random
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coderepairrl import models
 from coderepairrl.agents.nano import NanoOptions
@@ -58,21 +56,6 @@ def test_the_shipped_tokenizer_is_the_one_that_the_code_makes(tmp_path: Path) ->
 def test_the_codec_is_exact_and_agrees_with_the_chat_template(codec: Codec) -> None:
     assert verify(codec).forks == () and not codec.thinking
     assert codec.vocab_size < 450
-
-
-@given(st.text())
-def test_every_text_comes_back(text: str) -> None:
-    assert shipped().decode(shipped().encode(text)) == text
-
-
-def test_constant_texts_are_few_tokens_and_episodes_short(codec: Codec, pool: list[Mutant]) -> None:
-    opening = codec.render(prompt.opening("x"), prompt.TOOLS)
-    assert len(opening) < 32
-    assert len(codec.render(prompt.opening("x"))) - len(codec.render([{"role": "user", "content": "x"}])) <= 5
-    lengths = sorted(
-        len(row(codec, demonstrate(e, Habits(), Random(n)))[0]) for n, e in enumerate(exercises(pool, 100))
-    )
-    assert lengths[50] <= 400 and lengths[-1] < 1024
 
 
 def test_demonstrations_are_the_tokens_that_a_gateway_would_record(codec: Codec, pool: list[Mutant]) -> None:

@@ -19,10 +19,3 @@ class Crashing(ScriptedAgent):
         """See `Agent.run`."""
         await super().run(task, sandbox, endpoint)
         raise KeyError("cmd")
-
-
-class CrashingInstead(Crashing):
-    """Dies before it has asked anything."""
-
-    def __init__(self) -> None:
-        ScriptedAgent.__init__(self, [])

@@ -15,12 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from coderepairrl import models
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
 from coderepairrl.apps.fix.command import USE
 from coderepairrl.assembly.plan import AgentPlan, resolve_attempt
 from coderepairrl.assembly.problems import Problems
-from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.types import Task
 from commands import CRRL
 from fix.conftest import PATCH, SHORT, Home, call, says
@@ -95,39 +93,6 @@ def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path)
     shutil.rmtree(hostile.marks)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_somebody_elses_repository_is_refused_with_what_to_do(home: Home, miniature: Path) -> None:
-    os.chown(home.repo / ".git", 54321, 54321)
-    done = home.fix(miniature, code=2)
-    assert b"belongs to somebody else" in done.stderr and b"--add safe.directory" in done.stderr
-
-
-def test_no_patch_is_exit_code_1(home: Home, miniature: Path) -> None:
-    before = home.state
-    done = home.fix(miniature, *SHORT, "--agent-option", "nudge=false", "--apply", *says("I give up."), code=1)
-    assert done.stdout == b"" and b"I give up." in done.stderr and b"none: nothing in the repo" in done.stderr
-    assert home.state == before
-
-
-ASK = """\
-import json, sys, urllib.request as http
-body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "What now?"}]})
-http.urlopen(http.Request(sys.argv[1] + "/chat/completions", body.encode(), {"Content-Type": "application/json"}))
-"""
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_without_a_patch_the_end_of_what_the_program_printed_is_shown(home: Home, miniature: Path, asks: bool) -> None:
-    """One that never asked the model is to blame itself."""
-    script = ('python3 -c "$1" "$0"; ' if asks else "") + r'seq 20; printf "no such \033[2J model\n"'
-    program = ["agent=command", f"agent.options.argv={json.dumps(['sh', '-c', script, '{base_url}', ASK])}"]
-    done = home.fix(miniature, *program, *says("nothing"), code=1)
-    shown = done.stderr.decode()
-    assert "  20\n" in shown and "  no such \u241b[2J model\n" in shown
-    assert ("21 lines" in shown and "  9\n" not in shown) == asks
-    assert ("ended without a call to the model" in shown) != asks
-
-
 def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:
     done = home.fix(miniature, *SHORT, "rollout.calls=1", *says(PATCH, DONE))
     assert b"+    return a + b" in done.stdout
@@ -143,28 +108,6 @@ def test_a_crash_of_the_agent_keeps_what_was_done(home: Home, miniature: Path) -
             told = json.loads(done.stdout)
             assert told["exit"] == "crash" and "+    return a + b" in told["patch"]
             assert b"the agent crashed: agent crashing raised KeyError" in done.stderr
-
-
-def test_a_dead_engine_is_named_and_leaves_the_repository_alone(home: Home, miniature: Path) -> None:
-    before = home.state
-    done = home.fix(miniature, *SHORT, "--apply", *says(PATCH), code=1)
-    assert done.stdout == b"" and b"error: the script has 1 replies" in done.stderr
-    assert home.state == before
-
-
-def test_what_the_repository_says_does_not_command_the_terminal(home: Home, miniature: Path) -> None:
-    done = home.fix(miniature, *SHORT, *says(call("shell", cmd=r"printf '\033]0;x\007' | tee evil.txt"), DONE))
-    assert b"\x1b" in done.stdout, "the patch is exact"
-    assert b"\x1b" not in done.stderr and b"\x07" not in done.stderr
-
-
-def test_any_folder_of_the_repository_will_do_and_no_other(home: Home, miniature: Path) -> None:
-    (home.repo / "sub").mkdir()
-    assert b"+    return a + b" in home.fix(miniature, *SHORT, *says(PATCH, DONE), repo=home.repo / "sub").stdout
-    assert b"git -C" in home.fix(miniature, repo=home.path, code=2).stderr
-    assert b"no folder" in home.fix(miniature, repo=home.path / "nowhere", code=2).stderr
-    (home.path / "issue.md").write_text(" \n")
-    assert b"is empty" in home.fix(miniature, code=2).stderr
 
 
 async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,12 +126,6 @@ async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch
         assert b"NO_SUCH_KEY is not set" in unset.stderr
     gone = await asyncio.to_thread(home.fix, url, "--model-name", "theirs", code=1)
     assert b"cannot be reached" in gone.stderr and b"fix: check the URL" in gone.stderr
-
-
-async def test_a_refused_key_says_what_to_check(home: Home) -> None:
-    async with ScriptedEndpoint([Answer(status=401)]) as server:
-        done = await asyncio.to_thread(home.fix, server.endpoint().base_url, "--model-name", "theirs", code=1)
-    assert b"answered 401" in done.stderr and b"the key" in done.stderr
 
 
 @pytest.mark.parametrize("told", ["SIGINT", "SIGTERM", "SIGHUP", "the terminal is closed"])
@@ -254,36 +191,3 @@ eval = {{ before = false, after = false }}
     assert plan.config.agent.options == {"system": "compact", "tools": "compact", "nudge": False}
     subprocess.run(["rm", "-r", str(run / "checkpoints")], check=True)
     assert b"no checkpoint yet" in home.fix(run, code=2).stderr
-
-
-def test_settings_that_would_do_nothing_are_refused(miniature: Path, tmp_path: Path) -> None:
-    for override in ("train.lr=1", "rollout.temperature=1", "reward=tests", "model.path=x"):
-        with pytest.raises(ConfigError, match="has no use for"):
-            chosen(str(miniature), override)
-    with pytest.raises(ConfigError, match="engine"):
-        chosen("http://127.0.0.1:1/v1", "engine=tiny")
-    with pytest.raises(ConfigError, match="no option 'key_enw'"):
-        chosen("http://127.0.0.1:1/v1", "engine.options.key_enw=X")
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="no weights"):
-        chosen(str(tmp_path))
-    with pytest.raises(UsageError, match="nowhere is no model: there is no such folder"):
-        chosen("nowhere")
-    with pytest.raises(UsageError, match="secret"):
-        chosen("https://me:secret@127.0.0.1/v1")
-
-
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [("runs/nope", "no such run: known: hello"), ("elsewhere/nope", "hf download"), ("runs/x/y", "folder")],
-)
-def test_a_run_that_is_not_there_is_no_model_of_the_hub(
-    name: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "runs/hello-nope").mkdir(parents=True)
-    (tmp_path / "runs/hello-nope/run.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError) as caught:
-        models.named(name)
-    assert advice.replace("hello", "hello-nope") in caught.value.fix
-    assert ("hf download" in caught.value.fix) is (advice == "hf download")

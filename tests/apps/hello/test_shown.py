@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -12,8 +11,6 @@ from subprocess import CompletedProcess
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.apps.hello.command import headline
-from coderepairrl.apps.hello.episode import Shown, as_text
 from coderepairrl.runs import open_run
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from commands import CRRL
@@ -31,52 +28,12 @@ def episode(phase: str = "train", patch: bytes = PATCH, passed: bool = False) ->
     return made
 
 
-def test_an_episode_is_a_few_short_lines() -> None:
-    text = as_text("an episode", episode())
-    assert text.splitlines()[0] == "an episode (toy/1)"
-    assert max(map(len, text.splitlines())) <= 76 and "\x1b" not in text
-    for shown in (
-        r"^shell +cat a\.py$",
-        r"\(failed\)$",
-        r"^diff +a\.py$",
-        r"^ +\+return a \+ b$",
-        r"^reward +0\.00 \(tests 0\.00\)$",
-    ):
-        assert re.search(shown, text, re.MULTILINE), (shown, text)
-
-
-def test_two_episodes_are_shown() -> None:
-    shown = Shown()
-    assert not shown(episode("eval", patch=b""))
-    assert "before any training" in shown(episode("eval"))
-    assert not shown(episode("eval", passed=True)) and not shown(episode())
-    assert "repaired" in shown(episode(passed=True))
-    assert not shown(episode(passed=True))
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CompletedProcess[str]]:
     """A finished run: the folder that it was started in, and what it printed."""
     home = tmp_path_factory.mktemp("hello")
     small = ("run.steps=2", "eval.tasks=6", "rollout.tasks_per_step=2", "rollout.group_size=4")
     return home, subprocess.run([*CRRL, "hello", *small], cwd=home, capture_output=True, text=True)
-
-
-def test_what_was_shown_is_not_shown_again_by_resume(done: tuple[Path, CompletedProcess[str]], tmp_path: Path) -> None:
-    home, first = done
-    assert "an episode, before any training" in first.stderr, first.stderr
-    shutil.copytree(home / "runs", tmp_path / "runs")
-    more = [*CRRL, "hello", "runs/hello", "run.steps=3", "--resume"]  # the rest is as it was
-    again = subprocess.run(more, cwd=tmp_path, capture_output=True, text=True)
-    assert again.returncode == 0 and "step 3" in again.stdout, again.stderr
-    assert "an episode, before any training" not in again.stderr
-
-
-def test_the_headline_has_its_interval() -> None:
-    changes = {"before": 0.224, "after": 0.363, "delta": 0.139, "ci95": [0.096, 0.184]}
-    assert headline({"tests_passing": changes}) == (
-        "held-out bugs repaired (tests pass): 22% -> 36%, +14 points [95 % interval +10 to +18]"
-    )
 
 
 def test_hello(done: tuple[Path, CompletedProcess[str]]) -> None:

@@ -73,23 +73,6 @@ async def test_a_dead_engine_is_a_fault_and_weights_bring_it_back(tmp_path: Path
         await admin.stop()
 
 
-async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path, miniature: Path) -> None:
-    weights, engine = miniature / "model.safetensors", ScriptedEngine([])
-    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
-    await engine.load(weights, 1, checksum)
-    async with serving(engine, miniature) as (server, sessions):
-        admin = Admin(sessions, server.source)
-        await admin.start(socket=tmp_path / "admin.sock")
-        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
-        async with aiohttp.ClientSession("http://host", connector=connector) as host:
-            async with host.get("/weights") as answer:
-                assert await answer.json() == {"version": 1, "loadable": True}
-            asked = {"path": str(weights), "version": 1, "checksum": checksum}
-            async with host.post("/weights", json=asked) as answer:
-                assert (answer.status, (await answer.json())["error"]["code"]) == (409, "old_version")
-        await admin.stop()
-
-
 async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: Path, miniature: Path) -> None:
     asked = asyncio.Event()
 

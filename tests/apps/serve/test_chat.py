@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 from openai import OpenAI
 
-from coderepairrl.apps.serve.visitors import CONVERSATIONS
 from serve.conftest import Served, Start
 
 
@@ -80,34 +79,6 @@ def _turns(served: Served) -> dict[str, int]:
 
 def _said(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-def test_what_is_refused_opens_no_session_and_ends_no_conversation(start: Start) -> None:
-    served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.tokens=256")
-    url = f"{served.where['gateway']}/v1"
-
-    def post(path: str, body: object) -> int:
-        return httpx.post(f"{url}/{path}", json=body).status_code
-
-    for path, body in (
-        ("chat/completions", {"model": "mine", "messages": []}),
-        ("chat/completions", {"model": "mine", "messages": "Hello."}),
-        ("chat/completions", {"model": "mine", "messages": [_said("Hello.")], "n": 2}),
-        ("messages", {"model": "mine", "messages": [_said("Hello.")], "max_tokens": 0}),
-        ("responses", {"model": "mine", "input": 3}),
-        ("responses", ["no", "object"]),
-    ):
-        assert 400 <= post(path, body) < 500, body
-    assert _turns(served) == {}, "who is refused has no session"
-
-    assert post("chat/completions", {"model": "mine", "messages": [_said("Hello.")]}) == 200
-    [first] = _turns(served)
-    with httpx.Client() as client:
-        for number in range(CONVERSATIONS + 1):
-            long = {"model": "mine", "messages": [_said(f"{number} " + "much too long " * 200)]}
-            assert client.post(f"{url}/chat/completions", json=long).status_code == 400
-    assert first in _turns(served), "an idle conversation outlives what was never answered"
-    assert len(_turns(served)) <= CONVERSATIONS
 
 
 def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(start: Start, miniature: Path) -> None:

@@ -7,11 +7,9 @@ import json
 import os
 import re
 import signal
-import socket
 import stat
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,14 @@ import pytest
 from anthropic import Anthropic
 from openai import APIStatusError, OpenAI
 
-from coderepairrl.apps.serve import resolve
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Sessions
-from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.types import Limits, Sampling
 
-from .conftest import SHOWN, Served, Start, command
+from .conftest import Served, Start, command
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "serve.md"
 ASK: Any = [{"role": "user", "content": "Repair it."}]
@@ -101,14 +98,6 @@ def test_a_session_is_a_tree_of_exact_tokens(tiny: Served) -> None:
     assert [turn.output.ids for turn in log["mine"].turns] == [tuple(t["output"]["ids"]) for t in told["turns"]]
 
 
-def test_what_cannot_be_trained_says_why(tiny: Served) -> None:
-    session = tiny.open(sampling={"temperature": 0.0, "max_tokens": 4})
-    openai(session).chat.completions.create(model="policy", messages=ASK)
-    told = tiny.close(session)
-    assert [(turn["fate"], turn["reason"]) for turn in told["turns"]] == [("dropped", "sampling")]
-    assert told["rows"] == [] and told["account"]["dropped"] == {"sampling": told["account"]["sampled"]}
-
-
 def test_weights_are_loaded_by_version_and_checksum(tiny: Served, miniature: Path) -> None:
     before = tiny.host.get("/weights").json()["version"]
     path = miniature / "model.safetensors"
@@ -123,23 +112,6 @@ def test_weights_are_loaded_by_version_and_checksum(tiny: Served, miniature: Pat
     session = tiny.open(sampling={"max_tokens": 4})
     openai(session).chat.completions.create(model="policy", messages=ASK)
     assert {part["version"] for part in tiny.close(session)["turns"][0]["versions"]} == {before + 1}
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"{", "Invalid JSON"),
-        (b'{"sead": 1}', "sead"),
-        (b'{"limits": {"calls": 0}}', "limits.calls"),
-        (b'{"id": "../up"}', "id"),
-        (b'{"sampling": {"temperature": "hot"}}', "sampling.temperature"),
-    ],
-)
-def test_bad_requests_of_the_host_are_told_where(tiny: Served, body: bytes, words: str) -> None:
-    answer = tiny.host.post("/sessions", content=body)
-    assert answer.status_code == 400
-    assert words in answer.json()["error"]["message"]
-    assert "docs/guides/serve.md" in answer.json()["error"]["fix"]
 
 
 def test_the_hosts_api_is_the_hosts(tiny: Served) -> None:
@@ -226,18 +198,6 @@ def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, min
     assert "Traceback" not in errors
 
 
-def test_models_that_are_none_and_settings_that_do_nothing(tmp_path: Path, miniature: Path) -> None:
-    relayed = tmp_path / "relay.toml"
-    relayed.write_text('run.name = "x"\nmodel.path = "http://127.0.0.1:9/v1"\nengine.name = "relay"\n')
-    assert resolve(str(relayed)).model.name == "http://127.0.0.1:9/v1"
-    with pytest.raises(ConfigError, match="cannot serve"):
-        resolve(str(relayed), ["engine=tiny"])
-    with pytest.raises(ConfigError, match="no use for train.lr"):
-        resolve(str(miniature), ["train.lr=1"])
-    with pytest.raises(ConfigError, match=r"engine\.options\.attempts"):
-        resolve("http://127.0.0.1:9/v1", ["engine.options.attempts=0"])
-
-
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
     source = Remote("http://127.0.0.1:9/v1", model="m")
     sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())
@@ -249,26 +209,3 @@ async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Pa
     again = Admin(sessions, source)
     assert await again.start(socket=address) == f"unix:{address}", "a dead one's is"
     await again.stop()
-
-
-def test_what_cannot_be_served_says_why(miniature: Path, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").touch()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        wrong = [
-            ([str(miniature), "--port", port, *says("x")], 2, f"127.0.0.1:{port}"),
-            (["nowhere"], 2, "config.json"),
-            (["http://127.0.0.1:9/v1"], 1, "cannot be reached"),
-            (["http://127.0.0.1:9/v1", "--key-env", "NO_SUCH_KEY"], 2, "NO_SUCH_KEY is not set"),
-            ([str(miniature), "--log", str(tmp_path), *says("x")], 2, "has other files in it"),
-        ]
-
-        def attempt(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command(*arguments), env={**os.environ, **SHOWN}, capture_output=True, text=True)
-
-        with ThreadPoolExecutor(2) as pool:
-            for (arguments, code, words), done in zip(wrong, pool.map(attempt, [w[0] for w in wrong]), strict=True):
-                assert (done.returncode, done.stdout) == (code, ""), (arguments, done.stderr)
-                assert words in done.stderr and "Traceback" not in done.stderr, (arguments, done.stderr)

@@ -17,7 +17,7 @@ import pytest
 
 from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
-from coderepairrl.errors import ConfigError, SandboxFault, UsageError
+from coderepairrl.errors import SandboxFault, UsageError
 from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.tasks import ScriptedSource
 from coderepairrl.tasks.patches import unified
@@ -151,50 +151,6 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
     tasks[0] = task(tmp_path / "..", f"{tmp_path.name}/other", STRONG, id="strong", reference=b"")
     with pytest.raises(UsageError, match="task strong has changed"):
         await again(Local())
-
-
-async def test_one_task_has_a_wide_interval_and_no_clustered_one(planted: list[Task], tmp_path: Path) -> None:
-    settings = SETTINGS._replace(repeat=1, mutants=0)
-    found = await auditing.audit(ScriptedSource(planted), planted[:1], Local(), settings, tmp_path / "t.jsonl")
-    rates = {each.name: each for each in auditing.rates(found)}
-    passes = rates["the reference passes"]
-    assert passes.independent is not None and passes.independent.low == pytest.approx(0.2065, abs=1e-3)
-    assert passes.clustered is not None and passes.clustered.low is None
-    assert rates["flaky"].measured == rates["mutants accepted"].measured == 0
-    assert "too few" in auditing.table(found)
-
-
-def test_a_limit_draws_by_seed_and_more_include_fewer(planted: list[Task]) -> None:
-    source = ScriptedSource(planted)
-    few, more = ({each.id for each in auditing.chosen(source, limit, 3)} for limit in (3, 6))
-    assert few < more and len(more) == 6
-    assert auditing.chosen(source, 0, 3) == auditing.chosen(source, 99, 0) == planted
-    assert len({tuple(each.id for each in auditing.chosen(source, 3, seed)) for seed in range(9)}) > 1
-    with pytest.raises(UsageError, match="scripted has no tasks"):
-        auditing.chosen(ScriptedSource(), 0, 0)
-    with pytest.raises(UsageError, match="ids are unique"):
-        auditing.chosen(ScriptedSource([planted[0]] * 2), 0, 0)
-
-
-def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
-    (tmp_path / "own.jsonl").write_text('{"id": "a"}\n')
-    (tmp_path / "rows.json").write_text('[{"instance_id": "a", "repo": "b/c"}]')
-    (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "set" / "one").mkdir(parents=True)
-    with pytest.raises(UsageError, match=r"no folder with a task\.toml"):
-        data.recognised(str(tmp_path / "set"), {})
-    (tmp_path / "set" / "one" / "task.toml").write_text("")
-    for name, source in (("own.jsonl", "jsonl"), ("rows.json", "swe_bench"), ("set", "harbor"), ("set/one", "harbor")):
-        path = str(tmp_path / name)
-        assert data.recognised(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
-    assert data.recognised("mutants", {"n": 2}) == ("mutants", {"n": 2})
-    for name, message in (("none.jsonl", "does not exist"), ("empty.jsonl", "has no tasks")):
-        with pytest.raises(UsageError, match=message):
-            data.recognised(str(tmp_path / name), {})
-    with pytest.raises(UsageError, match="another"):
-        data.recognised(str(tmp_path / "own.jsonl"), {"path": "x"})
-    with pytest.raises(ConfigError, match="handmad"):
-        data.load(*data.recognised("handmad", {}))
 
 
 def rows(file: Path) -> Iterator[str]:

@@ -103,20 +103,6 @@ def test_a_seed_draws_them_and_more_of_them_begin_alike(change: Change) -> None:
     assert [WrongPatch.of(each.as_json()) for each in few.patches] == list(few.patches)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ({"a.md": "x\n"}, {"a.md": "y\n"}, "no text file of a program"),
-        ({"a.py": "x = 1\n"}, {"a.py": "x = 1  # one\n"}, "nothing of it can be left out"),
-        ({"test_a.py": "x = 1\n"}, {"test_a.py": "x = 2\n"}, "no text file of a program"),
-        ({"a.py": "x = 1\n"}, {"a.py": "x = 2\n"}, "nothing of it can be left out"),
-    ],
-)
-def test_what_has_none_says_why(tmp_path: Path, old: dict[str, str], new: dict[str, str], why: str) -> None:
-    made = Change(tmp_path, old, new).wrong()
-    assert not made.patches and why in made.why
-
-
 def test_other_languages_are_changed_by_their_signs(tmp_path: Path) -> None:
     old = {"a.js": "function f(a, b) {\n  return a;\n}\n"}
     body = "  // both\n  if (a <= b && !done(a)) { return b; }\n  let c = 1;\n  return a + c;\n"

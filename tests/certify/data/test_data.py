@@ -6,15 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coderepairrl import tasks
 from coderepairrl.certify import data
-from coderepairrl.tasks import quarantine
-from coderepairrl.types import Checks, Command, Task
 from commands import CRRL
 
 
@@ -49,12 +46,6 @@ def test_counts_are_those_of_the_tasks(crrl) -> None:  # type: ignore[no-untyped
     assert listing["handmade"] == data.splits(tasks.make("handmade"))
 
 
-def test_options_are_typed_and_checked(crrl) -> None:  # type: ignore[no-untyped-def]
-    assert crrl("data", "prepare", "mutants", "n=4", "quoted=1.0", "split=test").stdout == "4 test\n"
-    assert "did you mean 'path'?" in crrl("data", "prepare", "mutants", "pth=x", code=2).stderr
-    assert "tasks.jsonl" in crrl("data", "prepare", "jsonl", "path=tasks.jsonl", code=2).stderr
-
-
 def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
     package = tmp_path / "ranges"
     package.mkdir()
@@ -78,15 +69,6 @@ def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path,
         "a blank line earns 0 by patch_edits",
     } <= asked
     assert "exists already" in crrl("data", "export", "mutants", "bugs.jsonl", *options, code=2).stderr
-
-
-def test_a_value_without_its_key_is_given_one(crrl) -> None:  # type: ignore[no-untyped-def]
-    for command in (("prepare",), ("verify",), ("list",), ("export", "mutants", "bugs.jsonl")):
-        source = () if command[0] == "export" else ("jsonl",)
-        done = crrl("data", *command, *source, "tasks.jsonl", code=2)
-        assert "'tasks.jsonl' is not KEY=VALUE" in done.stderr and "path=tasks.jsonl" in done.stderr
-    assert "path=tasks.jsonl" in crrl("check", "tasks", "jsonl", "tasks.jsonl", code=2).stderr
-    assert "train.lr=3e-6" in crrl("train", "hello", "3e-6", code=2).stderr
 
 
 OWN = """
@@ -148,16 +130,6 @@ def test_a_task_that_lies_is_found(crrl, tmp_path: Path, isolating: None) -> Non
     assert done.stderr == ""
 
 
-def test_exams_take_options(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
-    crrl("data", "export", "handmade", "tasks.jsonl", "split=test")
-    report = json.loads(crrl("check", "tasks", "jsonl", "path=tasks.jsonl", "--json").stdout)
-    assert [entry["detail"] for entry in report if entry["name"] == "there are tasks"] == ["2"]
-    assert "has no option 'retries'" in crrl("check", "reward", "patch_lines", "retries=3", code=2).stderr
-    assert "did you mean" in crrl("check", "sandbox", "bwrap", "memry=1", code=2).stderr
-    as_in_a_run = crrl("check", "tasks", "jsonl", "tasks.options.path=tasks.jsonl", "--json").stdout
-    assert json.loads(as_in_a_run) == report
-
-
 def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
     """One task is sound; of others the reference does not apply, the check says nothing, or the commit is not there."""
     work = tmp_path / "work"
@@ -200,14 +172,3 @@ def test_flaky_and_broken_tasks_are_kept_apart_with_the_reason(crrl, tmp_path: P
     assert "exists already" in crrl("data", "verify", *options, "--quarantine", "apart.jsonl", code=2).stderr
     (tmp_path / "apart.jsonl").write_text("{}")
     assert "keeps no tasks apart" in crrl("data", "list", *options, code=2).stderr
-
-
-def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path) -> None:
-    checks = Checks((Command(("pytest",)),), {}, ("a", "b"), ("c", "d"))
-    task = Task("one", "repair it", "python", "dir:x", b"x\n", checks=checks)
-    held = replace(task, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
-    file = tmp_path / "apart.jsonl"
-    other = replace(task, id="other")
-    found = [quarantine.Verified(task, held, "2 runs say the same: no (b; c)"), quarantine.Verified(other, other, "")]
-    assert quarantine.write(found, file) == 1
-    assert quarantine.outside(file, [task, other]) == [held, other]

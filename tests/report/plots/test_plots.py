@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from coderepairrl.report.plots import Baseline, Panel, Series, ema, figure, forest
-from coderepairrl.report.plots.scale import thin, ticks
+from coderepairrl.report.plots import Baseline, Panel, Series, figure
 
 numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e12, max_value=1e12)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -24,33 +21,6 @@ def drawn(svg: str) -> ElementTree.Element:
 
 def texts(root: ElementTree.Element) -> list[str]:
     return [element.text or "" for element in root.iter(f"{SVG}text")]
-
-
-@given(numbers, numbers)
-def test_ticks_are_round_and_cover(a: float, b: float) -> None:
-    low, high = sorted((a, b))
-    marks = ticks(low, high)
-    unseen = max(1e-300, 1e-6 * max(abs(low), abs(high)))  # below 1e-300 a difference may be no float: drawn as zero
-    assert marks[0] <= low + unseen and marks[-1] >= high - unseen
-    assert marks == sorted(set(marks)) and 2 <= len(marks) <= 12
-
-
-@given(st.lists(st.none() | numbers, min_size=1, max_size=50), st.floats(0.001, 1.0))
-def test_smoothing_stays_among_the_values_and_keeps_gaps(values: list[float | None], alpha: float) -> None:
-    smooth = ema(values, alpha)
-    known = [value for value in values if value is not None]
-    assert [value is None for value in smooth] == [value is None for value in values]
-    for value in smooth:
-        if value is not None:
-            slack = 1e-9 * max(map(abs, known))
-            assert min(known) - slack <= value <= max(known) + slack
-
-
-def test_the_first_half_percent_is_left_out() -> None:
-    smooth = ema([100.0] * 5 + [0.0] * 995, 0.01)
-    assert smooth[:5] == [None] * 5 and smooth[5:] == [0.0] * 995
-    with pytest.raises(ValueError):
-        ema([1.0], 0.0)
 
 
 @example([5e-324], "line", None)
@@ -88,34 +58,3 @@ def test_intervals_baselines_and_both_schemes_are_drawn() -> None:
     lined = drawn(figure([Panel("reward", panel.series, baselines=[Baseline("junk edit", 0.7, 0)])], standalone=True))
     assert "junk edit" in texts(lined)
     assert len([e for e in lined.iter(f"{SVG}path") if e.get("class") == "base"]) == 1
-
-
-def test_stacked_bars_end_where_the_sum_is() -> None:
-    parts = [Series(str(at), [1, 2], [1.0 + at, 2.0], at) for at in range(3)]
-    root = drawn(figure([Panel("seconds", parts, kind="stack")]))
-    bars = [e for e in root.iter(f"{SVG}rect") if e.get("class") == "stacked"]
-    heights = [float(e.get("height") or 0) for e in bars]
-    assert len(bars) == 6 and sum(heights[:3]) == pytest.approx(sum(heights[3:]), abs=0.2)
-    assert heights[2] == pytest.approx(3 * heights[0], abs=0.3)
-
-
-def test_pointing_at_a_step_shows_its_values() -> None:
-    svg = figure([Panel("reward", [Series("a", [1, 2], [0.25, 0.5])])])
-    assert {"step 1", "a 0.25", "step 2", "a 0.5"} <= set(texts(drawn(svg)))
-    assert not re.search("<script|onmouse", svg)
-
-
-def test_long_runs_stay_small_and_keep_their_extremes() -> None:
-    values = [math.sin(x / 50) + (30.0 if x == 7_777 else 0.0) for x in range(20_000)]
-    assert (7_777.0, values[7_777]) in thin([(float(x), y) for x, y in enumerate(values)])
-    assert len(figure([Panel("x", [Series("a", range(20_000), values, alpha=0.01)])])) < 60_000
-
-
-def test_forest_is_coloured_by_the_whole_interval() -> None:
-    assert 'class="forest better"' in forest(0.2, 0.1, 0.3, 0.5)
-    assert 'class="forest worse"' in forest(0.2, 0.1, 0.3, 0.5, better="less")
-    assert 'class="forest neither"' in forest(0.2, -0.1, 0.3, 0.5)
-    alone = forest(0.2, None, None, 0.5)
-    assert 'class="forest neither"' in alone and "whisker" not in alone and "too few" in alone
-    with pytest.raises(ValueError):
-        forest(0.0, 0.0, 0.0, 0.0)

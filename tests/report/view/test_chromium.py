@@ -21,7 +21,6 @@ import chromium
 from coderepairrl import report
 from coderepairrl.report.view import Site, write_one
 from coderepairrl.report.view.rows import file_name
-from coderepairrl.report.view.server import Server
 from coderepairrl.types import Ending, Episode, Score, Task, ToolCall
 from report.runs import Maker, written
 
@@ -252,33 +251,6 @@ async def test_tokens_are_drawn_with_what_became_of_them(tab: chromium.Tab, tmp_
         await tab.press("k")
         assert await tab.js("location.hash") == "#turn-0"
     assert tab.errors == []
-
-
-async def test_a_list_goes_on_while_the_run_does(tab: chromium.Tab, tmp_path: Path) -> None:
-    maker = Maker(tmp_path / "run")
-    maker.start()
-    maker.attempt("first", 0, "train", 1, "toy/one")
-    server = Server(Site([maker.folder.path], live=True))
-    url = await server.start()
-    await tab.open(f"{url}/run/index.html")
-    assert await tab.js("document.getElementById('count').textContent") == "1 episode"
-    maker.record("episode", id="second", phase="train", step=1, group="second", attempt=0, task="toy/two", seed=1)
-    await tab.until("document.getElementById('count').textContent === '2 episodes'")
-    await tab.open(f"{url}/run/episode/second.html")
-    assert "open" in await tab.js("document.querySelector('.badge').textContent")
-    maker.attempt("second", 0, "train", 1, "toy/two")
-    maker.log.append("verdict", verdict={**_done("second"), "reason": "submitted"})
-    await tab.until("document.querySelector('.badge')?.textContent.startsWith('done')")
-    assert (
-        await tab.js("fetch('../search.json?text=toy/two').then(got => got.json()).then(got => got.found.length)") == 2
-    )
-    await server.stop()
-    maker.log.close()
-
-
-def _done(name: str) -> dict[str, Any]:
-    about = {"phase": "train", "step": 1, "group": "second", "attempt": 0, "ending": "done"}
-    return {"id": name, "task_id": "toy/two", **about}
 
 
 async def test_ten_thousand_episodes_are_a_list_like_any_other(tab: chromium.Tab, tmp_path: Path) -> None:

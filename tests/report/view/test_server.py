@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from coderepairrl.errors import UsageError
 from coderepairrl.report.view import Site
 from coderepairrl.report.view.rows import CELLS
 from coderepairrl.report.view.server import Server
@@ -91,11 +90,6 @@ async def test_what_is_not_there_is_not_found(url: str, path: str) -> None:
     assert (status, text) == (404, "there is no such page\n")
 
 
-async def test_a_port_that_is_taken_is_said(url: str, maker: Maker) -> None:
-    with pytest.raises(UsageError, match="cannot listen"):
-        await Server(Site([maker.folder.path], live=True)).start(int(url.rpartition(":")[2]))
-
-
 async def test_the_command_serves_until_it_is_interrupted(maker: Maker) -> None:
     crrl = Path(sys.executable).parent / "crrl"
     process = await asyncio.create_subprocess_exec(
@@ -135,12 +129,6 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
     assert status == 200 and "The log is damaged at byte" in page and "first-00" in page
     assert (await get(f"{url}/run/group/first.html"))[0] == 200
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
-
-
-async def test_a_log_that_is_gone_is_said(url: str, maker: Maker) -> None:
-    maker.folder.log.unlink()
-    status, text, _ = await get(f"{url}/run/search.json?text=a")
-    assert status == 503 and "cannot be read" in text
 
 
 def test_no_page_has_all_of_a_patch_without_end() -> None:

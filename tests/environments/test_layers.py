@@ -108,11 +108,6 @@ def test_modes_times_and_links_are_kept_and_what_cannot_be_is_listed(tmp_path: P
     assert report["counts"]["owners"] == 1
 
 
-def test_a_folder_keeps_its_time_when_a_later_layer_changes_what_is_in_it(tmp_path: Path) -> None:
-    apply(tmp_path, [folder("a", mtime=NOW - 7), entry("a/x", b"1")], [entry("a/.wh.x"), entry("a/y", b"2")])
-    assert (tmp_path / "tree/a").stat().st_mtime == NOW - 7
-
-
 HOSTILE: dict[str, list[Made]] = {
     "a name that climbs": [entry("../outside", b"x")],
     "one that climbs later": [folder("a"), entry("a/../../outside", b"x")],
@@ -189,15 +184,6 @@ def test_equal_files_of_images_are_one_file_and_those_of_one_image_are_not(tmp_p
     assert [report["shared"] for report in reports] == [0, 4 + len(large)]
     assert (two / "large").read_bytes() == large and oct((two / "b").stat().st_mode)[-3:] == "755"
     assert not [path for path in two.rglob(".*") if len(path.name) == 65]
-
-
-def test_a_share_that_was_lost_with_the_machine_is_not_used(tmp_path: Path) -> None:
-    shares = tmp_path / "shares"
-    shares.mkdir()
-    apply(tmp_path / "1", [entry("a", b"content")], shares=shares)
-    (tmp_path / "1/tree/a").write_text("")
-    apply(tmp_path / "2", [entry("a", b"content")], shares=shares)
-    assert (tmp_path / "2/tree/a").read_text() == "content"
 
 
 def test_deep_folders_and_sparse_files(tmp_path: Path) -> None:

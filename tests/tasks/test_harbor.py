@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import tempfile
@@ -12,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from coderepairrl import cli, grading
+from coderepairrl import grading
 from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
 from coderepairrl.environments import dockerfile, prepare_images
-from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.errors import TaskError
 from coderepairrl.grading.reports import Outcome, harbor
 from coderepairrl.rewards.scripted import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
@@ -256,17 +254,6 @@ def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, sa
         list(make("harbor", path=str(tmp_path / "t")))
 
 
-def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    written(tmp_path / "all/a")
-    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN apt-get install make")
-    with pytest.raises(TaskError, match="RUN apt-get"):
-        list(make("harbor", path=str(tmp_path / "all")))
-    [task] = make("harbor", path=str(tmp_path / "all"), usable=True)
-    assert task.id == "org/answer" and "RUN apt-get" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("toml", "says"),
     [
@@ -311,16 +298,3 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
     for text in ("", "nan", "inf", '{"reward": "1"}', '{"reward": NaN}', "[1]", "yes", "[" * 10_000, "1" * 400):
         assert harbor(text) == {}, text
     assert harbor('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
-
-
-def test_the_command_writes_folders_and_refuses_the_rest(tmp_path: Path) -> None:
-    run = CliRunner().invoke
-    done = run(cli.app, ["data", "export", "handmade", str(tmp_path / "x"), "--format", "harbor", "--json"])
-    assert json.loads(done.stdout)["tasks"] == len(list(HandmadeSource())), done.output
-    listed = run(cli.app, ["data", "list", "harbor", f"path={tmp_path}/x", "--json"])
-    assert len(json.loads(listed.stdout)) == len(list(HandmadeSource()))
-    with pytest.raises(UsageError, match="exists already"):
-        export(HandmadeSource(), tmp_path / "x")
-    with pytest.raises(TaskError, match="no checks"):
-        export([Task("t", "p", "python", "dir:/x", b"")], tmp_path / "y")
-    assert not (tmp_path / "y").exists()

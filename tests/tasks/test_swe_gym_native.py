@@ -10,7 +10,7 @@ import pytest
 
 from coderepairrl import grading, sandbox
 from coderepairrl.environments import Specification
-from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.errors import TaskError
 from coderepairrl.tasks import make
 from coderepairrl.types import Task
 from projects import write
@@ -97,10 +97,3 @@ def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Pat
 def test_what_takes_more_than_packages_is_left_out(tmp_path: Path, repository: str, version: str) -> None:
     with pytest.raises(TaskError, match="no rows"):
         made(tmp_path, repo=repository, version=version)
-
-
-def test_the_file_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="specifications"):
-        make("swe_gym", path="rows.jsonl", workspace="native")
-    with pytest.raises(ConfigError, match="no specifications of environments can be read"):
-        made(tmp_path, constants="1 / 0")

@@ -6,9 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -294,26 +292,3 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
     finally:
         subprocess.run(["umount", cache], check=True)
-
-
-def test_several_processes_prepare_one_image_and_kills_lose_nothing(tmp_path: Path, cache: Path) -> None:
-    """Two at a time are killed at some moment; what they leave is never taken for whole, and the last ones succeed."""
-    many = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(3000)) for n in range(1500))])
-    asked = layout(tmp_path / "oci", [LAYERS[0], many], WorkingDir="/testbed")
-    name = f"oci:{tmp_path}/oci@{asked}"
-    program = f"from coderepairrl.environments import prepare_images; print(prepare_images([{name!r}])[0].image.id)"
-
-    def start() -> list[subprocess.Popen[bytes]]:
-        return [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
-
-    for wait in (0.6, 0.9):
-        running = start()
-        time.sleep(wait)
-        for process in running:
-            process.kill()
-            process.communicate()
-    said = {process.communicate()[0] for process in start()}
-    assert len(said) == 1 and said != {b""}
-    tree = tree_of(prepare(name))
-    assert len(list((tree / "testbed").iterdir())) == 1502
-    assert {path.name for path in rootfs.store(USER).iterdir() if path.is_dir()} == {tree.parent.name, "shares"}

@@ -15,8 +15,6 @@ import coderepairrl
 from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.environments import prepare_images
-from coderepairrl.errors import TaskError
-from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sandbox.conftest import python_for_all
@@ -152,27 +150,6 @@ async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Pa
         assert await said(box, "cat x; command -v python3 git || echo neither") == "1neither\n"
         await box.write("x", b"2")
         assert b"+2" in await box.diff()
-
-
-def test_an_image_that_lost_a_file_is_refused_at_the_start_and_unpacked_again(
-    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
-) -> None:
-    image = task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")])).workspace.removeprefix("image:")
-    unpacked, _ = rootfs.find(image, backend.user)
-    backend.check_image(image)
-    for lost in ("tree/testbed/lost.py", "git/refs/heads/main", "manifest.json"):
-        content = (unpacked / lost).read_bytes()
-        (unpacked / lost).unlink()
-        with pytest.raises(TaskError, match="is not as it was unpacked") as refused:
-            backend.check_image(image)
-        assert str(unpacked) in refused.value.fix
-        (unpacked / lost).write_bytes(content)
-    (unpacked / "tree/testbed/lost.py").chmod(0o755)
-    with pytest.raises(TaskError, match=r"unpacked: lost\.py"):
-        backend.check_image(image)
-    subprocess.run(["rm", "-r", unpacked], check=True)
-    task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")]))
-    backend.check_image(image)
 
 
 async def test_an_image_that_has_this_package_shows_no_answers(

@@ -79,13 +79,6 @@ def backend() -> SandboxBackend:
     return sandboxes.make("bwrap", binds=(str(packages),), env=env)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
-
-
 def made(repository: Repository, kind: str) -> Task:
     tests = {"test_limits.py": PLAIN if kind == "pytest" else CASES, "test_a.py": FIRST, "test_b.py": FINE}
     repository.commit({"limits.py": SOURCE.encode(), **{name: text.encode() for name, text in tests.items()}})

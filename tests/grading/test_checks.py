@@ -82,18 +82,6 @@ RUNNER = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", PYTHON, "-m", "pytest", "-q
 NAMES = "test_limits.py::test_clamp[{}]"
 
 
-@pytest.fixture
-def backend() -> Local:
-    return Local()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
-
-
 def made(repository: Repository, kind: str) -> Task:
     """The task whose tests `kind` runs; its bug is in the upper limit."""
     python = kind != "node"

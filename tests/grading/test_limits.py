@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -29,13 +28,6 @@ NAMED: dict[str, tuple[str, ...]] = {
 }
 UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then exit 1; fi"))
 """Passes where no file holds what the patch wrote."""
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
 
 
 async def graded(task: Task, patch: bytes) -> Verdict:

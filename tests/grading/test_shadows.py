@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
@@ -40,13 +39,6 @@ CHEATS: dict[str, tuple[str, Mapping[str, bytes]]] = {
     "what every start imports": ("start", {"src/encodings/__init__.py": END, "encodings/__init__.py": END}),
 }
 """The command and the files that make it pass without a repair."""
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
 
 
 def made(repository: Repository, command: str, repaired: Mapping[str, bytes] = {"data.json": b"{}\n"}) -> Task:

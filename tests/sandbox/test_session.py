@@ -8,18 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
 from pathlib import Path
 
 import pytest
 
 from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
-from coderepairrl.sandbox import backend as backend_module
 from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make, session
-from coderepairrl.sandbox.backend import GuestBackend, StateFolder, _sweep
+from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import StartedGuest
 from coderepairrl.sandbox.session import GuestSandbox
@@ -305,12 +302,8 @@ with concurrent.futures.ThreadPoolExecutor(10) as pool: print(all(pool.map(one, 
     server.close()
 
 
-@pytest.mark.parametrize("name", ["bwrap", "sandlock"])
-async def test_connections_that_a_daemon_holds_are_gone_with_it(
-    name: str, request: pytest.FixtureRequest, task: Task, tmp_path: Path
-) -> None:
+async def test_connections_that_a_daemon_holds_are_gone_with_it(bwrap: Bubblewrap, task: Task, tmp_path: Path) -> None:
     """More than the bridge serves at a time, silent ones and one that never reads."""
-    backend: GuestBackend = request.getfixturevalue(name)
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -319,7 +312,7 @@ async def test_connections_that_a_daemon_holds_are_gone_with_it(
         writer.close()
 
     server = await asyncio.start_unix_server(echo, tmp_path / "echo")
-    async with server, backend.open(task) as box:
+    async with server, bwrap.open(task) as box:
         host, _, port = (await box.reach(str(tmp_path / "echo"))).removeprefix("http://").partition(":")
         hold = f"""
 import os, socket, time
@@ -358,59 +351,6 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
         await guest.close()
         groups.append(guest.pid)
     assert [group for group in groups if _lives(group)] == []
-
-
-async def test_the_next_owner_ends_what_a_killed_one_had_half_started(tmp_path: Path) -> None:
-    """Nobody is left then to kill its group."""
-    stale = tmp_path / "crrl-sandbox-stale"
-    stale.mkdir()
-    (stale / ".lock").touch()
-    argv = ["bwrap", "--die-with-parent", "--unshare-all", "--ro-bind", "/", "/", "--chdir", str(stale), "sleep", "60"]
-    groups: list[int] = []
-    for number in range(600):
-        process = subprocess.Popen(argv, start_new_session=True, stderr=subprocess.DEVNULL)
-        await asyncio.sleep(0.0001 * (number % 60))
-        process.kill()
-        process.wait()
-        await asyncio.sleep(0.01)
-        if _lives(process.pid):
-            groups.append(process.pid)
-            break
-    assert groups, "no bubblewrap left anybody"
-    _sweep(tmp_path)
-    for _ in range(400):  # a busy machine takes its time to end it
-        if not _lives(groups[0]):
-            break
-        await asyncio.sleep(0.05)
-    assert not _lives(groups[0]) and not stale.exists()
-
-
-def test_a_sandbox_does_not_wait_for_what_killed_processes_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It goes beside the work; what cannot be removed is named, once."""
-    for name in ("large", "kept"):
-        stale = tmp_path / f"crrl-sandbox-{name}"
-        stale.mkdir()
-        (stale / ".lock").touch()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    may, remove = threading.Event(), backend_module.destroy
-
-    def slowly(*folders: Path) -> None:
-        may.wait()
-        remove(*(folder for folder in folders if "kept" not in folder.name))
-
-    monkeypatch.setattr(backend_module, "destroy", slowly)
-    state = StateFolder()
-    assert state.path.exists() and (tmp_path / "crrl-sandbox-large").exists()
-    may.set()
-    swept()
-    assert not (tmp_path / "crrl-sandbox-large").exists()
-    _sweep(tmp_path)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}/crrl-sandbox-kept, which a killed process left, cannot be removed: delete it"
-    ]
-    state.remove()
 
 
 def _lives(group: int) -> bool:

@@ -477,12 +477,7 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("", "has no rows"),
-        ("[1]", "not an object"),
-        ("{", "rows.jsonl"),
         (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
-        (json.dumps({**ROW, "patch": 3}), "column 'patch' is no str"),
-        (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is no date"),
-        (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
         (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
     ],
 )

@@ -184,20 +184,11 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("fields", "problem", "fix"),
     [
-        ({"id": None}, "id: Field required", "add the field"),
-        ({"prompt": 3}, "prompt: ", "JSON string"),
         ({"promt": "x"}, "unknown field 'promt'", "did you mean 'prompt'?"),
         ({"checks": {"command": []}}, "unknown field 'checks.command'", "did you mean 'commands'?"),
-        ({"checks": {"commands": [{"argv": ["a"], "timout": 1}]}}, "checks.commands.0.timout", "'timeout'?"),
-        ({"checks": {"commands": ["make test"]}}, "checks.commands.0", ""),
-        ({"checks": {"commands": [{"argv": ["a"], "timeout": 0}]}}, "checks.commands.0.timeout", "positive"),
         ({"checks": {"commands": [["a"]], "restore": {"../x": ""}}}, "'../x' is no path", ""),
-        ({"checks": {"restore": {"x": ""}}}, "restore without", "commands"),
-        ({"checks": {"commands": [["a"]], "restore": {"x": "base64:?"}}}, "checks.restore.x: not base64", "base64"),
-        ({"workspace": "repo"}, "workspace: write dir:PATH", ""),
         ({"workspace": "dir:nowhere"}, "workspace: .*nowhere is no folder", "relative to"),
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
-        ({"difficulty": float("nan")}, "difficulty: ", "finite"),
         ({"id": "first"}, "id: 'first' is already taken by line 1", "of its own"),
     ],
 )
@@ -215,10 +206,7 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, An
     ("content", "problem"),
     [
         (b"{", ":1: no JSON object, column 2"),
-        (b"[]", ":1: a list, not an object"),
         (b'{"id": "a", "id": "b"}', ":1: 'id' twice"),
-        (b"\xff\n", ":1: byte 0 is not UTF-8"),
-        (b"\n\n", "has no tasks"),
         (b"[" * 100_000, ":1: JSON that nobody can read"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Images of a registry: Debian's own on the loopback, and ones that throttle, lie and die."""
+"""Images of a registry: Debian's own on the loopback, by tag and by digest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backends by name, what this machine can do, and the fake."""
+"""What bubblewrap shows by its options, and what it refuses to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Landlock's sandbox: the exam, attacks that only it has to fear, and refusal where a promise cannot be kept."""
+"""Landlock's sandbox: the exam, attacks that only it has to fear, and refusal where a promise does not hold."""
 
 from __future__ import annotations
 

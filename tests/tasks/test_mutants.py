@@ -128,24 +128,3 @@ def package(folder: Path, files: dict[str, str] | None = None) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     return folder
-
-
-@pytest.mark.parametrize("git", [False, True])
-def test_a_users_package_end_to_end(tmp_path: Path, git: bool, isolating: None) -> None:
-    root = package(tmp_path / "package")
-    if git:
-        for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
-            subprocess.run(["git", *argv], cwd=root, check=True)
-    options = {"path": str(root), "command": COMMAND, "n": 8, "timeout": 5.0}
-    train = tasks(tmp_path / "cache", split="train", **options)
-    test = tasks(tmp_path / "cache", split="test", **options)
-    assert len(train) == 6 and len(test) == 2 and not {t.id for t in train} & {t.id for t in test}
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    for number, task in enumerate((*train, *test)):
-        folder = package(tmp_path / str(number))
-        (folder / "shop/cart.py").write_bytes((workspace(task) / "shop/cart.py").read_bytes())
-        argv = task.checks.commands[0].argv
-        assert subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False).returncode != 0
-        subprocess.run(["git", "apply", "-"], cwd=folder, input=task.reference, check=True)
-        assert (folder / "shop/cart.py").read_text() == PACKAGE["shop/cart.py"]
-        assert "tests/test_cart.py" in task.checks.restore

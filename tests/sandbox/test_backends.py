@@ -56,6 +56,3 @@ async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Ta
     backend.close()
     with pytest.raises(PrerequisiteError, match="no nonsense here"):
         Bubblewrap(commands=["nonsense"]).require()
-
-
-# -- the fake

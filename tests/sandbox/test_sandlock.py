@@ -287,7 +287,7 @@ async def test_names_that_are_not_utf8_are_in_the_diff(sandlock: Sandlock, task:
         assert (await box.exec(["ls"])).ok
 
 
-# -- choice and refusal
+# -- refusal
 
 
 @pytest.mark.parametrize(

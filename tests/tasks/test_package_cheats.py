@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.certify.task_source import study
 from coderepairrl.rewards import TestsReward, with_patch
-from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants.source import MutantSource
 from coderepairrl.types import Task
 from rewards.folder import Local
@@ -83,25 +81,6 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
             assert (await fresh.exec(["git", "apply", "-"], stdin=patch)).ok
             paid.append((await fresh.exec(command.argv)).ok)
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
-
-
-@pytest.mark.parametrize("kind", RUNNERS)
-async def test_the_tests_that_count_are_named(kind: str, tmp_path: Path) -> None:
-    tasks = made(tmp_path, kind, n=2)
-    names = {*tasks[0].checks.named}
-    assert {name.replace("::", ".").rpartition(".")[2] for name in names} == {
-        "test_cheap",
-        "test_total",
-        "test_nothing",
-    }
-    for task in tasks:
-        assert {*task.checks.named} == names
-        assert not {*task.checks.fail_to_pass} & {*task.checks.pass_to_pass}
-        found = await study(task, Local())
-        assert all(check.ok for check in found.findings), found.findings
-        assert any(name.endswith("test_nothing") for name in task.checks.pass_to_pass)
-    write_jsonl(tasks, tmp_path / "tasks.jsonl")
-    assert list(JsonlSource(tmp_path / "tasks.jsonl")) == tasks
 
 
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:

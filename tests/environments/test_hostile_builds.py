@@ -104,17 +104,6 @@ def test_files_are_shared_with_modes_that_everybody_may_read(tmp_path: Path) -> 
     assert (tmp_path / "other/six.py").stat().st_mode & 0o777 == 0o644
 
 
-def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
-    """What is known after sharing gives the digest that reading every file gives."""
-    place = tmp_path / "mine"
-    place.mkdir()
-    (place / "a.py").write_bytes(b"#" * 1000)
-    for name in ("b.py", "c.py"):
-        (place / name).hardlink_to(place / "a.py")
-    assert digest_of(place, share(place)) == digest_of(place)
-    assert sorted(path.name for path in place.iterdir()) == ["a.py", "b.py", "c.py"]
-
-
 def test_a_damaged_file_of_the_pool_is_not_shared(tmp_path: Path) -> None:
     """The digest is taken after sharing: it would vouch for the damage, in every environment that is built later."""
     for name in ("first", "second"):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, differences, fetch, images, prepare_images, record, states
+from coderepairrl.environments import NoRoom, differences, fetch, prepare_images, record, states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError, UsageError
@@ -55,7 +50,7 @@ def zstandard(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout
 
 
-@pytest.mark.parametrize("compress", [gzipped, lzma.compress, lambda data: data, zstandard])
+@pytest.mark.parametrize("compress", [gzipped, zstandard])
 def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
     asked = layout(
         tmp_path / "oci", LAYERS, "v1", compress, WorkingDir="/testbed", Env=["A=b=c", "PATH=/x"], User="who:some"
@@ -96,8 +91,7 @@ def test_an_archive_of_docker_save_and_an_offered_folder(tmp_path: Path) -> None
     assert (tree_of(offered) / "testbed/old").exists()
 
 
-@pytest.mark.parametrize("compress", [lambda data: data, zstandard], ids=["plain", "zstd"])
-def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path, compress: Any) -> None:
+def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path) -> None:
     """As all of SWE-bench Verified is published: one folder, each image the one before with a layer more, and packs of
     the later ones in each other's repositories; named without a tag."""
     repository(tmp_path / "future", HISTORY)
@@ -113,7 +107,7 @@ def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path, compress: 
         below = [entry("testbed/.wh..wh..opq")] if number else []
         layers = [*layers, archive([*below, *later]), packed(tmp_path / f"{number}")]
         names.append(f"logicstar/sweb.eval.x86_64.a_1776_a-{number}")
-        layout(tmp_path / "oci", layers, names[-1], compress=compress, WorkingDir="/testbed/")
+        layout(tmp_path / "oci", layers, names[-1], compress=lambda data: data, WorkingDir="/testbed/")
     manifests = json.loads((tmp_path / "oci/index.json").read_text())["manifests"]
     assert len(manifests) == 3
     made = prepare_images([f"{name}:latest" for name in names], offered=tmp_path / "oci")
@@ -124,16 +118,6 @@ def test_a_layout_of_many_images_in_a_chain_of_layers(tmp_path: Path, compress: 
                              cwd=tree / "testbed", capture_output=True, text=True, check=True)  # fmt: skip
         assert log.stdout == f"{number}\n" and not mentions(tree)
         assert (tree / "opt/conda").samefile(tree_of(made[0]) / "opt/conda")
-
-
-def test_equal_images_are_one_and_equal_files_are_shared(tmp_path: Path) -> None:
-    layout(tmp_path / "oci", LAYERS, "a", WorkingDir="/testbed")
-    layout(tmp_path / "oci", [*LAYERS, archive([entry("more", b"3")])], "b", WorkingDir="/testbed")
-    saved(tmp_path / "image.tar", LAYERS, "a:1", WorkingDir="/testbed")
-    a, b, c = (tree_of(prepare(name)) for name in (
-        f"oci:{tmp_path}/oci:a", f"oci:{tmp_path}/oci:b", f"docker-archive:{tmp_path}/image.tar"
-    ))  # fmt: skip
-    assert a == c and a != b and (a / "testbed/app.py").samefile(b / "testbed/app.py")
 
 
 def blob_of(oci: Path, data: bytes) -> Path:
@@ -235,8 +219,6 @@ def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path) -> None
     [
         ({"WorkingDir": "/nowhere/../etc/passwd"}, None),
         ({"User": "nobody-we-know"}, "nobody-we-know"),
-        ({"User": "-5"}, "-5"),
-        ({"WorkingDir": "/"}, None),
         ({}, None),
     ],
 )
@@ -276,39 +258,11 @@ def test_users_and_mount_points_are_no_links_out(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"passwd", "oci"}
 
 
-def test_the_wrong_machine_and_names_that_are_none(tmp_path: Path) -> None:
-    oci = tmp_path / "oci"
-    layout(oci, LAYERS, "x", WorkingDir="/testbed")
-    for name, words in (
-        ("registry/x@sha256:12", "no digest"), ("-flag", "no name"), (f"oci:{oci}:y", "not in"),
-        (f"oci:{tmp_path}/none:x", "No such file"), (f"docker-archive:{oci}/oci-layout", "no archive"),
-    ):  # fmt: skip
-        with pytest.raises(TaskError, match=words):
-            prepare(name)
-    config = json.loads(configuration(LAYERS)) | {"architecture": "s390x"}
-    whole = json.dumps(config).encode()
-    manifest = {"schemaVersion": 2, "config": {"digest": digest(whole), "size": len(whole)},
-                "layers": [{"digest": digest(gzipped(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
-    for data in (whole, json.dumps(manifest).encode()):
-        blob_of(oci, data).write_bytes(data)
-    with pytest.raises(TaskError, match="s390x"):
-        prepare(f"oci:{oci}@{digest(json.dumps(manifest).encode())}")
-
-
 def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -> None:
     layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
     with pytest.raises(Several):
         prepare_images(["-a", f"oci:{tmp_path}/oci:x", "-b"])
     rootfs.find(f"oci:{tmp_path}/oci:x", USER)
-
-
-def test_a_disk_without_room_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout(tmp_path / "oci", LAYERS, "x", WorkingDir="/testbed")
-    monkeypatch.setattr(fetch, "SPARE", 1 << 60)
-    said: list[str] = []
-    with pytest.raises(NoRoom, match="1 image needs 0 MiB in .* MiB left"):
-        prepare_images([f"oci:{tmp_path}/oci:x"], say=said.append)
-    assert len(said) == 1 and not list(rootfs.images_cache().glob("trees-*"))
 
 
 def test_layers_that_images_share_are_counted_once(tmp_path: Path) -> None:
@@ -338,42 +292,3 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
     finally:
         subprocess.run(["umount", cache], check=True)
-
-
-def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have written what they note before one of them gives it its name."""
-    both = threading.Barrier(2, timeout=60)
-    replace = Path.replace
-
-    def together(self: Path, target: Path) -> Path:
-        both.wait()
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", together)
-    noted = tmp_path / "sha256-1.json"
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda name: images._note(noted, name, "id"), ("one", "two")))
-    assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]
-
-
-def test_several_processes_prepare_one_image_and_kills_lose_nothing(tmp_path: Path, cache: Path) -> None:
-    """Two at a time are killed at some moment; what they leave is never taken for whole, and the last ones succeed."""
-    many = archive([folder("testbed"), *(entry(f"testbed/{n}", os.urandom(3000)) for n in range(1500))])
-    asked = layout(tmp_path / "oci", [LAYERS[0], many], WorkingDir="/testbed")
-    name = f"oci:{tmp_path}/oci@{asked}"
-    program = f"from coderepairrl.environments import prepare_images; print(prepare_images([{name!r}])[0].image.id)"
-
-    def start() -> list[subprocess.Popen[bytes]]:
-        return [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
-
-    for wait in (0.6, 0.9):
-        running = start()
-        time.sleep(wait)
-        for process in running:
-            process.kill()
-            process.communicate()
-    said = {process.communicate()[0] for process in start()}
-    assert len(said) == 1 and said != {b""}
-    tree = tree_of(prepare(name))
-    assert len(list((tree / "testbed").iterdir())) == 1502
-    assert {path.name for path in rootfs.store(USER).iterdir() if path.is_dir()} == {tree.parent.name, "shares"}

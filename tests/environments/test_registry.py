@@ -1,26 +1,22 @@
-"""Images of a registry: Debian's own on the loopback, and ones that throttle, lie and die."""
+"""Images of a registry: Debian's own on the loopback, by tag and by digest."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import fetch, prepare_images
+from coderepairrl.environments import prepare_images
 from coderepairrl.environments.images import ReadyImage
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
+from coderepairrl.errors import TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
@@ -31,7 +27,6 @@ LAYERS = [
     archive([folder("testbed"), entry("testbed/app.py", b"1\n")]),
     archive([entry("testbed/new", os.urandom(500_000))]),
 ]
-needs_skopeo = pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo (sudo apt-get install skopeo)")
 
 
 def free_port() -> int:
@@ -140,97 +135,3 @@ def test_what_a_registry_does_not_have(registry: str, tmp_path: Path) -> None:
     for name in (f"{registry}/here:2", f"{registry}/never:1", f"{registry}/here@sha256:{64 * '0'}"):
         with pytest.raises(TaskError, match="has no image"):
             prepare(name)
-
-
-def test_killed_at_any_moment_it_goes_on(registry: str, tmp_path: Path, cache: Path) -> None:
-    many = [archive([folder("testbed"), entry(f"testbed/{n}", os.urandom(3_000_000))]) for n in range(6)]
-    layout(tmp_path / "oci", many, compress=lambda data: data, WorkingDir="/testbed")
-    name = f"{registry}/killed@{push(tmp_path / 'oci', f'{registry}/killed:1', 'oci')}"
-    program = f"from coderepairrl.environments import prepare_images; prepare_images([{name!r}])"
-    for wait in (0.5, 0.8):
-        process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True, stderr=subprocess.DEVNULL)
-        time.sleep(wait)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    ready = prepare(name)
-    where, _ = rootfs.find(ready.pinned, USER)
-    assert {path.name: path.stat().st_size for path in (where / "tree/testbed").iterdir()} == dict.fromkeys(
-        "012345", 3_000_000
-    )
-    assert {path.name for path in where.parent.iterdir() if path.is_dir()} == {where.name, "shares"}
-    assert not [path for path in (cache / "images/blobs").iterdir() if path.is_dir() and path.name != "sha256"]
-
-
-class Registry(BaseHTTPRequestHandler):
-    """Answers each request as `how` says."""
-
-    how = ""
-    later = "0"
-
-    def do_GET(self) -> None:
-        if self.how == "dies":
-            self.connection.shutdown(socket.SHUT_RDWR)
-            return
-        if self.path == "/v2/":
-            code, body = 200, b"{}"
-        elif self.how == "throttles":
-            code, body = 429, b'{"errors":[{"code":"TOOMANYREQUESTS","message":"pull rate limit"}]}'
-        elif self.how == "refuses":
-            code, body = 403, b'{"errors":[{"code":"DENIED","message":"requested access to the resource is denied"}]}'
-        else:
-            code, body = 200, b'{"schemaVersion": 2, "layers": []}'
-        self.send_response(code)
-        self.send_header("Retry-After", self.later)
-        self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@needs_skopeo
-@pytest.mark.parametrize(
-    ("how", "words", "fix"),
-    [
-        pytest.param("throttles", "throttles us", "skopeo login", marks=pytest.mark.real),  # skopeo tries again
-        ("refuses", "not for everybody", "skopeo login"),
-        ("lies", "another manifest|does not match", ""),
-        pytest.param("dies", "cannot be fetched", "run it again", marks=pytest.mark.real),
-    ],
-)
-def test_a_registry_that_misbehaves_is_named_with_what_helps(
-    how: str, words: str, fix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Registry, "how", how)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        name = f"127.0.0.1:{server.server_port}/x@sha256:{64 * '1'}"
-        with pytest.raises(CodeRepairError, match=words) as refused:
-            prepare(name)
-        server.shutdown()
-    assert fix in refused.value.fix
-    assert not list((rootfs.images_cache() / "blobs").rglob("[0-9a-f]*"))
-
-
-@needs_skopeo
-def test_a_registry_that_says_to_come_again_later_is_not_waited_for_silently(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Registry, "how", "throttles")
-    monkeypatch.setattr(Registry, "later", "600")
-    monkeypatch.setattr(fetch, "_SECONDS", 2.0)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(PrerequisiteError, match="not give it in time: it throttles us") as refused:
-            prepare(f"127.0.0.1:{server.server_port}/x@sha256:{64 * '1'}")
-        server.shutdown()
-    assert "skopeo login" in refused.value.fix
-
-
-def test_without_skopeo_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(PrerequisiteError, match="not installed") as refused:
-        prepare("docker.io/library/python:3.12")
-    assert "install skopeo" in refused.value.fix and "--images" in refused.value.fix

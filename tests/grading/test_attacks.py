@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
 from grading.cheats import ANY, MODULE, NODE, PYTEST, REPAIRED, SOURCE, UNITTEST, WORDS
-from rewards.folder import Local, Repository, bwrap
+from rewards.folder import Repository, bwrap
 
 CASES = """import unittest
 
@@ -78,13 +77,6 @@ def backend() -> SandboxBackend:
     packages = Path(pytest.__file__).parents[1]
     env = {"PYTHONPATH": str(packages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return sandboxes.make("bwrap", binds=(str(packages),), env=env)
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
 
 
 def made(repository: Repository, kind: str) -> Task:
@@ -170,27 +162,6 @@ async def test_a_python_that_is_started_apart_is_asked_too(
         async with backend.open(task) as fresh:
             patch = cheat(repository, name) if name else task.reference
             assert ((await grade(fresh, apart, patch)).problem == "") is passes
-
-
-async def test_pytest_in_a_python_that_ignores_the_environment(repository: Repository) -> None:
-    """Here pytest is where the interpreter looks by itself."""
-    task = made(repository, "pytest")
-    for flags in (("-I",), ("-E",)):
-        argv = (
-            "env",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1",
-            sys.executable,
-            *flags,
-            "-m",
-            "pytest",
-            "-q",
-            "--import-mode=append",
-        )
-        checks = replace(task.checks, commands=(Command((*argv, "--rootdir=."), 30.0),))
-        apart = replace(task, checks=checks)
-        for patch, passes in ((task.reference, True), (cheat(repository, "ends the process"), False)):
-            async with Local().open(apart) as fresh:
-                assert ((await grade(fresh, apart, patch)).problem == "") is passes
 
 
 async def test_compiled_tests_are_not_what_runs(repository: Repository, backend: SandboxBackend) -> None:

@@ -82,18 +82,6 @@ RUNNER = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", PYTHON, "-m", "pytest", "-q
 NAMES = "test_limits.py::test_clamp[{}]"
 
 
-@pytest.fixture
-def backend() -> Local:
-    return Local()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
-
-
 def made(repository: Repository, kind: str) -> Task:
     """The task whose tests `kind` runs; its bug is in the upper limit."""
     python = kind != "node"
@@ -184,44 +172,7 @@ async def test_outcomes_of_pytest(repository: Repository, backend: Local) -> Non
     }
 
 
-async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
-    task = made(repository, "pytest")
-    line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"
-    command = replace(task.checks.commands[0], argv=("sh", "-c", line))
-    wrapped = replace(task, checks=replace(task.checks, commands=(command,)))
-    verdict = await graded(wrapped, task.reference, backend)
-    assert verdict == await graded(task, task.reference, backend)
-
-
-TOP = b"%s\n" + SOURCE
-FORGED_TAP = "TAP version 13\\nok 1 - high\\nok 2 - low\\n1..2"
-CHEATS: dict[str, dict[str, bytes | None]] = {
-    "exits": {"limits.py": TOP % b"import os; os._exit(0)"},
-    "exits at exit": {"limits.py": TOP % b"import atexit, os; atexit.register(os._exit, 0)"},
-    "raises SystemExit when asked": {
-        "limits.py": SOURCE.replace(b"    if value >", b"    raise SystemExit(0)\n    if value >")
-    },
-    "skips": {"limits.py": SOURCE.replace(b"    if value >", b"    __import__('pytest').skip('no')\n    if value >")},
-    "is expected to fail": {
-        "limits.py": SOURCE.replace(b"    if value >", b"    __import__('pytest').xfail('so')\n    if value >")
-    },
-    "prints results": {
-        "limits.py": TOP % b"import os; print('test_high (test_limits.Clamp) ... ok\\n\\nOK', flush=True); os._exit(0)"
-    },
-    "prints what a witness would": {
-        "limits.py": TOP
-        % b"""import os, sys
-print('{"word": "x", "ok": true, "outcomes": {"test_limits.Clamp.test_high": 0, "test_limits.Clamp.test_low": 0}}')
-sys.stdout.flush(); os._exit(0)"""
-    },
-    "writes result files": {
-        "limits.py": TOP
-        % b"""import glob, os
-for folder in glob.glob('/tmp/tmp.*/'):
-    try: open(folder + 'outcomes', 'w').write('{"word": "x", "ok": true, "outcomes": {"t": 0}}')
-    except OSError: pass
-os._exit(0)"""
-    },
+STEERING: dict[str, dict[str, bytes | None]] = {
     "a hook in conftest": {
         "conftest.py": b"""import pytest
 @pytest.hookimpl(hookwrapper=True)
@@ -231,63 +182,32 @@ def pytest_runtest_makereport(item, call):
 """
     },
     "a conftest of its own": {"sub/conftest.py": b"import os; os._exit(0)\n"},
-    "reports are patched": {
-        "limits.py": TOP
-        % b"""try:
-    from _pytest import reports
-    made = reports.TestReport.from_item_and_call.__func__
-    def forged(cls, item, call):
-        report = made(cls, item, call)
-        report.outcome = 'passed'
-        return report
-    reports.TestReport.from_item_and_call = classmethod(forged)
-except ImportError:
-    pass"""
-    },
     "settings": {"setup.cfg": b"[tool:pytest]\naddopts = --co\n", "pytest.ini": b"[pytest]\naddopts = --co\n"},
-    "a module in the place of the runner's": {
-        "pytest.py": b"",
-        "unittest.py": b"",
-        "json.py": b"import os; os._exit(0)\n",
-    },
     "start-up code": {"sitecustomize.py": b"import os; os._exit(0)\n"},
     "its own tests": {"test_limits.py": b"def test_clamp(): pass\n"},
 }
-ONLY_PYTEST = {"skips", "is expected to fail", "reports are patched", "a hook in conftest"}
+"""Cheats by files beside the code; those in the code are in `grading.cheats`."""
 
 
-@pytest.mark.parametrize("kind", ["pytest", "unittest"])
-async def test_cheats_do_not_pass(kind: str, repository: Repository, backend: Local) -> None:
-    task = made(repository, kind)
-    for name, files in CHEATS.items():
-        if kind == "unittest" and name in ONLY_PYTEST:
-            continue
-        verdict = await graded(task, cheated(repository, files), backend)
-        assert verdict.problem, name
-        assert task.checks.fail_to_pass[0].split(" ")[0] in verdict.problem, f"{name}: {verdict.problem}"
-
-
-@pytest.mark.parametrize("cheat", ["a hook in conftest", "exits"])
-async def test_with_exit_codes_alone_and_its_settings_kept_a_cheat_passes(
-    cheat: str, repository: Repository, backend: Local
-) -> None:
-    """The positive control: the cheats are cheats."""
+async def test_files_that_steer_pytest_do_not_pass(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
-    patch = cheated(repository, CHEATS[cheat])
-    async with backend.open(task) as fresh:
-        await fresh.exec(["git", "apply", "-"], stdin=patch)
+    for name, files in STEERING.items():
+        verdict = await graded(task, cheated(repository, files), backend)
+        assert task.checks.fail_to_pass[0] in verdict.problem, f"{name}: {verdict.problem}"
+    async with backend.open(task) as fresh:  # the positive control: by exit codes alone, and with its settings
+        await fresh.exec(["git", "apply", "-"], stdin=cheated(repository, STEERING["a hook in conftest"]))
         await fresh.write("test_limits.py", PYTEST.encode())
         done = await fresh.exec([*RUNNER, "-k", "clamp"])
     assert done.exit_code == 0, done.output
 
 
-async def test_node_prints_and_exits(repository: Repository, backend: Local) -> None:
-    if shutil.which("node") is None:
-        pytest.skip("Node is not installed")
-    task = made(repository, "node")
-    for line in (f'console.log("{FORGED_TAP}");', f'console.log("{FORGED_TAP}"); process.exit(0);'):
-        patch = cheated(repository, {"limits.mjs": line.encode() + b"\n" + MJS})
-        assert (await graded(task, patch, backend)).problem.startswith(("1 of 2", "2 of 2"))
+async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: Local) -> None:
+    task = made(repository, "pytest")
+    line = f"cd . && {PYTHON} -m pytest -q -n 1 --maxfail=9; true"
+    command = replace(task.checks.commands[0], argv=("sh", "-c", line))
+    wrapped = replace(task, checks=replace(task.checks, commands=(command,)))
+    verdict = await graded(wrapped, task.reference, backend)
+    assert verdict == await graded(task, task.reference, backend)
 
 
 async def test_a_file_of_results_outside_of_the_workspace(repository: Repository, backend: Local) -> None:
@@ -297,7 +217,8 @@ async def test_a_file_of_results_outside_of_the_workspace(repository: Repository
     checks = Checks((Command(argv, 60.0, "junit"),), task.checks.restore, names)
     task = replace(task, checks=checks)
     assert (await graded(task, task.reference, backend)).problem == ""
-    assert "not reported" in (await graded(task, cheated(repository, CHEATS["exits"]), backend)).problem
+    ends = repository.edit({"limits.py": b"import os; os._exit(0)\n" + SOURCE})
+    assert "not reported" in (await graded(task, ends, backend)).problem
 
 
 async def test_a_run_that_does_not_end_has_failed(repository: Repository, backend: Local) -> None:

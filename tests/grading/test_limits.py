@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -31,13 +30,6 @@ UNCHEATED = Command(("sh", "-c", "if grep -rqw CHEAT --exclude-dir=.git .; then 
 """Passes where no file holds what the patch wrote."""
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
-
-
 async def graded(task: Task, patch: bytes) -> Verdict:
     async with Local().open(task) as fresh:
         return await grade(fresh, task, patch)
@@ -54,16 +46,6 @@ async def test_what_a_patch_does_to_files_that_steer_the_checks_is_left_out(path
     assert not problem or never
     touched = replace(task, reference=repository.edit({path: b"the repair\n"}))
     assert UNCHEATED.argv[2] in (await graded(touched, cheat)).problem, "the reference changes it, so a patch may"
-
-
-async def test_a_script_that_the_command_names_cannot_be_replaced(repository: Repository) -> None:
-    repository.commit({"check.sh": b"grep -q right a.txt\n", "a.txt": b"wrong\n"})
-    reference, cheat = repository.edit({"a.txt": b"right\n"}), repository.edit({"check.sh": b"exit 0\n"})
-    gone = repository.edit({"check.sh": None, "b.txt": b""})
-    task = Task("t", "", "text", f"dir:{repository.folder}", reference, Checks((Command(("sh", "check.sh")),)))
-    assert (await graded(task, reference)).problem == ""
-    assert (await graded(task, cheat)).problem
-    assert (await graded(task, gone)).problem
 
 
 LOOPS = {

@@ -30,13 +30,6 @@ LINKS: dict[str, dict[str, str]] = {
 """What a patch makes links, and where they lead."""
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Repository:
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    return Repository(folder)
-
-
 def made(repository: Repository) -> Task:
     """The upper limit is ignored, which ``tests/a.py`` tells and ``tests/b.py`` does not."""
     tests = {path: CHECK.format(up=".", **values) for path, values in (("tests/a.py", HIGH), ("tests/b.py", LOW))}

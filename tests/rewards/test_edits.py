@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from coderepairrl.rewards import PatchEdits
-from coderepairrl.rewards.edits import REACH, dice
+from coderepairrl.rewards.edits import REACH
 from rewards.folder import Repository
 
 compare = PatchEdits().compare
@@ -167,8 +167,3 @@ def test_hostile_sources_are_read_in_bounded_time(source: bytes, run: Repository
         warnings.simplefilter("error")
         assert 0.0 <= compare(edit(run, {30: FIX}), patch) <= 1.0
     assert time.process_time() - started < 20
-
-
-def test_dice() -> None:
-    assert dice("ab", "ab") == dice("", "") == 1.0
-    assert dice("ab", "") == dice("ab", "cd") == 0.0

@@ -79,15 +79,8 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
     ("spec", "says"),
     [
         ("patch_line", "did you mean 'patch_lines'?"),
-        ("patch_similarty", "did you mean 'patch_similarity'?"),
         ("quality", "module:Class"),
-        ({}, "known rewards"),
         ({"tests": float("nan")}, "tests = 1.0"),
-        ({"tests": True}, "tests = 1.0"),
-        ({"tests": 1e300}, "tests = 1.0"),
-        ({"tests": 10**400}, "tests = 1.0"),
-        ("no.such.module:Class", "installed"),
-        (f"{__name__}:Constnat", "Constant'?"),
         (f"{__name__}:NotAReward", "define __call__, name"),
         ({f"{__name__}:Constant": 1, f"{__name__}:Twin": 1}, "a `name` of its own"),
     ],
@@ -142,11 +135,6 @@ async def test_who_never_answers_is_given_up(task: Task, backend: Local, monkeyp
                 await score([(reward, 1.0)], unchecked, with_patch(task, b""), backend)
     finally:
         STUCK.set()
-
-
-async def test_not_finite_is_a_fault(task: Task, backend: Local) -> None:
-    with pytest.raises(RewardFault, match="nan"):
-        await score([(ScriptedReward(default=float("nan")), 1.0)], task, with_patch(task, b""), backend)
 
 
 @pytest.mark.parametrize("name", ["patch_lines", "patch_similarity"])
@@ -253,11 +241,6 @@ async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Lo
     assert (await judge(task, patch, backend)).value == 1.0
 
 
-async def test_a_task_without_checks_is_refused(task: Task, backend: Local) -> None:
-    with pytest.raises(TaskError, match="no checks"):
-        await judge(replace(task, checks=Checks()), b"", backend)
-
-
 class Dying:
     """A sandbox that dies at its n-th command, or whose git is missing."""
 
@@ -311,32 +294,6 @@ def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None
         assert score_files(name, oracle, oracle) == 1.0
         assert score_files(name, oracle, empty) == 0.0
         assert 0.0 < score_files(name, oracle, patch) < 1.0
-
-
-@pytest.mark.parametrize(
-    ("oracle", "patch", "says"),
-    [
-        (None, b"", "oracle .*: No such file"),
-        (b"prose\n", b"", "oracle .*line 1"),
-        (b"", b"", "oracle .*empty"),
-        ("good", None, "patch .*: No such file"),
-        ("good", b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n", "patch .*line"),
-        ("good", "folder", "patch .*directory"),
-    ],
-)
-def test_score_files_refuses_by_name(task: Task, tmp_path: Path, oracle: object, patch: object, says: str) -> None:
-    paths = []
-    for name, content in (("oracle", oracle), ("patch", patch)):
-        path = tmp_path / name
-        if content == "folder":
-            path.mkdir()
-        elif content is not None:
-            path.write_bytes(task.reference if content == "good" else content)  # type: ignore[arg-type]
-        paths.append(path)
-    for reward in ("patch_lines", "patch_similarity"):
-        with pytest.raises(UsageError, match=says) as caught:
-            score_files(reward, *paths)
-        assert caught.value.fix
 
 
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:

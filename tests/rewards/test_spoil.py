@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
@@ -14,46 +13,7 @@ from coderepairrl.rewards import PatchEdits, parse
 from rewards.folder import records
 from rewards.spoil import ZERO, spoiled
 
-OLD = """def total(values, scale):
-    result = 0
-    for value in values:
-        result = result - value * scale
-    return result
-
-
-def name(user):
-    # the one that is shown
-    return user["first"] + ' ' + user['last']
-"""
-NEW = OLD.replace("result - value", "result + value").replace("' ' + user", "' ' + user.family or user")
 HALF = "half of the reference"
-
-
-def diff(old: str, new: str, path: str = "m.py") -> bytes:
-    body = difflib.unified_diff(old.splitlines(True), new.splitlines(True), f"a/{path}", f"b/{path}")
-    return f"diff --git a/{path} b/{path}\n{''.join(body)}".encode()
-
-
-def test_every_class_is_what_it_is_called() -> None:
-    made = spoiled(diff(OLD, NEW))
-    for name, patch in made.items():
-        if name not in ("empty", "header only"):
-            parse(patch)  # raises if it is malformed
-
-    def added(name: str) -> list[bytes]:
-        return [line for file in parse(made[name]) for block in file.blocks for line in block.added]
-
-    first, second = OLD.splitlines(True)[3].encode(), OLD.splitlines(True)[9].encode()
-    invisible = b"".join(added("right lines: invisible characters"))
-    assert invisible.replace("\u200b".encode(), b"") == first + second and invisible.count("\u200b".encode()) == 2
-    assert added("right lines: parentheses")[0] == b"        result = (result - value * scale)\n"
-    assert added("right lines: other quotes") == [second.translate(bytes.maketrans(b"'\"", b"\"'"))]
-    mutated = added("right lines: a token mutated")
-    assert len(mutated) == 2 and first not in mutated and second not in mutated
-    assert added("right lines: deleted") == []
-    assert added("the reference as comments")[0] == b"#         result = result + value * scale \n"
-    assert len(parse(made[HALF])[0].blocks) == 1
-    assert len(parse(made["the reference and 20 files"])) == 21
 
 
 def references(language: str) -> Iterator[bytes]:

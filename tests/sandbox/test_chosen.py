@@ -12,10 +12,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.agents import recipe
-from coderepairrl.certify import machine
-from coderepairrl.errors import ConfigError, ExitCode, PrerequisiteError
-from coderepairrl.registry import Finding
+from coderepairrl.errors import ExitCode, PrerequisiteError
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.interpreter import install_command
@@ -132,34 +129,3 @@ def test_what_sandlock_cannot_run_is_refused_before_the_run_folder(
     for text in (*words, install_command("bubblewrap")):
         assert text in done.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_agents_are_refused_only_where_they_do_not_work() -> None:
-    """Claude Code was tried there, by `tests/agents/test_programs.py` on a machine without bubblewrap."""
-    not_in = recipe.load("claude-code").not_in
-    sandbox.check_agent(sandbox.Choice("bwrap", "the strongest that works here"), "claude-code", not_in)
-    with pytest.raises(PrerequisiteError, match="runs no command") as caught:
-        sandbox.check_agent(sandbox.choose("sandlock"), "claude-code", not_in)
-    assert "crrl check" in caught.value.fix
-    with pytest.raises(ConfigError, match="sandlok") as mistyped:
-        sandbox.check_agent(sandbox.Choice("bwrap", ""), "mine", {"sandlok": "it starts a server"})
-    assert "sandlock" in mistyped.value.fix
-
-
-def test_check_names_what_a_run_would_take_instead_of_bwrap_sandlock(
-    sandlock: Sandlock, monkeypatch: pytest.MonkeyPatch, path_without_bwrap: str
-) -> None:
-    monkeypatch.setenv("PATH", path_without_bwrap)
-    [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
-    assert entry.ok and entry.detail.startswith("sandlock, bubblewrap is not installed")
-
-
-def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("bwrap", "sandlock", "docker")
-    here = [Finding(name, name == "docker", "", f"install {name}") for name in names]
-    monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
-    for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
-        monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
-        [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
-        assert (entry.ok, entry.detail) == expected
-    assert entry.fix == "install bwrap; or: install sandlock"

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,117 +152,10 @@ async def test_nothing_is_left_of_a_container(made: tuple[str, dict[str, Any]], 
     backend.close()
 
 
-async def test_a_container_out_of_memory_leaves_nothing_where_we_are(
-    made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    filling = tuple(attack for attack in redteam.attacks() if attack.name == "memory in sockets")
-    monkeypatch.setattr(redteam, "attacks", lambda: filling)
-    backend = make(made, **redteam.TIGHT)
-    assert not (await redteam.run(backend, controls=False))[0].succeeded
-    backend.close()
-    assert list(tmp_path.iterdir()) == []
-
-
 async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]], task: Task) -> None:
     backend = make(made)
     async with backend.open(task) as box:
         backend._call("kill", backend._name(box.box))
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
-    backend.close()
-
-
-def test_an_image_that_is_missing_or_lacks_programs_is_named(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
-    name, options = made
-    with pytest.raises(PrerequisiteError, match="no image") as caught:
-        sandbox.make(name, **options | {"image": "nothing:1"}).require()
-    assert caught.value.fix == f"{name} pull nothing:1"
-    with subprocess.Popen(["tar", "-C", tmp_path, "-c", "."], stdout=subprocess.PIPE) as archive:
-        command = [name, *options["flags"], "import", "-", "crrl-empty:1"]
-        subprocess.run(command, stdin=archive.stdout, check=True, capture_output=True)
-    image = options["image"].replace("test", "empty")
-    with pytest.raises(PrerequisiteError, match="cannot run") as caught:
-        sandbox.make(name, **options | {"image": image}).require()
-    assert "sandbox.options.image" in caught.value.fix
-
-
-@pytest.mark.parametrize("name", ["docker", "podman"])
-def test_a_program_that_is_not_installed_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container.shutil, "which", lambda program: None)
-    with pytest.raises(PrerequisiteError, match=f"{name} is not installed") as caught:
-        sandbox.make(name).require()
-    assert "install" in caught.value.fix
-
-
-def test_a_daemon_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake = tmp_path / "docker"
-    fake.write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(PrerequisiteError, match="does not answer: Cannot connect") as caught:
-        sandbox.make("docker").require()
-    assert "systemctl start docker" in caught.value.fix
-
-
-FAKE = """#!/bin/sh
-case "$1" in
-info) echo '{info}' ;;
-image) echo /testbed ;;
-run) echo 'Error: OCI runtime error: cgroups in hybrid mode not supported' >&2; exit {code} ;;
-esac
-"""
-ALL = '"PidsLimit": true, "MemoryLimit": true'
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Container]:
-    """Docker that says `info` of itself, and whose containers end with `code`."""
-
-    def make(info: str, code: int = 0, **options: Any) -> Container:
-        (tmp_path / "docker").write_text(FAKE.format(info=info, code=code))
-        (tmp_path / "docker").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        return container.Docker(**options)
-
-    return make
-
-
-def test_limits_are_kept_by_the_groups_that_the_runtime_has(fake: Callable[..., Container]) -> None:
-    backend = fake(f"{{{ALL}}}")
-    backend.require()
-    assert backend.ungrouped == ("cpu",) and "none on CPUs" in backend.how_limits_are_kept()
-    words = backend._isolation("/w", 0)
-    assert "--pids-limit" in words and "--memory" in words and "--cpus" not in words
-    backend.close()
-
-
-async def test_cpus_are_refused_only_where_they_cannot_be_limited(fake: Callable[..., Container], task: Task) -> None:
-    outcomes = {
-        f"{{{ALL}}}": (PrerequisiteError, "cpus cannot be limited"),
-        f'{{{ALL}, "CpuCfsQuota": true}}': (SandboxFault, "ended"),  # a container that does not come up
-    }
-    for info, (kind, says) in outcomes.items():
-        backend = fake(info, cpus=2)
-        with pytest.raises(kind, match=says):
-            async with backend.open(task):
-                pass
-        backend.close()
-
-
-@pytest.mark.parametrize(
-    ("info", "code", "says", "fix"),
-    [
-        ('{"SecurityOptions": ["name=rootless"]}', 0, "rootless", "podman"),
-        ("{}", 126, "cannot start containers here: .*hybrid mode", "--runtime"),
-        ("{}", 1, "cannot run python:1 as a sandbox", "sandbox.options.image"),
-    ],
-)
-def test_what_keeps_containers_from_working_is_named(
-    fake: Callable[..., Container], info: str, code: int, says: str, fix: str
-) -> None:
-    backend = fake(info, code, image="python:1")
-    with pytest.raises(PrerequisiteError, match=says) as caught:
-        backend.require()
-    assert fix in caught.value.fix
     backend.close()

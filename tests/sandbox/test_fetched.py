@@ -6,8 +6,6 @@ import fcntl
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,22 +59,6 @@ def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]]
     assert number(url, first) == b"0" and not half.exists()
 
 
-def test_a_repository_that_was_begun_is_not_used_by_its_name(mirror: tuple[str, list[str]]) -> None:
-    """It gets its name when it is whole: whoever is killed between two of its files leaves none of that name."""
-    url, [first, _] = mirror
-    seen = []
-
-    def spy(self: Path, target: Path) -> Path:
-        seen.append(sorted(path.name for path in self.iterdir()))
-        return rename(self, target)
-
-    rename = Path.rename
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "rename", spy)
-        number(url, first)
-    assert seen == [["HEAD", "config", "info", "objects", "refs"]]
-
-
 def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
     mirror: tuple[str, list[str]], tmp_path: Path
 ) -> None:
@@ -102,49 +84,12 @@ def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
         gits.join()
 
 
-def test_a_cache_that_another_user_made_ready_needs_no_writing(
-    mirror: tuple[str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, [first, second] = mirror
-    assert number(url, first) == b"0"
-
-    def refuse(self: Path, *args: object, **options: object) -> None:
-        raise OSError(30, "Read-only file system", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    assert number(url, first) == b"0"
-    with pytest.raises(PrerequisiteError, match="cannot write to .*Read-only") as caught:
-        number(url, second)
-    assert "CRRL_CACHE" in caught.value.fix
-
-
-class Throttles(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(429)
-        self.send_header("Retry-After", "60")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def throttling() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Throttles) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/a/b.git"
-        server.shutdown()
-
-
-def test_what_cannot_be_fetched_is_named_with_what_helps(
-    mirror: tuple[str, list[str]], throttling: str, cache: Path
-) -> None:
-    """A commit that was pushed away, a host that is not there, one that throttles, a folder that is gone."""
+def test_what_cannot_be_fetched_is_named_with_what_helps(mirror: tuple[str, list[str]], cache: Path) -> None:
+    """A commit that was pushed away, a host that is not there, a folder that is gone."""
     url, [first, _] = mirror
     cases: list[tuple[str, type[CodeRepairError], str, str]] = [
         (url, TaskError, "has no commit", "pushed away"),
         ("http://127.0.0.1:9/a/b.git", SandboxFault, "Failed to connect|refused", "run it again"),
-        (throttling, SandboxFault, "429", "run it again"),
         ("file:///no/such/mirror", TaskError, "no such folder", "name"),
     ]
     for where, error, words, fix in cases:

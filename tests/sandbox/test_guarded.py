@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
-from coderepairrl.errors import ConfigError, SandboxFault
+from coderepairrl.errors import SandboxFault
 from coderepairrl.types import Task
 
 MODULE = """
@@ -34,28 +34,17 @@ class Broken(ScriptedSandbox):
 class Box(SandboxBackend):
     name = "mine"
 
-    def __init__(self, fails: str = "") -> None:
+    def __init__(self, fails: bool = False) -> None:
         self.fails = fails
-        if fails == "making":
-            raise RuntimeError("cannot be made")
 
     def require(self):
-        if self.fails == "require":
-            raise RuntimeError("cannot be checked")
+        pass
 
     @asynccontextmanager
     async def open(self, task):
-        if self.fails == "open":
+        if self.fails:
             raise RuntimeError("cannot be opened")
-        try:
-            yield Broken({"a.py": b"x"})
-        finally:
-            if self.fails == "end":
-                raise RuntimeError("cannot be ended")
-
-
-class Nothing:
-    name = "nothing"
+        yield Broken({"a.py": b"x"})
 """
 
 
@@ -86,15 +75,7 @@ async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str
             raise ZeroDivisionError("of whoever uses it")
 
 
-async def test_so_is_what_opening_and_ending_it_raises(mine: str, task: Task) -> None:
-    for fails in ("open", "end"):
-        with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
-            async with sandbox.make(f"{mine}:Box", fails=fails).open(task):
-                pass
-    with pytest.raises(SandboxFault, match=r"Box\.require raised RuntimeError"):
-        sandbox.make(f"{mine}:Box", fails="require").require()
-    with pytest.raises(SandboxFault, match=rf"{mine}:Box raised RuntimeError: cannot be made"):
-        sandbox.make(f"{mine}:Box", fails="making")
-    with pytest.raises(ConfigError, match="is no SandboxBackend") as caught:
-        sandbox.make(f"{mine}:Nothing")
-    assert "open" in caught.value.fix
+async def test_so_is_what_opening_it_raises(mine: str, task: Task) -> None:
+    with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be opened"):
+        async with sandbox.make(f"{mine}:Box", fails=True).open(task):
+            pass

@@ -228,22 +228,13 @@ def test_nothing_an_agent_does_puts_the_guest_out_of_step_for_hours(
     fuzz(bwrap, task, 10_000, monkeypatch)
 
 
-@pytest.mark.parametrize("mode", ["000", "444", "111"])
-async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandbox, mode: str) -> None:
+async def test_a_closed_workspace_fails_calls_and_keeps_the_diff(box: GuestSandbox) -> None:
     await box.write("app.py", b"mended\n")
-    assert (await box.exec(["chmod", mode, "."])).ok
+    assert (await box.exec(["chmod", "000", "."])).ok
     closed = await box.exec(["cat", "app.py"])
-    assert not closed.ok or mode == "111" or os.geteuid() == 0
+    assert not closed.ok or os.geteuid() == 0
     await in_step(box)
     assert b"+mended" in await box.diff()
-
-
-@pytest.mark.parametrize("path", ["a\0b", "n/" * 2100, "x" * 300])
-async def test_paths_that_cannot_be_are_refused(box: GuestSandbox, path: str) -> None:
-    for action in (box.read(path), box.write(path, b"")):
-        with pytest.raises(OSError):
-            await action
-    await in_step(box)
 
 
 async def test_folders_deeper_than_python_recurses(box: GuestSandbox) -> None:
@@ -288,17 +279,6 @@ async def test_a_link_that_git_refuses_does_not_cost_the_rest(
     async with backend.open(task) as fresh:
         assert not await grading.apply(fresh, patch)
         assert await fresh.read("app.py") == b"mended\n"
-
-
-async def test_more_files_than_are_looked_at_do_not_hide_ours(task: Task, bwrap: Bubblewrap) -> None:
-    backend = make("bwrap", diff_files=10)
-    assert isinstance(backend, GuestBackend)
-    async with backend.open(task) as box:
-        await box.exec(["bash", "-c", "mkdir a; touch a/{1..300} {1..300}"])
-        await box.write("bin/run", b"#!/bin/sh\necho new\n")
-        patch = await box.diff()
-    assert b"+echo new" in patch and patch.count(b"new file mode") == 10
-    backend.close()
 
 
 async def test_what_there_is_no_memory_for_is_refused(task: Task, bwrap: Bubblewrap) -> None:

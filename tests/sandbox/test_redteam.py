@@ -34,20 +34,7 @@ async def test_no_attack_succeeds_on_the_default_backend(bwrap: Bubblewrap, fami
     backend.close()  # type: ignore[attr-defined]
 
 
-def test_the_control_on_priorities_works_at_a_lower_one_too() -> None:
-    """As in `nice crrl check sandbox`: whoever is not root cannot ask for more priority than there is."""
-    user = 65533 if os.geteuid() == 0 else None
-    low = ["nice", "-n", "10"]
-    with subprocess.Popen([*low, "sleep", "60"], user=user, cwd="/") as holder:
-        env = {"PATH": os.environ["PATH"], "HOLDER": str(holder.pid), "A": "seen", "B": "it"}
-        asked = [*low, "bash", "-c", probes.SECRETS["another's priority"]]
-        done = subprocess.run(asked, user=user, cwd="/", env=env, capture_output=True, text=True)
-        holder.kill()
-    assert "seenit" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize("nice", [5, 19])
-def test_the_control_of_the_keepers_priority_touches_nobody_elses(nice: int) -> None:
+def test_the_control_of_the_keepers_priority_touches_nobody_elses() -> None:
     """Whose exam it is would work on at the lowest priority, with no way back."""
     user = 60_999 if os.geteuid() == 0 else None  # nobody
     ours, theirs = socket.socketpair()
@@ -55,7 +42,7 @@ def test_the_control_of_the_keepers_priority_touches_nobody_elses(nice: int) -> 
     keeper = [
         "nice",
         "-n",
-        str(nice),
+        "5",
         python,
         "-c",
         probes.KEEPER,
@@ -107,13 +94,6 @@ def succeeding(monkeypatch: pytest.MonkeyPatch) -> Succeeding:
     return run
 
 
-async def test_who_is_out_of_memory_is_a_command_and_not_its_keepers(
-    sandlock: Sandlock, succeeding: Succeeding
-) -> None:
-    """As the kernel chooses, where they share a control group: else what fills it would end the sandbox, a fault."""
-    assert await succeeding("sandlock", ["memory in sockets"]) == []
-
-
 UNBOUNDED = (
     "the workspace",
     "files that are deleted but open",
@@ -158,11 +138,3 @@ async def test_whoever_isolates_nothing_is_not_attacked(local: UnsafeLocal) -> N
     with pytest.raises(ConfigError, match="isolates nothing"):
         await redteam.run(local)
     assert not any([check.ok async for check in redteam.examine(local)])
-
-
-def test_the_table_shows_what_succeeded_and_which_probe_is_broken() -> None:
-    rows = [redteam.AttackResult("a", "one", False, True), redteam.AttackResult("a", "two", True, False)]
-    assert redteam.table({"bwrap": rows}).splitlines()[2:] == [
-        "| a | one | succeeds | fails |",
-        "|  | two | **fails: the probe is broken** | **succeeds** |",
-    ]

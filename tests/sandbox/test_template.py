@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.errors import SandboxFault
 from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
-from coderepairrl.sandbox.guest import forked as guest
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
 
@@ -100,16 +96,6 @@ time.sleep(60)
         first.cancel()
 
 
-async def test_many_are_forked_at_once(forking: Bubblewrap, task: Task) -> None:
-    async def one(number: int) -> bytes:
-        async with forking.open(task) as box:
-            await box.write("app.py", b"%d\n" % number)
-            return await box.diff()
-
-    diffs = await asyncio.gather(*(one(number) for number in range(40)))
-    assert all(b"+%d\n" % number in diff for number, diff in enumerate(diffs))
-
-
 async def test_a_dead_template_is_replaced(forking: Bubblewrap, task: Task) -> None:
     """Its guests die with it, which is a fault and nobody's ending; who opens a sandbox next does not notice."""
     async with forking.open(task) as box:
@@ -167,37 +153,6 @@ async def test_where_the_kernel_refuses_every_guest_is_started(task: Task, monke
     backend.close()
 
 
-async def test_a_killed_controller_leaves_no_template(forking: Bubblewrap, task: Task) -> None:
-    """Its end of the socket closes with it."""
-    async with forking.open(task) as box:
-        template = next(iter(forking._templates.values()))
-        inside = int(Path(f"/proc/{box.guest.pid}/stat").read_text().rpartition(")")[2].split()[1])
-        template._asking.close()
-        for _ in range(400):
-            if not Path(f"/proc/{inside}").exists():
-                break
-            await asyncio.sleep(0.05)
-        assert not Path(f"/proc/{inside}").exists()
-        with pytest.raises(SandboxFault):
-            await box.exec(["true"])
-
-
-async def test_a_malformed_message_forks_nobody_and_ends_nobody(forking: Bubblewrap, task: Task) -> None:
-    async with forking.open(task) as box:
-        [template] = forking._templates.values()
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            message = json.dumps({"sizes": {}}).encode()
-            template._asking.send(message)
-            socket.send_fds(template._asking, [message], [theirs.fileno(), theirs.fileno()])
-            socket.send_fds(template._asking, [message], [theirs.fileno()] * (guest.MOST_RIGHTS + 1))
-            socket.send_fds(template._asking, [b"no JSON"], [theirs.fileno()] * 3)
-        async with forking.open(task) as another:
-            assert (await another.exec(["true"])).ok
-        assert (await box.exec(["true"])).ok
-        assert list(forking._templates.values()) == [template]
-
-
 FLOOD = """
 import errno, os, socket, sys
 held = []
@@ -234,38 +189,3 @@ async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_open
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         backend.close()
-
-
-async def test_processor_time_of_guests_counts_as_ours(forking: Bubblewrap, task: Task) -> None:
-    before = os.times()
-    async with forking.open(task) as box:
-        burn = "import time\nwhile time.process_time() < 0.5: pass"
-        assert (await box.exec(["python3", "-c", burn])).ok
-    forking.close()
-    after = os.times()
-    assert after.children_user + after.children_system > before.children_user + before.children_system + 0.5
-
-
-async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has such namespaces at all."""
-    server = object.__new__(guest.ForkServer)
-    server.libc = SimpleNamespace(unshare=lambda flags: -1 if flags == guest.NEW_CGROUP else 0)  # type: ignore[assignment]
-    forked = object.__new__(guest.Forked)
-    forked.server = server
-    with pytest.raises(OSError, match="unshare cgroup"):
-        forked.confine()
-
-
-def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, tried = Bubblewrap(), []
-
-    def fails(*_: object) -> None:
-        tried.append(1)
-        raise PrerequisiteError("no room", fix="make some")
-
-    monkeypatch.setattr(backend, "_probe_template", fails)
-    for _ in range(2):
-        with pytest.raises(PrerequisiteError, match="no room"):
-            backend.require()
-    assert len(tried) == 2
-    backend.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from coderepairrl.environments import Specification
 from coderepairrl.errors import TaskError
 from coderepairrl.tasks import make
 from coderepairrl.tasks.prepare import prepare
-from coderepairrl.tasks.sources.bugsinpy import NATIVE
 from projects import cache, system_python, write
 
 __all__ = ["cache"]
@@ -154,8 +152,3 @@ def test_only_what_holds_is_taken_unless_all_is_asked_for(tmp_path: Path) -> Non
     (tmp_path / "BugsInPy/projects/wares/bugs/1/setup.sh").write_text("python setup.py build_ext --inplace\n")
     with pytest.raises(TaskError, match="no rows"):
         list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path)))
-
-
-def test_the_manifest_names_bugs_of_the_benchmark() -> None:
-    assert all(re.fullmatch(r"bugsinpy__[\w-]+-\d+", name) for name in NATIVE)
-    assert len(NATIVE) >= 158

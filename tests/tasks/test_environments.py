@@ -51,17 +51,6 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     assert len(list((cache / "environments").glob("*/environment.json"))) == 1
 
 
-def test_without_a_network_the_message_says_what_is_missing(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
-) -> None:
-    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
-    with pytest.raises(PrerequisiteError, match="the package index cannot be reached from here") as caught:
-        list(MutantSource(str(write(tmp_path / "shop", SHOP)), n=1))
-    assert "environment=false" in caught.value.fix and "UV_DEFAULT_INDEX" in caught.value.fix
-    with pytest.raises(TaskError, match=r"pyproject\.toml cannot be read"):
-        list(MutantSource(str(write(tmp_path / "torn", {**SHOP, "pyproject.toml": "[project"})), n=1))
-
-
 CART = {"cart.py": SHOP["src/shop/cart.py"]}
 PASSES = "from cart import cheap\n\n\ndef test_cheap():\n    assert cheap(1, 2) and not cheap(2, 2)\n"
 

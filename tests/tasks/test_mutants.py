@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants, pairs
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.slices import functions
@@ -100,15 +99,6 @@ def test_issues_quote_the_broken_line_or_none_and_never_the_fixed_one(cache: Pat
         assert (workspace(task) / f"{module(task)}.py").read_text().count(removed) == 1
 
 
-def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(cache: Path, tmp_path: Path) -> None:
-    def prompts(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
-        return [(t.id, t.prompt, t.reference) for t in tasks(where, seed=seed, n=40)]
-
-    first = prompts(cache, 3)
-    assert prompts(tmp_path, 3) == first
-    assert prompts(cache, 4) != first
-
-
 def test_mutations_compile_and_change_one_line() -> None:
     for f in functions():
         for mutation in mutations(f.source):
@@ -138,59 +128,3 @@ def package(folder: Path, files: dict[str, str] | None = None) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     return folder
-
-
-@pytest.mark.parametrize("git", [False, True])
-def test_a_users_package_end_to_end(tmp_path: Path, git: bool, isolating: None) -> None:
-    root = package(tmp_path / "package")
-    if git:
-        for argv in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
-            subprocess.run(["git", *argv], cwd=root, check=True)
-    options = {"path": str(root), "command": COMMAND, "n": 8, "timeout": 5.0}
-    train = tasks(tmp_path / "cache", split="train", **options)
-    test = tasks(tmp_path / "cache", split="test", **options)
-    assert len(train) == 6 and len(test) == 2 and not {t.id for t in train} & {t.id for t in test}
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1"}
-    for number, task in enumerate((*train, *test)):
-        folder = package(tmp_path / str(number))
-        (folder / "shop/cart.py").write_bytes((workspace(task) / "shop/cart.py").read_bytes())
-        argv = task.checks.commands[0].argv
-        assert subprocess.run(argv, cwd=folder, env=environment, capture_output=True, check=False).returncode != 0
-        subprocess.run(["git", "apply", "-"], cwd=folder, input=task.reference, check=True)
-        assert (folder / "shop/cart.py").read_text() == PACKAGE["shop/cart.py"]
-        assert "tests/test_cart.py" in task.checks.restore
-
-
-def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None) -> None:
-    def refused(files: dict[str, str], **options: object) -> str:
-        root = package(tmp_path / str(len(list(tmp_path.iterdir()))), files)
-        with pytest.raises(TaskError) as caught:
-            tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
-        return str(caught.value)
-
-    assert "no mutable function" in refused({**PACKAGE, "shop/cart.py": "cheap = total = 1\n"}, command="true")
-    assert "fail before any bug" in refused({**PACKAGE, "tests/test_cart.py": "assert False\n"})
-    assert "unreadable: shop/cart.py" in refused({**PACKAGE, "shop/cart.py": "def f(:\n"}, command="true")
-    assert "notice none" in refused({**PACKAGE, "tests/test_cart.py": ""})
-    assert "did not end in 0.5 s" in refused(PACKAGE, command="sleep 1000", timeout=0.5)
-    assert "no-such-program cannot be run" in refused(PACKAGE, command="no-such-program")
-    with pytest.raises(TaskError, match="cannot be read"):
-        tasks(tmp_path / "cache", path=str(tmp_path / ("x" * 300)), n=1)
-    with pytest.raises(TaskError, match="not a folder"):
-        tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
-
-
-WRONG = ({"timeout": 0.0}, {"timeout": -1.0}, {"timeout": 1e300}, {"command": " "}, {"command": "sh -c 'x"})
-
-
-def test_options_that_cannot_work_are_refused() -> None:
-    for options in (
-        {"split": "dev"},
-        {"quoted": 2.0},
-        {"quoted": "some"},
-        {"n": -1},
-        {"path": "x", "split": "unseen"},
-        *WRONG,
-    ):
-        with pytest.raises(ConfigError):
-            MutantSource(**options)  # type: ignore[arg-type]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +149,3 @@ def test_a_specification_is_the_same_however_it_is_written(tmp_path: Path) -> No
     path.write_text(json.dumps(about | {"environment": 'python:{"pyton": "3.9"}'}) + "\n")
     with pytest.raises(TaskError, match="environment"):
         list(make("jsonl", path=str(path)))
-
-
-def test_a_task_whose_environment_is_not_built_says_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    asked = Specification(workspace=f"dir:{tmp_path}", python="3.9", requirements=("never-built",))
-    about = {"id": "t", "prompt": "p", "language": "python", "workspace": f"dir:{tmp_path}", "environment": str(asked)}
-    about |= {"reference": "--- /dev/null\n+++ b/a\n@@ -0,0 +1 @@\n+a\n"}
-    path.write_text(json.dumps(about) + "\n")
-    crrl = str(Path(sys.executable).with_name("crrl"))
-    done = subprocess.run(
-        [crrl, "data", "verify", "jsonl", f"path={path}"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
-    assert done.returncode and "its environment is not built on this machine" in done.stderr + done.stdout
-    assert "data prepare" in done.stderr + done.stdout

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.certify.task_source import study
-from coderepairrl.errors import TaskError
 from coderepairrl.rewards import TestsReward, with_patch
-from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants.source import MutantSource
-from coderepairrl.types import Command, Task
+from coderepairrl.types import Task
 from rewards.folder import Local
 
 SOURCE = '''"""Prices."""
@@ -86,25 +83,6 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
 
 
-@pytest.mark.parametrize("kind", RUNNERS)
-async def test_the_tests_that_count_are_named(kind: str, tmp_path: Path) -> None:
-    tasks = made(tmp_path, kind, n=2)
-    names = {*tasks[0].checks.named}
-    assert {name.replace("::", ".").rpartition(".")[2] for name in names} == {
-        "test_cheap",
-        "test_total",
-        "test_nothing",
-    }
-    for task in tasks:
-        assert {*task.checks.named} == names
-        assert not {*task.checks.fail_to_pass} & {*task.checks.pass_to_pass}
-        found = await study(task, Local())
-        assert all(check.ok for check in found.findings), found.findings
-        assert any(name.endswith("test_nothing") for name in task.checks.pass_to_pass)
-    write_jsonl(tasks, tmp_path / "tasks.jsonl")
-    assert list(JsonlSource(tmp_path / "tasks.jsonl")) == tasks
-
-
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:
     tests = f"""import pytest, uuid
 {CASES.partition("class")[0]}
@@ -114,26 +92,3 @@ def test_total(where):
 """
     task = made(tmp_path, "pytest", tests)[0]
     assert task.checks.named == ("test_cart.py::test_total[here]",)
-
-
-def test_a_command_that_runs_no_test_is_refused(tmp_path: Path) -> None:
-    skipped = "import pytest\n\n\n@pytest.mark.skip\ndef test():\n    pass\n"
-    with pytest.raises(TaskError, match="no test passed"):
-        made(tmp_path, "pytest", skipped)
-
-
-def test_commands_of_jsonl_are_known_by_their_words(tmp_path: Path) -> None:
-    (tmp_path / "repo").mkdir()
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(
-        '{"id": "a", "prompt": "p", "language": "python", "workspace": "dir:repo", "checks": {"commands": ['
-        '["python3", "-m", "pytest"], {"argv": ["pytest", "-x"], "results": "", "test_timeout": 5}, ["make", "test"]]}}'
-    )
-    [task] = JsonlSource(path)
-    assert task.checks.commands == (
-        Command(("python3", "-m", "pytest"), results="pytest"),
-        Command(("pytest", "-x"), test_timeout=5.0),
-        Command(("make", "test")),
-    )
-    write_jsonl([task], tmp_path / "again.jsonl")
-    assert list(JsonlSource(tmp_path / "again.jsonl")) == [task]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from coderepairrl import sandbox, tasks
 from coderepairrl.agents.blocks import applied, between, read, write
 from coderepairrl.certify.task_source import examine
-from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
 from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
@@ -93,20 +92,6 @@ async def test_tasks_of_another_source(isolating: None) -> None:
 def test_sources_to_be_measured_on_stay_so(tmp_path: Path) -> None:
     benchmark = {"source": "swe_bench", "options": {"name": "lite", "path": "x"}}
     assert Repair(**benchmark).evaluation_set == tasks.make("swe_bench", name="lite", path="x").evaluation_set != ""
-
-
-def test_bad_input(tmp_path: Path) -> None:
-    for options in ({}, {"path": "x", "source": "handmade"}, {"path": "x", "context_lines": -1}):
-        with pytest.raises(ConfigError):
-            Repair(**options)
-    with pytest.raises(ConfigError, match="unknown task source"):
-        Repair(source="handmad")
-    with pytest.raises(TaskError, match="no task can be used .*1 change nothing"):
-        repairs(tmp_path, row(after=BEFORE)).prepare()
-    with pytest.raises(TaskError, match="no column 'before'"):
-        repairs(tmp_path, {"id": "a"}).prepare()
-    with pytest.raises(TaskError, match="column 'after' has half a character at 1"):
-        repairs(tmp_path, row(after="x\ud800")).prepare()
 
 
 _TEXT = st.lists(st.sampled_from(("", "a", "b", "\x0c", "-", "+ x", "\\ No newline at end of file"))).map("\n".join)

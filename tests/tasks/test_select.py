@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl import tasks
-from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.errors import TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import make
 from coderepairrl.tasks.overlap import overlap, report
@@ -58,14 +57,6 @@ def test_filters_and_counts(options: dict[str, Any], taken: list[int]) -> None:
     assert ids(Selection(**options)) == taken
 
 
-def test_kinds_of_edit() -> None:
-    two = replace(TEN[0], reference=(LINES.format("x.py") + LINES.format("y.py")).encode())
-    apart = replace(TEN[1], reference=(LINES.format("x.py") + "@@ -9 +9 @@\n-a\n+b\n").encode())
-    assert ids(Selection(max_files=1), [two, apart]) == [1]
-    assert ids(Selection(max_hunks=1), [two, apart]) == []
-    assert ids(Selection(max_hunks=2), [two, apart]) == [0, 1]
-
-
 @given(seed=st.integers(0, 50), n=st.integers(0, 12), skip=st.integers(0, 12))
 def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: int) -> None:
     whole = ids(Selection(seed=seed))
@@ -107,24 +98,6 @@ class Own(TaskSource):
 
     def __iter__(self) -> Iterator[Task]:
         return iter(TEN)
-
-
-@pytest.mark.parametrize(
-    ("select", "says"),
-    [
-        ({"langauges": ["python"]}, "did you mean 'languages'"),
-        ({"n": "ten"}, "select"),
-        ({"n": -1}, "0 or more"),
-        ({"after": "soon"}, "YYYY-MM-DD"),
-        ({"holdout": 2.0}, "from 0 to 1"),
-        ({"holdout": 0.5, "split": "x"}, "leave one out"),
-        ("all", "select.n=100"),
-    ],
-)
-def test_a_selection_that_cannot_be_meant(select: Any, says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make("handmade", select=select)
-    assert says in f"{caught.value} {caught.value.fix}"
 
 
 def test_nothing_left_is_an_error() -> None:
@@ -177,19 +150,3 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
     assert (len(found["ids"]), found["places"], len(found["commits"])) == (93, 98, 100)
     assert len(found["issues"]) == len(found["patches"]) == 93 and not found["clean"]
-
-
-def test_a_run_does_not_train_on_an_evaluation_set(tmp_path: Path) -> None:
-    from coderepairrl.assembly.problems import Problems
-    from coderepairrl.assembly.tasks import read_tasks
-    from coderepairrl.config import load
-    from tasks.test_benchmarks import data
-
-    path = data("swebench/swebench_lite.jsonl.gz")
-    options = f'tasks.options={{name="lite", path="{path}", select={{n=3}}}}'
-    for extra, refused in ((["tasks.split=test"], True), ([], True), (["tasks.options.for_training=true"], False)):
-        problems = Problems()
-        read_tasks(load("hello", ["tasks.source=swe_bench", options, "eval.tasks=0", *extra]), problems)
-        said = " ".join(map(str, problems.found))
-        assert ("evaluation set" in said) is refused, said
-    assert tasks.SHIPPED.keys() >= {"swe_bench"}

@@ -94,20 +94,6 @@ def test_classes_that_count() -> None:
     assert "CWE-89 (204)" in raised.value.fix
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"cwe": "stack smashing"}, "'stack smashing' is no label of a weakness"),
-    ({"commit_url": "abc"}, "commit_url is no address of a commit"),
-    ({"func_fixed": None}, "no column 'func_fixed'"),
-])  # fmt: skip
-def test_rows_that_cannot_be_read(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    row = {"pair_id": "sven-train-0", "split": "train", "cwe": "CWE-022", "language": "c", "func_name": "f"}
-    row |= {"file_name": "a.c", "commit_url": "https://github.com/a/b/commit/1", "func_vulnerable": "f() { }"}
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({**row, "func_fixed": "f() { g(); }", **change}) + "\n")
-    with pytest.raises(TaskError, match=message):
-        sven(file)
-
-
 # -- what belongs together
 
 
@@ -234,13 +220,3 @@ def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Pa
     rows[0]["cwe"] = ["overflow"]
     with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is no label of a weakness"):
         list(make("primevul", path=str(write(tmp_path / "b", train=rows))))
-
-
-def test_rows_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
-    for layout in ("hub", "original"):
-        with pytest.raises(TaskError, match="(1 vulnerable and 0|2 vulnerable and 1) repaired functions belong"):
-            list(make("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
-    with pytest.raises(TaskError, match="neither 0 nor 1"):
-        list(make("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
-    with pytest.raises(TaskError, match="no file of pairs"):
-        list(make("primevul", path=str(tmp_path / "empty")))

@@ -1,11 +1,10 @@
 """What a task needs to run: Python environments, built from a specification, and images, fetched and unpacked without a
 daemon or root. Sandboxes are shown both read-only."""
 
-from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build
+from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom
 from coderepairrl.environments.fingerprints import Fingerprint, fingerprint, fingerprints
 from coderepairrl.environments.images import ReadyImage, prepare_images
-from coderepairrl.environments.prepare import prepare_environments
 from coderepairrl.environments.pythons import sandbox_version
 from coderepairrl.environments.records import Difference, differences, record
 from coderepairrl.environments.verify import check_environments, check_unchanged, states

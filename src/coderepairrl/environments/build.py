@@ -14,6 +14,8 @@ import shlex
 import shutil
 import tarfile
 import tempfile
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from importlib.metadata import version
@@ -31,7 +33,7 @@ from coderepairrl.environments.proxy import proxy
 from coderepairrl.environments.pythons import interpreter
 from coderepairrl.environments.refusals import explained
 from coderepairrl.environments.verify import check_unchanged, digest_of, share
-from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError
+from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, several
 from coderepairrl.printable import printable, without_login
 from coderepairrl.processes.caches import ENVIRONMENT_RECORD, environment_folder, environments_cache
 from coderepairrl.processes.installs import alone, alone_in_turn, check_reachable, sweep_partial
@@ -185,6 +187,35 @@ async def build(specification: Specification) -> Environment:
                 raise
             partial.rename(target)
     return _built(target)
+
+
+async def prepare_environments(
+    tasks: Iterable[Task], *, jobs: int = 2, say: Callable[[str], None] = lambda _: None
+) -> list[Environment]:
+    """Build the environments that `tasks` specify, `jobs` at a time; those that are there are verified.
+
+    All of them are tried; raises the errors of those that cannot be had together, each a `CodeRepairError`.
+    """
+    wanted = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
+    room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
+
+    async def attempt(number: int, text: str) -> Environment | None:
+        async with room:
+            began = time.monotonic()
+            try:
+                asked = Specification.parse(text)
+                made = await build(asked)
+            except CodeRepairError as error:
+                problems.append(error)
+                say(f"environment {number} of {len(wanted)}: not built")
+                return None
+            say(f"environment {number} of {len(wanted)}: {made.folder.name}, {time.monotonic() - began:.1f} s")
+            return made
+
+    made = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(wanted, 1)))
+    if problems:
+        raise several(problems)
+    return [each for each in made if each is not None]
 
 
 async def _make(specification: Specification, partial: Path) -> None:

@@ -1,0 +1,7 @@
+"""A repository of the test's own, and a sandbox that works everywhere."""
+
+from __future__ import annotations
+
+from rewards.conftest import backend, repository
+
+__all__ = ["backend", "repository"]

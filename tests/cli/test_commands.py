@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +14,9 @@ import pytest
 from typer.main import get_command
 
 from coderepairrl.assembly.names import check_names
-from coderepairrl.cli import app
+from coderepairrl.cli import app, main
 from coderepairrl.config import load, shipped
+from commands import CRRL
 
 ROOT = Path(__file__).parents[2]
 GROUPS = {str(group.name): group.typer_instance for group in app.registered_groups}
@@ -95,3 +100,27 @@ def test_a_name_that_is_none_is_answered_with_the_nearest(words: str, message: s
 @pytest.mark.parametrize("preset", sorted(shipped()))
 def test_all_that_shipped_configs_name_is_there(preset: str) -> None:
     check_names(load(preset))
+
+
+def test_one_task_is_one_task(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"id": "a", "prompt": "p", "language": "c", "answer": "x"}\n')
+    command = [*CRRL, "data", "export", "jsonl", "out.jsonl", "path=one.jsonl"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "out.jsonl: 1 task\n"
+
+
+def test_make_help() -> None:
+    """Every target that a user may want, with what it does."""
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert phony is not None
+    for target in phony[1].split():
+        assert re.search(rf"^{target} +\S", shown, re.MULTILINE), target
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "coderepairrl.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() and main

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -16,11 +17,13 @@ import pytest
 
 from coderepairrl import models, tokens
 from coderepairrl.assembly import examples
-from coderepairrl.assembly.imitation import resolve_imitation
+from coderepairrl.assembly.imitation import OF_ATTEMPTS, resolve_imitation
 from coderepairrl.assembly.learned import learned_by
+from coderepairrl.assembly.learner import settings
+from coderepairrl.cli.running import sft as command
 from coderepairrl.config import load
 from coderepairrl.config.sections.tasks import Data
-from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.report.analysis import analyse
 from coderepairrl.report.reading import read as read_run
@@ -36,6 +39,7 @@ from commands import CRRL
 from workshop.tiny import prompt
 from workshop.tiny.demonstrations import Habits, demonstrate
 
+SAID = {"role": "assistant", "content": "Done."}
 TINY = models.folder("builtin:tiny")
 
 
@@ -178,7 +182,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(few: Path, tmp_path: Path, furthe
         (("data.max_tokens=9000",), ConfigError, "reads at most"),
         (("data.held_out=0.99999",), UsageError, "all are held out"),
         (("data.held_out=0.00001",), UsageError, "raise it|of the tasks is none"),
-        (("data.held_out=0", "data.every=2"), ConfigError, "needs held-out"),
+        (("data.held_out=0", "data.every=2"), ConfigError, "need held-out"),
         (("train.algorithm=grpo",), ConfigError, "crrl train does that"),
         (("train.eps_high=0.3",), ConfigError, "eps_high"),
         (("train.minibatches=2",), ConfigError, "minibatches"),
@@ -255,3 +259,41 @@ def test_runs_that_call_their_attempts_alike_are_learned_from_together(table: Pa
     assert len(examples.read(data, TINY, tokens.load(TINY)).train) == 2
     with pytest.raises(UsageError, match="is in .* and in"):
         examples.read(data.model_copy(update={"paths": (str(tmp_path / "twice.parquet"),)}), TINY, tokens.load(TINY))
+
+
+def test_the_same_example_in_two_files_is_refused(table: Path, tmp_path: Path) -> None:
+    shutil.copy(table, tmp_path / "copy.parquet")
+    data = Data(paths=(str(table), str(tmp_path / "copy.parquet")), max_tokens=1024)
+    with pytest.raises(UsageError, match=r"is in .* and in"):
+        examples.read(data, TINY, tokens.load(TINY))
+
+
+async def test_another_run_or_other_examples_are_not_resumed(few: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.parquet"
+    shutil.copy(few, own)
+    words = arguments(own, tmp_path / "runs", "data.epochs=0.3")
+    await run(words)
+    with pytest.raises(UsageError, match="already holds a run"):
+        await run(words)
+    with pytest.raises(ConfigError, match=r"train.lr=.* is asked for"):
+        await run([*words, "train.lr=1e-5"], resume=True)
+    write_examples(own, list(read_examples(own))[1:])
+    with pytest.raises(CodeRepairError, match="other examples|run.steps|asked for"):
+        await run(words, resume=True)
+
+
+def test_held_out_tasks_are_others_than_those_of_a_source() -> None:
+    """All examples of a task are on one side, and a share of any tasks is held out, of those that MD5 chose, too."""
+    from coderepairrl.tasks.select import held_out
+
+    collected = [name for name in map(str, range(4000)) if held_out(name, 0.25)]
+    again = [name for name in collected if held_out(f"sft/{name}", 0.1)]
+    assert 0.05 < len(again) / len(collected) < 0.15
+
+
+def test_the_thesis_settings() -> None:
+    config = load("sft-thesis")
+    learn = settings(config)
+    assert (learn.algorithm, learn.lr, learn.beta, config.data.epochs) == ("sft", 1e-4, 0.01, 1)
+    assert learn.lora is not None and config.data.max_tokens == 16_384
+    assert (learn.warmup_updates, learn.decay_updates) == (2, 18), "a tenth of 20 steps, where no epoch decides"

@@ -255,6 +255,11 @@ class EngineSpec(Protocol):
     """
 
     name: str
+    receives: bool = False
+    """Whether it takes full weights without a file."""
+    exclusive: bool = False
+    """Whether two of them at once would be in each other's way: they take the same GPUs, or replace each other's
+    weights."""
 
     @property
     def adapters(self) -> bool:
@@ -262,19 +267,8 @@ class EngineSpec(Protocol):
         return False
 
     @property
-    def receives(self) -> bool:
-        """Whether it takes full weights without a file."""
-        return False
-
-    @property
     def takes_gpus(self) -> bool:
         """Whether `start` starts processes that compute on GPUs; others compute on the CPU, or run already."""
-        return False
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether two of them started at once would be in each other's way: they take the same GPUs, or would replace
-        each other's weights."""
         return False
 
     @property

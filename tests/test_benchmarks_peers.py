@@ -35,10 +35,6 @@ def test_time_is_that_of_the_innermost_stage_and_of_the_process() -> None:
     assert by_stage(told)["all"] == pytest.approx(sum(cpu.values()))
 
 
-def test_tasks_of_the_equal_mix_are_alike(tmp_path: Path) -> None:
-    plan = planned("equal", tmp_path, 2)
-    assert len(plan.train_tasks) == 64
-    assert all(task.id.endswith("-u") for task in plan.train_tasks)
 
 
 def test_trl_asks_and_reads_in_the_words_of_the_policy(tmp_path: Path) -> None:

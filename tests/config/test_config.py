@@ -46,12 +46,6 @@ def test_extends_one_level(tmp_path: Path) -> None:
         load(grandchild)
 
 
-def test_a_shipped_config_is_extended_whatever_it_is_built_on(tmp_path: Path) -> None:
-    file = write(tmp_path / "mine.toml", 'extends = "thesis-8b"\n[run]\nname = "mine"\n[train.lora]\nrank = 16\n')
-    config, shipped = load(file), load("thesis-8b")
-    assert (config.run.name, config.run.steps, config.model) == ("mine", shipped.run.steps, shipped.model)
-    assert config.train.lora is not None and shipped.train.lora is not None
-    assert (config.train.lora.rank, config.train.lora.alpha) == (16, shipped.train.lora.alpha)
 
 
 @pytest.mark.parametrize(

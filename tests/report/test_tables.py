@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 from urllib.parse import unquote
 from xml.etree import ElementTree
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from coderepairrl import report
 from coderepairrl.cli import app
 from coderepairrl.report import view
-from coderepairrl.report.plots import Panel, Series, figure, pdf
+from coderepairrl.report.plots import pdf
 from coderepairrl.types import Ending
 from pages import Page
 
@@ -71,17 +70,6 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
     assert {row["run"] for row in compared} == {"one", "two", "two - one"}
 
 
-def test_a_page_draws_what_the_figure_has_in_the_same_places() -> None:
-    series = Series("it", [1, 2], [0.25, 1.0], 2, low=[0.1, None], high=[0.5, None])
-    drawn = figure([Panel("\N{GREEK CAPITAL LETTER DELTA} of it", [series])], standalone=True)
-    page = pdfium.PdfDocument(pdf(drawn))[0]
-    assert [length / 0.75 for length in page.get_size()] == [460, 274], "a px of CSS is 3/4 pt"
-    image = page.render(scale=1 / 0.75).to_pil()
-    dots = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
-    assert len(dots) == 3, "two, and one in the legend"
-    assert {image.getpixel((round(float(x)), round(float(y)))) for x, y in dots} == {(15, 148, 136)}
-    assert image.getpixel((230, 4)) == (255, 255, 255)
-    assert "\N{GREEK CAPITAL LETTER DELTA}ofit" in texts(pdf(drawn))
 
 
 def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 from coderepairrl import rewards, tokens
-from coderepairrl.agents.direct import Direct
-from coderepairrl.agents.scripted import Say, ScriptedAgent, Shell, Write
+from coderepairrl.agents.scripted import Say, ScriptedAgent, Shell
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.learn import Account, batch
-from coderepairrl.learn.account import accounts_by_kind, run_account
-from coderepairrl.protocols import SandboxBackend
-from coderepairrl.rewards import ScriptedReward
 from coderepairrl.rollout import LocalExecutor, Rollout, Terms, collect, slots
-from coderepairrl.runs import Log, logged_episodes
-from coderepairrl.runs.log import read
-from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.runs import Log
 from coderepairrl.sandbox.local import UnsafeLocal
-from coderepairrl.types import Checks, Command, Ending, Limits, Sampling, Task
+from coderepairrl.types import Checks, Command, Limits, Sampling, Task
 
 REPLY = "<answer>CWE-79</answer>"
-REPAIR = Task("toy/one", "repair it", "python", "dir:x", b"", repository="o/r", difficulty=0.5)
 RIGHT, WRONG = (Task(f"cwe/{name}", "which?", "c", "", b"", kind="label", answer=name) for name in ("CWE-79", "CWE-20"))
 
 
@@ -46,48 +37,8 @@ async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> 
         log.close()
 
 
-class Closed(SandboxBackend):
-    """A backend that nobody may open."""
-
-    name = "closed"
-
-    def open(self, task: Task) -> None:
-        raise AssertionError(f"no sandbox is needed for {task.id}")
 
 
-async def test_a_label_and_a_repair_each_by_their_terms(miniature: Path, tmp_path: Path) -> None:
-    """A question has no workspace, and none is opened: its answer is judged, and not a patch."""
-    agent = ScriptedAgent([Say("hello"), Write("a.py", "x\n"), Say("more")])
-    kinds = {
-        "": Terms(agent, ScriptedBackend(), Limits(), {"train": [(ScriptedReward(default=0.5), 1.0)]}),
-        "label": Terms(
-            Direct(system=""),
-            Closed(),
-            Limits(tokens=200),
-            {"train": rewards.make("classification")},  # type: ignore[arg-type]
-        ),
-    }
-    async with rollout(miniature, tmp_path, kinds) as made:
-        chosen = slots("train", 1, [REPAIR, RIGHT, WRONG], 2, seed=0)
-        groups = await collect(made, chosen, sampling=Sampling(), retries=0)
-    repair, right, wrong = (group.episodes for group in groups)
-    assert [[score.name for score in e.scores] for e in (repair[0], right[0])] == [["scripted"], ["classification"]]
-    assert [e.reward for e in (*repair, *right, *wrong)] == [0.5, 0.5, 1.0, 1.0, 0.0, 0.0]
-    assert all(e.ending is Ending.DONE and (not e.patch) == (e.kind == "label") for e in (*repair, *right, *wrong))
-    assert [len(e.turns) for e in (repair[0], right[0])] == [2, 1]
-    assert (repair[0].repository, repair[0].difficulty, right[0].language) == ("o/r", 0.5, "c")
-    assert {e.id: e.kind for e in logged_episodes(read(tmp_path / "log.jsonl"))} == {
-        e.id: e.kind for group in groups for e in group.episodes
-    }
-
-    both = batch([e for group in groups for e in group.episodes], max_tokens=2000)
-    assert both.kinds.keys() == {"", "label"} and all(account.balanced for account in both.kinds.values())
-    assert both.account == sum(both.kinds.values(), Account()) and both.account.balanced
-    step = {"type": "step", "account": asdict(both.account), "kinds": {k: asdict(a) for k, a in both.kinds.items()}}
-    records = list(read(tmp_path / "log.jsonl"))
-    found = accounts_by_kind([*records, {**step, "episodes": [e.id for g in groups for e in g.episodes]}])
-    assert found == dict(both.kinds), "every token that was sampled is in a step"
-    assert run_account(records).dropped == {"pending": both.account.sampled}
 
 
 async def test_a_workspace_is_judged_as_it_stands(miniature: Path, tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from coderepairrl.engines import ScriptedEngine
 from coderepairrl.errors import (
     AgentFault,
     ConfigError,
-    EngineFault,
     PrerequisiteError,
     RunError,
     SandboxFault,
@@ -52,13 +51,6 @@ class Waits(Agent):
         return AgentReport("done")
 
 
-class Breaks(Agent):
-    """Fails as no other attempt would escape."""
-
-    name, placement = "breaks", "host"
-
-    async def run(self, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentReport:
-        raise ConfigError("there is no such thing", fix="another")
 
 
 def terms(agent: Agent) -> Mapping[str, Terms]:
@@ -253,34 +245,10 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
     assert len(made.wires) == 3, "it was replaced"
 
 
-async def test_a_turn_that_cannot_be_logged_voids_the_episode(miniature: Path, tmp_path: Path) -> None:
-    def full(episode: str, turn: Turn) -> None:
-        raise RunError("cannot write: the disk is full", fix="free some space")
-
-    async with opened(miniature, tmp_path, on_turn=full) as made:
-        episode = await made.rollout.run(ticket(0))
-    assert (episode.ending, episode.reason) == (Ending.VOID, "gateway")
-    assert "the disk is full" in episode.fault
 
 
-@pytest.mark.parametrize(("error", "boundary"), [(EngineFault("it died"), "engine"), (ValueError("no room"), "engine")])
-async def test_the_engines_faults_are_the_same_there(
-    miniature: Path, tmp_path: Path, error: Exception, boundary: str
-) -> None:
-    def fail(ids: Sequence[int], sampling: Sampling, seed: int) -> list[int]:
-        raise error
-
-    async with opened(miniature, tmp_path, engine=ScriptedEngine(fail)) as made:
-        episode = await made.rollout.run(ticket(0))
-    assert (episode.ending, episode.reason) == (Ending.VOID, boundary)
-    assert str(error) in episode.fault
 
 
-async def test_what_no_attempt_escapes_ends_the_run(miniature: Path, tmp_path: Path) -> None:
-    async with opened(miniature, tmp_path, agent=Breaks()) as made:
-        with pytest.raises(ConfigError, match="no such thing") as caught:
-            await made.rollout.run(ticket(0))
-    assert caught.value.fix == "another"
 
 
 async def test_a_machine_that_lacks_something_is_said_at_once(miniature: Path, tmp_path: Path) -> None:

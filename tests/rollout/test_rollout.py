@@ -38,7 +38,7 @@ from coderepairrl.rollout import (
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
 
@@ -265,66 +265,6 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert derive_seed(1) < 1 << 63
 
 
-async def test_a_dead_engine_is_replaced_with_the_current_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    weights = tmp_path / "weights"
-    weights.write_bytes(b"w")
-    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
-    made: list[ScriptedEngine] = []
-
-    async def start() -> ScriptedEngine:
-        made.append(ScriptedEngine(lambda ids, sampling, seed: [65, 66]))
-        return made[-1]
-
-    async def ask(engine: SupervisedEngine) -> list[int]:
-        return [token async for chunk in engine.generate([1], Sampling(), 0) for token in chunk.ids]
-
-    engine = SupervisedEngine(await start(), start, restarts=2)
-    await engine.load(weights, 3, checksum)
-    assert await ask(engine) == [65, 66]
-    made[0].kill("killed")
-    with pytest.raises(EngineFault, match="killed"):
-        await ask(engine)
-    assert await ask(engine) == [65, 66]
-    assert len(made) == 2
-    assert made[1].version == 3, "the new one serves the weights of the old one"
-    assert (await engine.health())["restarts"] == 1
-
-    loads: list[int] = []
-
-    async def counting() -> ScriptedEngine:
-        born = await start()
-        load = born.load
-
-        async def counted(path: Path, version: int, checksum: str) -> int:
-            loads.append(await load(path, version, checksum))
-            return version
-
-        monkeypatch.setattr(born, "load", counted)
-        return born
-
-    engine._start = counting
-    for version in (4, 5):  # known to be dead, and found to be
-        made[-1].kill("before a load")
-        if version == 4:
-            with pytest.raises(EngineFault, match="before a load"):
-                await ask(engine)
-        assert await engine.load(weights, version, checksum) == version
-        assert await ask(engine) == [65, 66]
-    assert loads == [4, 5], "the old weights need not be had any more"
-
-    async def stillborn() -> ScriptedEngine:
-        born = await start()
-        born.kill("stillborn")
-        return born
-
-    engine._start = stillborn
-    made[-1].kill("again")
-    for _ in range(4):
-        with pytest.raises(EngineFault):
-            await ask(engine)
-    assert len(made) <= 7, "it does not restart for ever"
 
 
 async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:
@@ -348,34 +288,6 @@ async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path:
     assert len(made) == 2 and (await engine.health())["restarts"] == 1
 
 
-async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_path: Path) -> None:
-    """Neither the agent, its sandbox nor the model sees one; the sandboxes of rewards are not the agent's."""
-    repair = Verified(b"SECRET", "train-00001-000-00", 1)
-    seen: dict[str, list[Task]] = {"agent": [], "sandbox": [], "reward": []}
-
-    class Watching(ScriptedBackend):
-        def open(self, task: Task) -> Any:
-            seen["sandbox"].append(task)
-            return super().open(task)
-
-    class Asking(ScriptedAgent):
-        async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-            seen["agent"].append(task)
-            return await super().run(task, sandbox, endpoint)
-
-    class Judge(Chatter):
-        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-            seen["reward"].append(task)
-            return await super().__call__(task, episode, sandbox)
-
-    backend = Watching({"a.py": b"x = 0\n"})
-    rollout = make(gateway, tmp_path, Asking([Say("hello")]), backend=backend, reward=Judge())
-    await groups_of(rollout, TASKS[:2], verified={TASKS[0].id: (repair,)})
-    assert seen["agent"] and all(task in TASKS for task in (*seen["agent"], *seen["sandbox"]))
-    assert [task.verified for task in seen["reward"] if task.id == TASKS[0].id] == [(repair,)] * 3
-    assert [task.verified for task in seen["reward"] if task.id == TASKS[1].id] == [()] * 3
-    assert b"SECRET" not in (tmp_path / "log.jsonl").read_bytes()
-    assert not any(b"SECRET" in content for box in backend.sandboxes for content in box.files.values())
 
 
 @given(st.data())

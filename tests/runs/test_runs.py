@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl import config as configs
-from coderepairrl import stages
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
 from coderepairrl.types import (
@@ -181,34 +179,8 @@ def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:
     assert list(run.episodes()) == [episode]
 
 
-def test_a_start_that_failed_before_the_first_record_is_no_run(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "run")
-    run.create("first = 1", {})
-    run.create("second = 2", {})
-    assert run.config.read_text() == "second = 2"
-    with closing(run.writer()) as log:
-        with pytest.raises(UsageError, match="another process"):
-            run.create("third = 3", {})
-        log.append("start")
-    with pytest.raises(UsageError, match="already holds a run"):
-        run.create("third = 3", {})
-    assert run.config.read_text() == "second = 2"
 
 
-async def test_a_name_that_is_taken_is_refused_before_anything_is_verified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def minutes(*_: object) -> None:
-        pytest.fail("references were verified for a run that cannot start")
-
-    monkeypatch.setattr("coderepairrl.stages.command.verify", minutes)
-    config = configs.load("hello", [f"run.dir={tmp_path}"])
-    run = RunFolder(tmp_path / config.run.name)
-    run.create("", {})
-    with closing(run.writer()) as log:
-        log.append("start")
-    with pytest.raises(UsageError, match="already holds a run"):
-        await stages.run(config, quiet=True)
 
 
 def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:

@@ -68,14 +68,6 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     assert sum(found.as_json()["by_task"].values()) == len(found.kept)
 
 
-@given(attempts(), st.integers(1, 12))
-def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candidate], total: int) -> None:
-    there = Counter(one.language for one in some)
-    left = Counter(one.language for one in select(some, Keep(**ANYTHING, total=total)).kept)
-    fewest = min(left[language] for language in there)
-    assert all(count <= fewest + 1 or left[other] == there[other]
-               for language, count in left.items() for other in there if left[other] == fewest)  # fmt: skip
-    assert left.total() == min(total, len(some))
 
 
 def test_each_filter_drops_what_it_is_called_after() -> None:

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
-
-import pytest
+from typing import cast
 
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
-from coderepairrl.errors import LearnerFault
-from coderepairrl.learn import Learner
-from coderepairrl.protocols import Engine
 from coderepairrl.rollout import Group, episodes_of
-from coderepairrl.runs import RunFolder
-from coderepairrl.stages.history import History
-from coderepairrl.stages.policy import LivePolicy, informative, make_batch
+from coderepairrl.stages.policy import informative, make_batch
 from coderepairrl.stages.train import lacking
-from coderepairrl.sync.weights import Published
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, Turn, VersionRange
 
 REWARDS = {"a": (0.0, 0.2), "b": (0.0, 1.0), "flat": (0.5, 0.5), "void": (0.5, None)}
@@ -78,101 +68,13 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
     assert wanted(long, "rollout.tokens=64", "rollout.turn_tokens=64", "train.overlong_buffer=10") == (3, 1)
 
 
-@pytest.mark.parametrize("more", [("train.algorithm=ppo",), ("train.algorithm=grpo", "train.advantage=batch")])
-def test_one_group_that_makes_all_others_informative_ends_a_refill(more: tuple[str, ...]) -> None:
-    config = load("hello", [*REFILL, *more])
-    flat = next(each for each in episodes() if each.group == "flat")
-    groups = [
-        Group(f"g{at}", cast(Task, None), (replace(flat, id=f"e{at}", group=f"g{at}", scores=(Score("r", reward),)),))
-        for at, reward in enumerate((0.5, 0.5, 0.5, 0.5, 1.0))
-    ]
-    assert [lacking(groups[:count], config) for count in (4, 5)] == [4, 0]
 
 
 def _long(turn: Turn) -> Turn:
     return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))
 
 
-class _Learner:
-    """It dies at `fatal`, and stays dead; asked to take back what it has not put away it says so."""
-
-    version = 0
-
-    def __init__(self, fatal: str, file: Path) -> None:
-        self.fatal, self.file, self.dead = fatal, file, False
-
-    def _do(self, what: str) -> None:
-        self.dead = self.dead or what == self.fatal
-        if self.dead:
-            raise LearnerFault(f"the learner died during {what}")
-
-    async def take_back(self) -> int:
-        self._do("take_back")
-        return 0
-
-    async def step(self, *_: object) -> dict[str, Any]:
-        self._do("step")
-        self.version += 1
-        return {"loss": 0.5}
-
-    async def publish(self, _: str) -> Published:
-        self._do("publish")
-        return Published(self.file, self.version, "sum")
-
-    async def put_away(self) -> int:
-        self._do("put_away")
-        return 1
-
-    async def save(self, path: Path) -> None:
-        self._do("save")
-
-    async def close(self, *, again: bool = False) -> None:
-        pass
 
 
-class _Engine:
-    """It writes down whether it sleeps."""
-
-    asleep = True
-
-    async def sleep(self) -> None:
-        self.asleep = True
-
-    async def wake(self) -> None:
-        self.asleep = False
-
-    async def load(self, *_: object) -> None:
-        self.asleep = False
-
-    async def health(self) -> dict[str, float]:
-        return {}
 
 
-@pytest.mark.parametrize(
-    ("turns", "fatal"),
-    [(False, "step"), (False, "publish"), *((True, each) for each in ("take_back", "step", "publish", "put_away"))],
-)
-def test_a_learner_that_dies_is_replaced(turns: bool, fatal: str, tmp_path: Path) -> None:
-    """By turns while the engine sleeps, and the dead one is not asked for anything."""
-    (file := tmp_path / "weights").write_bytes(b"12345678")
-    RunFolder(tmp_path).log.touch()
-    config, engine, begun = load("hello", ["run.retries=1"]), _Engine(), list[bool]()
-    config = config.model_copy(
-        update={"engine": config.engine.model_copy(update={"share_devices": "turns" if turns else False})}
-    )
-
-    async def start(_: object) -> Learner:
-        begun.append(engine.asleep)
-        return cast(Learner, _Learner("", file))
-
-    async def improved() -> dict[str, Any]:
-        policy = LivePolicy(config, RunFolder(tmp_path), start, cast(Engine, engine),
-                            cast(Learner, _Learner("", file)))  # fmt: skip
-        await policy.restore(History())
-        cast(_Learner, policy._learner).fatal = fatal
-        metrics, checksum = await policy.improve(make_batch(episodes(), config), History())
-        assert checksum == "sum" and policy.version == 1 and policy.restarts == 1
-        return metrics
-
-    metrics = asyncio.run(improved())
-    assert begun == [True] and metrics["loss"] == 0.5 and not engine.asleep

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice, pairwise
-from pathlib import Path
 
 import pytest
 
 from coderepairrl import models
-from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.runs.examples import Example
-from coderepairrl.stages import jobs_file
 from coderepairrl.tasks.mutants.corpus_tasks import mutants
 from workshop.tiny import prompt, warmstart
 
-FILE = Path(warmstart.__file__).with_name("hello.toml")
 SHIPPED = models.folder("builtin:tiny")
 
 
@@ -44,17 +39,3 @@ def test_the_mistake_of_replacing_a_line_by_itself_is_shown_and_not_learned() ->
     assert repeats == {0, 1, 2}
 
 
-def test_the_jobs_take_them_and_begins_with_the_shape_that_is_shipped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        warmstart, "LESSONS", {name: replace(each, examples=8) for name, each in warmstart.LESSONS.items()}
-    )
-    warmstart.write(Path("runs/warmstart"), warmstart.STAGES)
-    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
-        assert Path("runs/warmstart/random", name).read_bytes() == (SHIPPED / name).read_bytes()
-    found = jobs_file.read(str(FILE)).jobs
-    assert [job.name for job in found if job.kind == "sft"] == list(warmstart.STAGES)
-    plan = resolve_imitation(found[0].config())
-    assert plan.examples.counts()["train"] == 8 and not plan.examples.rendered

@@ -93,21 +93,8 @@ def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path)
     shutil.rmtree(hostile.marks)
 
 
-def test_a_limit_keeps_what_was_done(home: Home, miniature: Path) -> None:
-    done = home.fix(miniature, *SHORT, "rollout.calls=1", *says(PATCH, DONE))
-    assert b"+    return a + b" in done.stdout
-    assert b"stopped by a limit (calls)" in done.stderr and b"  ok, " in done.stderr
 
 
-def test_a_crash_of_the_agent_keeps_what_was_done(home: Home, miniature: Path) -> None:
-    """Once the model has replied; one that never asks it is a broken program, and no patch."""
-    for ending, code in (("", 0), ("instead", 1)):
-        done = home.fix(miniature, f"agent=fix_agents:Crashing{ending.title()}", "--json", *says("hello"), code=code)
-        assert b"KeyError: 'cmd'" in done.stderr
-        if code == 0:
-            told = json.loads(done.stdout)
-            assert told["exit"] == "crash" and "+    return a + b" in told["patch"]
-            assert b"the agent crashed: agent crashing raised KeyError" in done.stderr
 
 
 async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

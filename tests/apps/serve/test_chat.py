@@ -102,19 +102,6 @@ def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(st
     assert list(_turns(served).values()) == [1, 1, 2], "its own"
 
 
-def test_conversations_that_begin_alike_go_on_apart(start: Start) -> None:
-    served = start("builtin:tiny", "rollout.turn_tokens=8")
-    url = f"{served.where['gateway']}/v1/chat/completions"
-
-    def ask(*messages: dict[str, str]) -> dict[str, str]:
-        answer = httpx.post(url, json={"model": "policy", "messages": messages}).raise_for_status().json()
-        return {"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""}
-
-    mine, yours = ask(_said("Hello.")), ask(_said("Hello."))
-    assert mine == yours, "the seed of a conversation is the same"
-    ask(_said("Hello."), mine, _said("I go on."))
-    ask(_said("Hello."), yours, _said("You go on."))
-    assert list(_turns(served).values()) == [2, 2]
 
 
 def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:

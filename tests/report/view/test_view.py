@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.report.view import Site, write_one
+from coderepairrl.report.view import Site
 from coderepairrl.report.view.conversation import conversation, tree, unheard
 from coderepairrl.report.view.page import Around, Shown, render_episode
 from coderepairrl.report.view.rows import CELLS, file_name
@@ -25,7 +25,7 @@ from coderepairrl.report.view.text import pieces, visible
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 from pages import Page
-from report.runs import Maker, written
+from report.runs import written
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)><!-- \u202e\x1b[31m\x00 \"' {{ 7*7 }}"
 
@@ -115,15 +115,6 @@ def test_hostile_text_is_inert() -> None:
         page.encode()
 
 
-def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
-    empty = make(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
-    page = rendered(dataclasses.replace(empty, ending=Ending.VOID))
-    assert "never called" in page and "SandboxFault" in page and "left as it was" in page
-    maker = Maker(tmp_path / "run")
-    maker.log.close()
-    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
-    maker.folder.log.unlink()
-    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
 
 
 def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
@@ -237,16 +228,6 @@ def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
     assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
 
 
-def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
-    rows = listed(Site([run.path]))
-    assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
-    assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
-    assert rows["a-00"]["advantage"] == pytest.approx(1.0, abs=1e-3) == -rows["a-01"]["advantage"]
-    first = rows["a-00"]
-    assert (first["reward"], first["ending"], first["turns"], first["calls"], first["failed"]) == (1.0, "done", 3, 2, 1)
-    assert (first["added"], first["deleted"], first["seconds"]) == (1, 1, 2.0)
-    assert first["tokens"] == make().sampled and first["tools"][0] == "shell"
-    assert (rows["open-00"]["ending"], rows["open-00"]["reward"], rows["open-00"]["turns"]) == ("open", None, 1)
 
 
 def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
@@ -313,10 +294,3 @@ main()
 """
 
 
-def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> None:
-    path = write_one(run.path, "a-00", None)
-    assert path == run.path / "report/a-00.html"
-    page = path.read_text()
-    assert Page(page).links == [link for link in Page(page).links if link.startswith("#")]
-    assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and embedded(page)
-    assert write_one(run.path, "e", tmp_path / "x/y.html") == tmp_path / "x/y.html"

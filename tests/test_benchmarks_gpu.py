@@ -39,10 +39,6 @@ def test_every_contestant_runs() -> None:
     assert shape is not None and sizes["model"] == pytest.approx(4 * shape.parameters, rel=0.05)
 
 
-
-
-
-
 def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The documented tables are what is printed."""
     docs, printed = SCRIPT.parents[2] / "docs", []

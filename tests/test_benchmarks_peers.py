@@ -35,8 +35,6 @@ def test_time_is_that_of_the_innermost_stage_and_of_the_process() -> None:
     assert by_stage(told)["all"] == pytest.approx(sum(cpu.values()))
 
 
-
-
 def test_trl_asks_and_reads_in_the_words_of_the_policy(tmp_path: Path) -> None:
     from trl.chat_template_utils import is_chat_template_prefix_preserving, parse_response
 

@@ -36,8 +36,6 @@ def test_no_python(tmp_path: Path) -> None:
     assert "Python 3.11 or newer" in done.stderr
 
 
-
-
 PYTHON = """case "$1" in -m) mkdir -p .venv/bin; cat > .venv/bin/python; chmod +x .venv/bin/python;; esac <<'END'
 #!/bin/sh
 [ "$1" = -c ] && exit 1  # torch is not there

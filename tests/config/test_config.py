@@ -46,8 +46,6 @@ def test_extends_one_level(tmp_path: Path) -> None:
         load(grandchild)
 
 
-
-
 @pytest.mark.parametrize(
     ("override", "message", "fix"),
     [

@@ -155,5 +155,3 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     in_turn = await evaluate.evaluate_each(planned(tmp_path, policies))
     assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
-
-

@@ -218,5 +218,3 @@ def test_what_a_program_left_in_the_background_ends_with_it() -> None:
     left = Path("/proc", done.stdout.decode().strip(), "stat")
     while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":  # or pytest's limit says so
         time.sleep(0.02)
-
-

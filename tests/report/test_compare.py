@@ -150,8 +150,6 @@ def test_one_system_run_twice_is_no_difference_and_three_times_is_three_attempts
     assert all(verdict.startswith("No difference can be claimed") for verdict in found["verdicts"])
 
 
-
-
 # -- what is claimed
 
 

@@ -147,8 +147,6 @@ def test_the_ledger_of_a_step_is_its_wall_time(run: Path) -> None:
     assert sum(found.ledger.values()) >= sum(sum(step["ledger"].values()) for step in found.steps)
 
 
-
-
 def test_runs_side_by_side(run: Path, other: Path) -> None:
     first, second = report.load([run, other])
     text = read_page([run, other]).text
@@ -217,8 +215,6 @@ def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
         assert said in text
 
 
-
-
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "evil", agent={"name": "nano", "options": {EVIL: EVIL}})
     plain = maker._episode
@@ -235,5 +231,3 @@ def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     reader = read_page([path])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
-
-

@@ -70,8 +70,6 @@ def test_every_figure_is_there_three_times_and_every_number_once(tmp_path: Path)
     assert {row["run"] for row in compared} == {"one", "two", "two - one"}
 
 
-
-
 def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "my run", run={"name": "mine", "steps": 1})
     maker.start()

@@ -37,10 +37,6 @@ async def rollout(miniature: Path, folder: Path, kinds: Mapping[str, Terms]) -> 
         log.close()
 
 
-
-
-
-
 async def test_a_workspace_is_judged_as_it_stands(miniature: Path, tmp_path: Path) -> None:
     """An empty folder is in no diff, and counts all the same. What the checks compare with is put back first, and no
     process of the attempt lives on."""

@@ -51,8 +51,6 @@ class Waits(Agent):
         return AgentReport("done")
 
 
-
-
 def terms(agent: Agent) -> Mapping[str, Terms]:
     backend = ScriptedBackend({"a.py": b"x = 0\n"})
     return {"": Terms(agent, backend, LIMITS, {"train": [(ScriptedReward(default=0.5), 1.0)]})}
@@ -243,12 +241,6 @@ async def test_a_lost_worker_voids_its_attempts_which_are_made_again_elsewhere(m
         each.id.partition("-retry")[0] for each in episodes if "retry" in each.id
     }
     assert len(made.wires) == 3, "it was replaced"
-
-
-
-
-
-
 
 
 async def test_a_machine_that_lacks_something_is_said_at_once(miniature: Path, tmp_path: Path) -> None:

@@ -265,8 +265,6 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert derive_seed(1) < 1 << 63
 
 
-
-
 async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(b"w")
@@ -286,8 +284,6 @@ async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path:
     assert [chunk.version async for chunk in engine.generate([1], Sampling(), 0)] == [1], "what was served before"
     assert await engine.load(weights, 4, checksum) == made[1].version == 4
     assert len(made) == 2 and (await engine.health())["restarts"] == 1
-
-
 
 
 @given(st.data())

@@ -179,10 +179,6 @@ def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:
     assert list(run.episodes()) == [episode]
 
 
-
-
-
-
 def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("mine")
     with pytest.raises(UsageError, match="other files"):

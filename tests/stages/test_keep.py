@@ -68,8 +68,6 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     assert sum(found.as_json()["by_task"].values()) == len(found.kept)
 
 
-
-
 def test_each_filter_drops_what_it_is_called_after() -> None:
     good = Candidate(
         0,

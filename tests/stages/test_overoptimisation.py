@@ -91,8 +91,6 @@ def test_it_is_false_no_more_often_than_it_says() -> None:
     assert sum(first_alarm(run) > 0 for run in runs) <= 12
 
 
-
-
 def test_what_a_record_keeps_of_tested_groups() -> None:
     def episode(patch: bytes, scores: Sequence[Score], ending: Ending = Ending.DONE) -> Episode:
         return Episode("e", "t", "train", 1, "g", 0, ending, patch=patch, scores=tuple(scores))

@@ -68,13 +68,5 @@ def test_a_step_is_refilled_for_groups_that_teach_nothing_once_rewards_are_shape
     assert wanted(long, "rollout.tokens=64", "rollout.turn_tokens=64", "train.overlong_buffer=10") == (3, 1)
 
 
-
-
 def _long(turn: Turn) -> Turn:
     return replace(turn, output=TokenSpan((7,) * 60, Origin.POLICY, (-0.1,) * 60), versions=(VersionRange(0, 0, 60),))
-
-
-
-
-
-

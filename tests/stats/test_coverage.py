@@ -54,10 +54,6 @@ def test_shares(clusters: int, size: int, icc: float, p: float, least: float) ->
     assert least <= held / SIMULATIONS <= 0.99
 
 
-
-
-
-
 @pytest.mark.parametrize("clusters", [5, 20, 62])
 def test_similarities(clusters: int) -> None:
     """Shares that are not all or nothing: 40 % are 0, the rest anything, and a cluster has something in common."""

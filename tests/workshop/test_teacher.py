@@ -52,8 +52,6 @@ def test_without_mistakes_it_repairs_every_task_though_several_share_their_issue
         assert conversation(expert, made)[1].files[made.path] == made.fixed
 
 
-
-
 @asynccontextmanager
 async def served(expert: teacher.Teacher) -> AsyncIterator[str]:
     runner = web.AppRunner(teacher.application(expert), access_log=None, shutdown_timeout=0.1)

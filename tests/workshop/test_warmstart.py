@@ -37,5 +37,3 @@ def test_the_mistake_of_replacing_a_line_by_itself_is_shown_and_not_learned() ->
         assert learned == turns - mistakes
         repeats.add(mistakes)
     assert repeats == {0, 1, 2}
-
-

@@ -93,10 +93,6 @@ def test_nothing_that_the_repository_says_runs_here(home: Home, miniature: Path)
     shutil.rmtree(hostile.marks)
 
 
-
-
-
-
 async def test_a_url_gets_its_key_and_the_agent_does_not(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-secret")
     look = Answer("Looking.", (("shell", {"cmd": "env; cat /proc/*/environ"}),))

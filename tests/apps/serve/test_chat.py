@@ -102,8 +102,6 @@ def test_a_retry_is_let_into_no_conversation_but_the_one_that_its_client_lost(st
     assert list(_turns(served).values()) == [1, 1, 2], "its own"
 
 
-
-
 def test_a_conversation_beyond_its_time_goes_on_in_a_new_session(start: Start) -> None:
     served = start("builtin:tiny", "rollout.turn_tokens=8", "rollout.seconds=1")
     url = f"{served.where['gateway']}/v1/chat/completions"

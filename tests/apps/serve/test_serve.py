@@ -182,8 +182,6 @@ def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path:
     assert [turn["masked"] for turn in turns] == ["", "", "fault"]
 
 
-
-
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:
     source = Remote("http://127.0.0.1:9/v1", model="m")
     sessions = Sessions(Gateway(source, sampling=Sampling(), on_turn=lambda *_: None), Limits())

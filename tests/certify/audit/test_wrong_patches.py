@@ -96,8 +96,6 @@ def test_all_kinds_are_made_and_none_is_the_reference_or_nothing(change: Change)
     assert "comparison: if value <= low:" in texts and "operator: return max(values) + min(values)" in texts
 
 
-
-
 def test_other_languages_are_changed_by_their_signs(tmp_path: Path) -> None:
     old = {"a.js": "function f(a, b) {\n  return a;\n}\n"}
     body = "  // both\n  if (a <= b && !done(a)) { return b; }\n  let c = 1;\n  return a + c;\n"

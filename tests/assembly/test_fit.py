@@ -187,7 +187,7 @@ def test_an_engine_elsewhere_and_a_model_of_another_kind_are_left_out(tmp_path: 
     method = {"quant_method": "compressed-tensors"}  # and not how many bits
     quantised = {**PUBLISHED["Qwen3-4B"], "quantization_config": method}
     (tmp_path / "config.json").write_text(json.dumps(quantised))
-    with pytest.raises(UsageError, match="which the learner does not read"):
+    with pytest.raises(UsageError, match="the learner reads plain weights"):
         stages.needs(config(tmp_path, f"model.path={tmp_path}"))
 
 
@@ -270,7 +270,7 @@ def test_what_ends_an_episode_first_bounds_sampling_and_training(tmp_path: Path)
 def test_measured_speeds_are_taken_as_they_are(tmp_path: Path) -> None:
     """By hand: 32 episodes of 5,000 tokens, of which 1,000 are prompt and 2,000 sampled; refills are sampled alone."""
     speeds = ("plan.tokens=5000", "plan.engine_tokens_per_second=1000", "plan.learner_tokens_per_second=4000")
-    common = (*speeds, "rollout.seconds=3600", "train.denominator=informative", "run.steps=100")
+    common = (*speeds, "rollout.seconds=3600", "run.steps=100")
     plan = needs(tmp_path, *common, "curriculum.refill=4")
     step, run = plan["step"], plan["run"]
     assert (step["episodes"], step["tokens"]) == (64, 32 * 5000)

@@ -190,7 +190,7 @@ def test_attention_on_a_gpu_holds_more():
 @pytest.mark.real
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_quantised_weights_take_what_was_planned(precision, tmp_path):
-    """Codes and scales exactly. NF4 needs bitsandbytes: make test-extras."""
+    """Codes and scales exactly. NF4 needs bitsandbytes: make test-all."""
     settings = BASE.but(precision=precision, lora=LORA, gradient_checkpointing=True, quantise="nf4")
     trainer = step_of(tmp_path, settings, SMALL)
     planned = learner_memory(shape_of(SMALL), settings, longest=1)
@@ -200,7 +200,7 @@ def test_quantised_weights_take_what_was_planned(precision, tmp_path):
     assert weights == planned.weights + planned.adapters
 
 
-@pytest.mark.real  # and it needs bitsandbytes: make test-extras
+@pytest.mark.real  # and it needs bitsandbytes: make test-all
 def test_moments_in_8_bits(tmp_path):
     raw = {**SMALL, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
     model_of(raw, LearnSettings()).save_pretrained(tmp_path)

@@ -107,7 +107,7 @@ def test_the_clip_acts_and_the_rounding_of_two_programs_is_not_clipped() -> None
         assert clip(config, learn).startswith("never" if name == "draft" else "from the second"), name
 
 
-@pytest.mark.parametrize("name", ["thesis-32b", "qwen3-30b-a3b", "qwen3.5-4b", "qwen3-14b-24gb"])
+@pytest.mark.parametrize("name", ["thesis-32b", "qwen3-30b-a3b", "qwen3.5-4b"])
 def test_a_preset_is_a_run(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -148,15 +148,9 @@ def test_images_that_cannot_be_opened_are_refused_before_the_run_folder(
     assert not Path("runs").exists()
 
 
-def test_a_source_with_two_splits_is_evaluated_once(file: Path) -> None:
-    """Two entries of one source train on a split each; its held-out tasks are the same ones, and count once."""
-    halves = "{source='handmade', split='train'}, {source='handmade', split='test'}"
-    plan = resolve(load(_several(file, halves)))
-    assert [len(share.tasks) for share in plan.curriculum.sources] == [6, 2]
-    ids = [task.id for task in plan.eval_tasks["eval"]]
-    assert len(ids) == 6 and len(set(ids)) == 6
+def test_one_source_has_one_kind(file: Path) -> None:
     with pytest.raises(ConfigError, match="'handmade' has two kinds"):
-        load(_several(file, halves.replace("split='test'", "split='test', kind='b'")))
+        load(_several(file, "{source='handmade'}, {source='handmade', kind='b'}"))
 
 
 def _several(file: Path, sources: str) -> Path:

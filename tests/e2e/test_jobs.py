@@ -34,7 +34,7 @@ metrics = ["reward"]
 
 [jobs.collect]
 policy = "{model}"
-set = ["eval.attempts=2", "keep.endings=done,limit,crash", "keep.distinct=no", "keep.well_formed=false"]
+set = ["eval.attempts=2", "keep.endings=done,limit,crash", "keep.distinct=no"]
 
 [arms.fast]
 sft.config = "sft.toml"

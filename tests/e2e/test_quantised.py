@@ -19,7 +19,7 @@ from coderepairrl.types import Sampling
 from e2e.conftest import Project
 
 pytestmark = [
-    pytest.mark.real,  # make test-extras
+    pytest.mark.real,  # make test-all
     pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes"),
 ]
 SHORT = ("eval.before=false", "eval.after=false", "tasks.verify=false")

@@ -144,7 +144,7 @@ async def opened(
     said: list[str] = []
     codec = tokens.load(model)
     assert codec.loaded_from is not None
-    setup = WorkerSetup(codec.loaded_from, "splice", (), make or partial(terms, agent))
+    setup = WorkerSetup(codec.loaded_from, make or partial(terms, agent))
     engine = engine or engine_of(model)
 
     async def connect(number: int) -> Connection:

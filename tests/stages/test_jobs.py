@@ -22,7 +22,7 @@ set = ["eval.attempts=1"]
 [jobs.rl]
 kind = "train"
 policy = "{sft}"
-set = ['curriculum.band={probe="{probe}"}']
+set = ["curriculum.band=true", 'curriculum.probe="{probe}"']
 [jobs.probe]
 kind = "eval"
 policy = "{sft}"
@@ -106,7 +106,7 @@ SMALL = (
     HEAD
     + """
 [jobs.train]
-set = ["run.steps=1", 'curriculum.band={probe="./probe.jsonl"}']
+set = ["run.steps=1", "curriculum.band=true", 'curriculum.probe="./probe.jsonl"']
 [jobs.eval]
 policy = "{train}"
 [jobs.other]

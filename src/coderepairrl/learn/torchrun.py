@@ -26,6 +26,7 @@ from coderepairrl.errors import CodeRepairError, LearnerFault
 from coderepairrl.learn import remote
 from coderepairrl.learn.distributed import LOCAL_RANK, init_processes
 from coderepairrl.learn.learner import Service
+from coderepairrl.printable import logged
 from coderepairrl.processes.child import die_with
 from coderepairrl.processes.children import Frame, Parent
 
@@ -92,7 +93,11 @@ def _connect(address: str, machines: list[Any]) -> Parent:
         raise LearnerFault(str(answer["error"]), fix="see the output of crrl train")
     connection.settimeout(None)
     remote.keep_alive(connection)
-    print(f"learner of {distributed.get_world_size()} processes: connected to {address}", file=sys.stderr, flush=True)
+    print(
+        logged(f"learner of {distributed.get_world_size()} processes: connected to {address}"),
+        file=sys.stderr,
+        flush=True,
+    )
     return run
 
 
@@ -101,7 +106,7 @@ def _next(run: Parent) -> Frame:
     try:
         request = run.receive()
     except (OSError, EOFError) as error:
-        print(f"the connection to the run was lost: {error}", file=sys.stderr, flush=True)
+        print(logged(f"the connection to the run was lost: {error}"), file=sys.stderr, flush=True)
         return {"exit": 1}
     assert request is not None
     return request

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +22,7 @@ from .test_build import project
 
 __all__ = ["cache"]
 WHEEL = "crrl_test_helper-1.0-py3-none-any.whl"
+SLOW = pytest.mark.real  # uv tries again for seconds
 LOGIN = "somebody:s%40crecy"
 
 
@@ -57,18 +59,24 @@ class Packages(BaseHTTPRequestHandler):
         data = (self.wheels / name).read_bytes()
         if name != WHEEL:
             return self.answer(200, data)
-        self.answer(200, data.replace(b"def nearly", b"def nearby") if self.how == "damaged" else data)
+        if self.how in ("429", "503"):
+            return self.answer(int(self.how), b"")
+        self.answer(
+            200, data.replace(b"def nearly", b"def nearby") if self.how == "damaged" else data, cut=self.how == "dies"
+        )
 
     do_HEAD = do_GET
 
-    def answer(self, code: int, data: bytes, kind: str = "application/octet-stream") -> None:
+    def answer(self, code: int, data: bytes, kind: str = "application/octet-stream", cut: bool = False) -> None:
         self.send_response(code)
         self.send_header("Retry-After", "0")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data)
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+        if cut:
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -110,11 +118,12 @@ raise SystemExit(f"seen: {words[-500:]}; crecy: {'crecy' in words}")
 }
 
 
+@pytest.mark.parametrize("how", ["", "login"])
 async def test_packages_come_from_an_index_that_asks_for_a_login(
-    index: type[Packages], tmp_path: Path, isolating: None
+    index: type[Packages], how: str, tmp_path: Path, isolating: None
 ) -> None:
     """Wherever on its host the files are; nothing that a build can read has the login, and it opens nothing else."""
-    index.how = "login"
+    index.how = how
     workspace = project(tmp_path / "shop")
     made = await build(Specification(workspace=workspace, python=system_python(), extras="[tests]"))
     assert made.packages["crrl_test_helper"] == "1.0"
@@ -129,9 +138,13 @@ async def test_packages_come_from_an_index_that_asks_for_a_login(
 @pytest.mark.parametrize(
     ("how", "error", "words", "fix"),
     [
+        pytest.param(*("429", PrerequisiteError, "throttles", "wait"), marks=SLOW),
+        pytest.param(*("503", PrerequisiteError, "broke off.*503", "again"), marks=SLOW),
+        pytest.param(*("dies", PrerequisiteError, "broke off", "again"), marks=SLOW),
         ("damaged", PrerequisiteError, "damaged", "again"),
         ("gone", TaskError, "crrl-test-helper", "UV_FIND_LINKS"),
         ("unknown", PrerequisiteError, "another login", "UV_DEFAULT_INDEX"),
+        pytest.param(*("unreachable", PrerequisiteError, "reach", "UV_DEFAULT_INDEX"), marks=SLOW),
     ],
 )
 async def test_an_index_that_fails_is_named_with_what_helps(
@@ -142,6 +155,8 @@ async def test_an_index_that_fails_is_named_with_what_helps(
     url = os.environ["UV_DEFAULT_INDEX"]
     if how == "unknown":
         monkeypatch.setenv("UV_DEFAULT_INDEX", url.replace("s%40crecy", "wrong"))
+    if how == "unreachable":
+        monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/team/simple/")
     asked = Specification(workspace=project(tmp_path / "shop"), python=system_python(), extras="[tests]")
     with pytest.raises(error, match=words) as caught:
         await build(asked)

@@ -50,6 +50,34 @@ def listed(tree: Path) -> dict[str, str]:
     return found
 
 
+def test_later_layers_replace_hide_and_empty(tmp_path: Path) -> None:
+    first = [
+        folder("a"), entry("a/kept", b"1"), entry("a/gone", b"1"), folder("a/deep"), entry("a/deep/old", b"1"),
+        folder("b"), entry("b/old", b"1"), folder("b/sub"), entry("b/sub/old", b"1"), entry("c", b"file"),
+        folder("d"), entry("d/below", b"1"), link("e", "a"), folder("f"), entry("f/inner", b"1"),
+    ]  # fmt: skip
+    second = [
+        entry("a/.wh.gone"), entry("a/.wh.deep"), folder("b"), folder("b/sub"), entry("b/sub/new", b"2"),
+        entry("b/.wh..wh..opq"), entry("b/new", b"2"), folder("c"), entry("c/in", b"2"), entry("d", b"now a file"),
+        folder("e"), entry("e/real", b"2"), link("f", "/a"), entry(".wh..wh.plnk"), entry("a/.wh.never"),
+    ]  # fmt: skip
+    apply(tmp_path, first, second)
+    assert listed(tmp_path / "tree") == {
+        "a": "/", "a/kept": "1", "b": "/", "b/new": "2", "b/sub": "/", "b/sub/new": "2", "c": "/", "c/in": "2",
+        "d": "now a file", "e": "/", "e/real": "2", "f": "-> /a",
+    }  # fmt: skip
+
+
+def test_a_whiteout_hides_only_what_lies_below(tmp_path: Path) -> None:
+    """And an opaque folder loses what its layer did not put there, wherever in the layer that is said."""
+    apply(
+        tmp_path,
+        [folder("a"), entry("a/old", b"1"), folder("a/x"), entry("a/x/old", b"1")],
+        [entry("a/x/new", b"2"), entry("a/.wh.x"), entry("a/here", b"2"), entry("a/.wh..wh..opq")],
+    )
+    assert listed(tmp_path / "tree") == {"a": "/", "a/here": "2", "a/x": "/", "a/x/new": "2"}
+
+
 def test_modes_times_and_links_are_kept_and_what_cannot_be_is_listed(tmp_path: Path) -> None:
     [report] = apply(
         tmp_path,
@@ -78,6 +106,11 @@ def test_modes_times_and_links_are_kept_and_what_cannot_be_is_listed(tmp_path: P
         "extended attributes": ["capable"],
     }
     assert report["counts"]["owners"] == 1
+
+
+def test_a_folder_keeps_its_time_when_a_later_layer_changes_what_is_in_it(tmp_path: Path) -> None:
+    apply(tmp_path, [folder("a", mtime=NOW - 7), entry("a/x", b"1")], [entry("a/.wh.x"), entry("a/y", b"2")])
+    assert (tmp_path / "tree/a").stat().st_mtime == NOW - 7
 
 
 HOSTILE: dict[str, list[Made]] = {
@@ -156,6 +189,15 @@ def test_equal_files_of_images_are_one_file_and_those_of_one_image_are_not(tmp_p
     assert [report["shared"] for report in reports] == [0, 4 + len(large)]
     assert (two / "large").read_bytes() == large and oct((two / "b").stat().st_mode)[-3:] == "755"
     assert not [path for path in two.rglob(".*") if len(path.name) == 65]
+
+
+def test_a_share_that_was_lost_with_the_machine_is_not_used(tmp_path: Path) -> None:
+    shares = tmp_path / "shares"
+    shares.mkdir()
+    apply(tmp_path / "1", [entry("a", b"content")], shares=shares)
+    (tmp_path / "1/tree/a").write_text("")
+    apply(tmp_path / "2", [entry("a", b"content")], shares=shares)
+    assert (tmp_path / "2/tree/a").read_text() == "content"
 
 
 def test_deep_folders_and_sparse_files(tmp_path: Path) -> None:

@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 
 import coderepairrl
+from coderepairrl import grading
 from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.environments import prepare_images
+from coderepairrl.errors import TaskError
+from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.types import Task
 from sandbox.conftest import python_for_all
 
 from .conftest import open_folder
-from .made import archive, entry, folder, layout
+from .made import archive, entry, folder, layout, link
 
 CONDA = archive(
     [
@@ -113,6 +116,28 @@ async def test_the_root_of_an_image_has_no_capability(
         assert (await box.exec(["bash", "-c", "test ! -e /testbed/x && test -e /run/crrl/guest.pyc"])).ok
 
 
+async def test_the_change_is_taken_by_our_git_and_applies_in_a_fresh_one(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    one = task(oci, programs, testbed)
+    async with backend.open(one) as box:
+        assert await box.diff() == b""
+        await said(
+            box,
+            "echo 'return a + b' > app.py; rm side.py; mkdir new; echo 1 > new/x; ln -s x new/y; chmod +x app.py;"
+            "git config core.fsmonitor 'touch /tmp/ran; false'; git add -A; git commit -qm done; mkdir __pycache__;"
+            "touch __pycache__/x.pyc; echo elsewhere > /etc/elsewhere",
+        )
+        await box.write("written.txt", b"by a tool")
+        patch = await box.diff()
+        assert patch.count(b"diff --git") == 5 and b"elsewhere" not in patch
+        assert await box.read("new/x") == b"1\n"
+        with pytest.raises(PermissionError):
+            await box.read("../etc/hosts")
+    async with backend.open(one) as box:
+        assert not await grading.apply(box, patch) and await box.diff() == patch
+
+
 async def test_nothing_of_the_host_is_seen(
     backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, cache: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +175,51 @@ async def test_an_image_without_python_or_git_works(backend: Bubblewrap, oci: Pa
         assert await said(box, "cat x; command -v python3 git || echo neither") == "1neither\n"
         await box.write("x", b"2")
         assert b"+2" in await box.diff()
+
+
+async def test_what_cannot_be_opened_says_what_helps(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(TaskError, match="not prepared") as refused:
+        backend.check_image("nothing@sha256:" + 64 * "0")
+    assert "crrl data prepare" in refused.value.fix
+    with pytest.raises(TaskError, match="not prepared"):
+        async with backend.open(Task("t", "", "", "image:nothing:1", b"")):
+            pass
+    one = task(oci, programs, testbed)
+    backend.check_image(one.workspace.removeprefix("image:"))
+    shown = Bubblewrap(binds=["/opt"])
+    linked = task(oci, programs, testbed, archive([link("opt", "/usr")]))
+    with pytest.raises(TaskError, match="a file or a link"):
+        async with shown.open(linked):
+            pass
+    shown.close()
+    chosen = Bubblewrap(commands=["ls"])
+    with pytest.raises(TaskError, match="commands"):
+        async with chosen.open(one):
+            pass
+    chosen.close()
+
+
+def test_an_image_that_lost_a_file_is_refused_at_the_start_and_unpacked_again(
+    backend: Bubblewrap, oci: Path, programs: bytes, testbed: bytes
+) -> None:
+    image = task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")])).workspace.removeprefix("image:")
+    unpacked, _ = rootfs.find(image, backend.user)
+    backend.check_image(image)
+    for lost in ("tree/testbed/lost.py", "git/refs/heads/main", "manifest.json"):
+        content = (unpacked / lost).read_bytes()
+        (unpacked / lost).unlink()
+        with pytest.raises(TaskError, match="is not as it was unpacked") as refused:
+            backend.check_image(image)
+        assert str(unpacked) in refused.value.fix
+        (unpacked / lost).write_bytes(content)
+    (unpacked / "tree/testbed/lost.py").chmod(0o755)
+    with pytest.raises(TaskError, match=r"unpacked: lost\.py"):
+        backend.check_image(image)
+    subprocess.run(["rm", "-r", unpacked], check=True)
+    task(oci, programs, testbed, archive([entry("testbed/lost.py", b"x")]))
+    backend.check_image(image)
 
 
 async def test_an_image_that_has_this_package_shows_no_answers(

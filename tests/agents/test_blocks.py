@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -14,10 +11,6 @@ from hypothesis import strategies as st
 
 from coderepairrl.agents.blocks import Block, Inexpressible, answer, applied, between, read, write
 from coderepairrl.agents.patching import Ambiguous, NoMatch
-from coderepairrl.rewards import parse
-from coderepairrl.tasks.patches import patched
-
-LITE = Path(__file__).parents[2] / "../shared/data/swebench/swebench_lite.jsonl.gz"
 
 _LINES = st.sampled_from(
     ("", "x", "    x", "=======", "<<<<<<< SEARCH", ">>>>>>> REPLACE", "======", "é\x0c\x85y", "```")
@@ -45,46 +38,9 @@ def test_any_change_makes_the_round_trip(before: str, after: str, context_lines:
     assert all(block.search for block in blocks[1:])
 
 
-def test_context_around_a_change() -> None:
-    before = b"".join(b"line %d\n" % n for n in range(20))
-    after = before.replace(b"line 10\n", b"line 10\ninserted\n")
-    assert between("a", before, after, 0) == [Block("a", ("line 10", "line 11"), ("line 10", "inserted", "line 11"))]
-    [block] = between("a", before, after, 3)
-    assert block.search == tuple(f"line {n}" for n in range(8, 14))
-
-
 def test_changes_that_no_blocks_make() -> None:
     with pytest.raises(Inexpressible, match="cannot make this change"):
         between("a.txt", b"x\r\n", b"x\n")
-
-
-def _reconstructed(patch: bytes) -> tuple[str, bytes]:
-    """Path and file before a patch: what its hunks show where it belongs, in lines that occur nowhere else."""
-    [file] = parse(patch)
-    before: list[bytes] = []
-    for hunk, start in zip(file.hunks, re.findall(rb"^@@ -(\d+)", patch, re.M), strict=True):
-        before += [b"# line %d" % n for n in range(len(before) + 1, int(start))]
-        before += hunk.side(b"-")
-    return file.path, b"".join(line + b"\n" for line in [*before, b"# the end"])
-
-
-@pytest.mark.skipif(not LITE.exists(), reason="needs the records beside the repository")
-@pytest.mark.parametrize("context_lines", [0, 3])
-def test_references_of_swe_bench_lite_make_the_round_trip(context_lines: int) -> None:
-    """One in three."""
-    with gzip.open(LITE, "rt") as rows:
-        patches = [json.loads(row)["patch"].encode() for row in rows]
-    assert len(patches) == 300
-    count = 0
-    for patch in patches[::3]:
-        path, before = _reconstructed(patch)
-        after = patched(before, patch) or b""
-        blocks = between(path, before, after, context_lines)
-        said = read(write(blocks))
-        assert said == blocks and {block.path for block in said} <= {path}
-        assert before != after == applied(before, said), path
-        count += len(blocks)
-    assert count > 100
 
 
 MALFORMED = {
@@ -105,14 +61,6 @@ MALFORMED = {
 @pytest.mark.parametrize("reply", MALFORMED.values(), ids=MALFORMED)
 def test_malformed_markers_are_read(reply: str) -> None:
     assert read(reply) == [Block("a.py", ("x",), ("y",))]
-
-
-@pytest.mark.parametrize(
-    "reply",
-    ["", "SEARCH\nx\n=======\ny\nREPLACE", "<<<<<<< SEARCH\nx\n=======\ny\n", "<<<<<<< SEARCH\nx\n>>>>>>> REPLACE"],
-)
-def test_what_is_no_block(reply: str) -> None:
-    assert read(reply) == []
 
 
 def test_lines_between_markers_of_one_length_may_look_like_others() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import io
 import json
 import logging
 import resource
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -106,108 +105,6 @@ async def test_nobody_waits_for_what_is_too_large(world: World) -> None:
     assert sorted(late.values())[len(late) // 2] < max(control) / 2, (late, max(control))
 
 
-ROOMY = "[" * 30_000
-"""By its bytes it may have 4,000 tokens, and it has 30,000."""
-OVERLONG = {
-    "a message": (CHAT, [user(ROOMY)]),
-    "arguments": (
-        CHAT,
-        [
-            user("a"),
-            {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "a", "function": {"name": "a", "arguments": ROOMY}}],
-            },
-            user("b"),
-        ],
-    ),
-    "after a reply": (CHAT, [user("a"), {"role": "assistant", "content": "ok"}, user(ROOMY)]),
-    "a reply after another": (
-        CHAT,
-        [*[user("a"), {"role": "assistant", "content": "ok"}, user("b")], {"role": "assistant", "content": ROOMY}],
-    ),
-    "counted": ("/messages/count_tokens", [user(ROOMY)]),
-}
-
-
-async def test_prompts_that_are_too_long_stay_where_they_are_written(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their ids came back to the event loop, however many: 100,000 of each request, only to be refused."""
-    ids: list[int] = []
-    ask = Workers.ask
-
-    async def observed(self: Workers, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        made = await ask(self, offload, kind, pieces, size)
-        if kind in (b"render", b"extend", b"spell"):
-            ids.append(sum(map(len, made)) // 4)
-        return made
-
-    monkeypatch.setattr(Workers, "ask", observed)
-    session = world.open(calls=100)
-    assert (await post(session, body(user("a"))))[0] == 200
-    for name, (path, messages) in OVERLONG.items():
-        status, _ = await post(session, body(*messages), path)
-        assert status == 400, name
-    assert all(count <= session.limits.tokens for count in ids)
-    assert (session.fault, session.limit) == (None, "tokens")
-
-
-REFUSED = {
-    "no JSON": (CHAT, b"{"),
-    "deep JSON": (CHAT, b"[" * 600_000),
-    "a wrong field": (CHAT, body(user("a"), max_tokens=0)),
-    "unwritable": (CHAT, body(user("\ud800"), n=2)),
-    "too long by its bytes": (CHAT, body(user("a" * 100_000))),
-    **{name: (path, body(*messages)) for name, (path, messages) in OVERLONG.items()},
-    "a stream": (CHAT, body(user(ROOMY), stream=True)),
-    "in another dialect": ("/responses", b'{"model": "policy", "input": "%s", "stream": true}' % ROOMY.encode()),
-}
-
-
-async def test_what_is_over_is_freed_at_once(world: World) -> None:
-    """Errors that knew their own frames kept requests and their 100,000 ids for the garbage collector.
-
-    It looked at each of the ids, while everybody waited: for 0.1 s, in a session of some hundred such requests.
-    """
-    session = world.open(calls=1000)
-    world.engine.chunk = 1
-
-    async def everything() -> None:
-        for path, data in REFUSED.values():
-            assert (await post(session, data, path))[0] == 400
-        for stream in (False, True):
-            world.engine.gate = asyncio.Event()
-            asked = asyncio.create_task(post(session, body(user("a"), stream=stream)))
-            while not session._running:
-                await asyncio.sleep(0.01)
-            asked.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asked
-            while session._running:
-                await asyncio.sleep(0.01)
-            world.engine.gate = None
-            assert (await post(session, body(user("b"))))[0] == 200
-
-    await everything()  # what is made once
-    gc.collect()
-    gc.disable()
-    try:
-        await everything()
-        await asyncio.sleep(0.05)
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        gc.collect()
-        left = [each for each in gc.garbage if type(each).__module__.startswith("coderepairrl")]
-        assert left == []
-    finally:
-        gc.set_debug(0)
-        gc.garbage.clear()
-        gc.enable()
-    held = [each for each in gc.get_objects() if isinstance(each, (list, tuple)) and len(each) > session.limits.tokens]
-    assert [each for each in held if set(map(type, each)) == {int}] == []
-
-
 @given(st.text(max_size=300) | st.text("aé<|im_end|> \n\ud7b0", max_size=300))
 def test_the_least_number_of_tokens_is_never_more_than_there_are(codec: tokens.Codec, text: str) -> None:
     with contextlib.suppress(UnicodeEncodeError):
@@ -260,25 +157,6 @@ async def test_a_large_conversation_is_written_as_a_small_one(world: World) -> N
     assert second.given.ids == tuple(codec.extend(first.given.ids, first.output.ids, asked[301:302]) or ())
 
 
-async def test_a_large_request_may_refer_to_items_of_before(world: World) -> None:
-    """Each of them is read in a process of its own, and knows what was said."""
-    world.engine.context = 1 << 20
-    session = world.open(tokens=1 << 19)
-
-    async def respond(*items: Any) -> Any:
-        asked = [{"role": "user", "content": "words " * 50_000}, *items]
-        async with (
-            aiohttp.ClientSession() as client,
-            client.post(f"{session.endpoint.base_url}/responses", json={"model": "policy", "input": asked}) as response,
-        ):
-            assert response.status == 200
-            return await response.json()
-
-    said = (await respond())["output"][0]
-    await respond({"type": "item_reference", "id": said["id"]}, {"role": "user", "content": "more"})
-    assert [turn.base for turn in session.turns] == [None, 0]
-
-
 @pytest.mark.parametrize("path", [CHAT, "/responses", "/messages", "/messages/count_tokens", "/responses/input_tokens"])
 async def test_a_refusal_is_a_call(world: World, path: str) -> None:
     session = world.open(calls=3)
@@ -323,17 +201,6 @@ async def test_half_sent_bodies_have_their_number_and_their_time(world: World, m
         writer.close()
     assert (await post(attacker, body(user("a"))))[0] == 200
     assert attacker._budget.calls == incoming.BODIES + 2
-
-
-async def test_half_sent_bodies_have_a_size_together(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "MAX_BODY", 1 << 20)
-    attacker = world.open("attacker")
-    held = [await half_sent(attacker, 700_000, b" " * 600_000)]
-    await asyncio.sleep(0.1)
-    assert (await post(attacker, b" " * 600_000))[1] == "request_too_large"
-    assert (await post(world.open("other"), b" " * 600_000))[1] == "invalid_json"
-    for _, writer in held:
-        writer.close()
 
 
 async def test_a_session_has_so_many_connections(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -476,26 +343,6 @@ async def test_no_session_takes_all_processes(world: World) -> None:
         await ask("modest", modest, 1000)
         await asyncio.gather(*running)
         assert order.index("modest") <= 2, order
-    finally:
-        await pool.close()
-
-
-async def test_a_session_that_used_much_rests_between_its_jobs(world: World) -> None:
-    """Else it has a processor to itself for as long as it likes, and who has none to spare waits longer."""
-    pool = Workers(most=1)
-    offload = Offload(pool, world.gateway.source.codec, 1 << 20)
-    messages = tuple({"role": "user", "content": f"{n} " * 4000} for n in range(2))
-    try:
-        await offload.render(messages, ())  # starts the process, which may take longer than the grace
-        offload.seconds = offload.rests_until = 0.0
-        await offload.render(messages, ())
-        assert offload.rests_until == 0.0
-        offload.seconds = workers.GRACE
-        await offload.render(messages, ())
-        assert offload.rests_until > 0.0
-        until = offload.rests_until = time.monotonic() + 0.2
-        await offload.render(messages, ())
-        assert time.monotonic() >= until
     finally:
         await pool.close()
 

@@ -155,21 +155,6 @@ async def test_halves_of_characters_and_what_is_no_utf8_are_read(world: World, s
     assert found == {"\ufffd cut", "\ufffd"}
 
 
-async def test_deep_arguments_come_back(world: World, said: Said, send: Any) -> None:
-    """What the policy nests deeper than we read is handed to clients of objects as text."""
-    for depth in (100, 300):
-        deep = {"a": json.loads("[" * depth + "]" * depth)}
-        world.engine.script = lambda *_, deep=deep: said("", ("shell", deep))
-        session = world.gateway.open("e", limits=Limits(tokens=4000), seed=0, sampling=Sampling(max_tokens=3000))
-        ask = SPEAKERS["messages"].body([{"role": "user", "content": "Fix it."}], max_tokens=3000)
-        _, reply = await send(session, "messages", ask)
-        body = after_a_call("messages", "seen")
-        assert [block["type"] for block in reply["content"]] == ["tool_use"]
-        body["messages"][1]["content"] = reply["content"]
-        assert (await send(session, "messages", body))[0] == 200
-        assert session.fault is None
-
-
 @EVERY
 async def test_a_reply_after_words_of_the_assistants_is_a_message_of_its_own(
     world: World, said: Said, send: Any, name: str
@@ -187,14 +172,6 @@ async def test_a_reply_after_words_of_the_assistants_is_a_message_of_its_own(
     tokens_of = {tuple(seen[0]) for seen in world.engine.seen}
     assert len(tokens_of) == 1
     identical(session.turns, world.engine)
-
-
-async def test_every_dialect_renders_the_same_prefill(world: World, send: Any) -> None:
-    messages = [{"role": "user", "content": "Fix it."}, {"role": "assistant", "content": "The answer is ("}]
-    for name, speaker in SPEAKERS.items():
-        body = {key: value for key, value in speaker.body(messages).items() if key != "tools"}
-        await send(world.open(), name, body)
-    assert len({prompt for prompt, *_ in world.engine.seen}) == 1
 
 
 ANY = st.recursive(

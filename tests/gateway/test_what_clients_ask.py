@@ -10,7 +10,6 @@ import socket
 import struct
 from contextlib import AsyncExitStack
 from itertools import cycle
-from random import Random
 from typing import Any
 
 import aiohttp
@@ -18,7 +17,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from coderepairrl.gateway import replies
 from coderepairrl.types import Finish
 
 from .clients import anthropic_client, openai_client
@@ -70,18 +68,6 @@ async def test_a_format_is_a_wish_and_a_remote_is_told(world: World, name: str) 
         assert (await post(remote, name, body | {"model": "policy"}))[0] == 200
     assert told[0]["response_format"] == wish
     assert remote.turns[0].overridden == ()
-
-
-async def test_a_plain_format_is_no_wish(world: World) -> None:
-    session = world.open()
-    plain: dict[str, Any] = {
-        "chat": {"response_format": {"type": "text"}},
-        "responses": {"text": {"format": {"type": "text"}, "verbosity": "low"}},
-        "messages": {"output_config": {"effort": "high"}},
-    }
-    for name, more in plain.items():
-        assert (await post(session, name, SPEAKERS[name].body(ASK) | more))[0] == 200
-    assert {turn.overridden for turn in session.turns} == {()}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -342,33 +328,6 @@ def _leave(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     writer.close()
 
 
-async def test_clients_that_vanish_at_any_moment_leave_no_traceback(
-    world: World, said: Said, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the end of a connection and our learning of it something may be written to it."""
-    monkeypatch.setattr(replies, "HEARTBEAT", 0.003)
-    world.engine.script = lambda *_: said("a long story " * 30)
-    world.engine.delay = 0.001
-    port, random = int(world.gateway.url.rpartition(":")[2]), Random(0)
-
-    async def visit(number: int) -> None:
-        session = world.open(f"e{number}")
-        name = random.choice(list(SPEAKERS))
-        data = json.dumps(SPEAKERS[name].body(ASK, stream=random.random() < 0.5)).encode()
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        path = f"/s/{session.key}/v1{SPEAKERS[name].path}"
-        writer.write(f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
-        await asyncio.sleep(random.random() * 0.2)
-        _leave(writer, reset=random.random() < 0.5)
-        await asyncio.sleep(0.1)
-        await world.gateway.close(session)
-        assert session.fault is None
-
-    for _ in range(2):
-        await asyncio.gather(*map(visit, range(60)))
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
 @pytest.mark.parametrize(
     ("how", "name", "stream"), [(how, *way) for how, way in zip(cycle(("close", "reset", "half a body")), WAYS)]
 )
@@ -439,10 +398,3 @@ async def test_the_sdks_readers_of_formats_work_where_the_policy_keeps_to_them(w
     read = [chat.choices[0].message.parsed, response.output_parsed, message.parsed_output, beta.parsed_output]
     assert read == [_Verdict(fixed=True)] * 4
     assert [text.partition("=")[0] for turn in session.turns for text in turn.overridden] == ["response_format"] * 4
-
-
-async def test_an_older_spelling_of_a_format(world: World) -> None:
-    session = world.open()
-    body = SPEAKERS["messages"].body(ASK) | {"output_format": {"type": "json_schema", "schema": SCHEMA}}
-    assert (await post(session, "messages", body))[0] == 200
-    assert session.turns[0].overridden[0].startswith("response_format=")

@@ -47,10 +47,6 @@ def test_python_is_read_as_literals(text: str, arguments: dict[str, object]) -> 
     assert pythonic.parse(pythonic.write(pythonic.parse(text) or [])) == [("f", arguments, "")]
 
 
-def test_names_may_have_dots_and_calls_follow_each_other() -> None:
-    assert [call.name for call in pythonic.parse("a.b(x=1)\nc()") or []] == ["a.b", "c"]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -198,21 +194,3 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
     (folder / "chat_template.jinja").write_text(source.replace(moved, "{%- endif %}{%- endfor %}" + kept))
     with pytest.raises(ConfigError, match="is written anew, and without 'I look.'"):
         verify(tokens.load(folder))
-
-
-def test_gemma_3_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    """Its template knows a user and a model that take turns, and no tools."""
-    turns = (
-        "{{ bos_token }}{%- set ns = namespace(first='') %}{%- if messages[0].role == 'system' %}"
-        "{%- set ns.first = messages[0].content + '\n\n' %}{%- set messages = messages[1:] %}{%- endif %}"
-        "{%- for m in messages %}{%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-        "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{%- endif %}"
-        "{{ '<start_of_turn>' + ('model' if m.role == 'assistant' else m.role) + '\n' }}"
-        "{{ (ns.first if loop.first else '') + m.content | trim + '<end_of_turn>\n' }}{%- endfor %}"
-        "{{ '<start_of_turn>model\n' if add_generation_prompt else '' }}"
-    )
-    marks = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
-    folder = Family("gemma3_text", marks, turns, ("<end_of_turn>", "<eos>"), bos="<bos>").write(tmp_path)
-    with pytest.raises(ConfigError, match="the policy is not shown its tools") as refused:
-        tokens.load(folder)
-    assert "chat_template.jinja that writes them" in refused.value.fix

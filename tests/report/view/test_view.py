@@ -23,7 +23,6 @@ from coderepairrl.report.view import Site, write_one
 from coderepairrl.report.view.conversation import conversation, tree, unheard
 from coderepairrl.report.view.page import Around, Shown, render_episode
 from coderepairrl.report.view.rows import CELLS, file_name
-from coderepairrl.report.view.run import read_episode
 from coderepairrl.report.view.text import pieces, visible
 from coderepairrl.runs import RunFolder
 from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
@@ -428,10 +427,10 @@ def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not a run folder"):
         Site([tmp_path / "empty"])
     with pytest.raises(UsageError) as raised:
-        read_episode(run.path, "a-03")
+        write_one(run.path, "a-03", None)
     assert "a-00" in raised.value.fix
     with pytest.raises(UsageError, match="begins the ids of 2"):
-        read_episode(run.path, "a-0")
+        write_one(run.path, "a-0", None)
     for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
         with pytest.raises(KeyError):
             Site([run.path]).page(page)

@@ -208,16 +208,6 @@ class Run:
         return _decoder(self.folder, self._settings.model.path if self._settings else "")
 
 
-def read_episode(run: Path, episode: str) -> Shown:
-    """The episode of the run folder `run` named by its id or the beginning of it.
-
-    Raises `UsageError` for a folder that is no run, or an episode that it does not have.
-    """
-    found = Run(run)
-    found.update()
-    return found.shown(find(found, episode))
-
-
 def _text(episode: Episode) -> str:
     """By what the search of a folder of pages finds it: replies, calls, notes, patch."""
     words = [score.note for score in episode.scores]

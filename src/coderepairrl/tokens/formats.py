@@ -21,7 +21,8 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
 def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Messages with channels, as gpt-oss writes them.
 
-    Channel ``analysis`` is reasoning, ``final`` (and ``commentary`` to nobody) content, a recipient makes a call. Prompts end within a message's head, ``<|start|>assistant``. Ids with no message are content as they stand.
+    Channel ``analysis`` is reasoning, ``final`` (and ``commentary`` to nobody) content, a recipient makes a call.
+    Prompts end within a message's head, ``<|start|>assistant``. Ids with no message are content as they stand.
     """
     from renderers.base import ParsedResponse
     from renderers.parsing import parse_gpt_oss

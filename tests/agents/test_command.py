@@ -91,13 +91,6 @@ async def test_a_program_that_never_asks_the_model_voids_its_episode(
     assert words in outcome.episode.fault
 
 
-async def test_an_exit_code_of_failure_is_a_crash(tmp_path: Path, miniature: Path) -> None:
-    outcome = await run(tmp_path, miniature, [EDIT, Reply("I give up.")])
-    check_repair(outcome, turns=2, ending=Ending.CRASH)
-    assert outcome.episode.reason == "exit 1"
-    assert "ended with exit code 1: said: I give up." in outcome.episode.crash
-
-
 LOUD = """\
 echo first; python3 "$1" "$2" "$3"; code=$?
 head -c 100000 /dev/zero | tr '\\0' x; echo; echo last >&2; exit $code
@@ -120,13 +113,6 @@ async def test_what_a_program_printed_is_kept_beside_its_episode(
     assert len(printed) < 9_000
     *_, verdict = (record for record in read(tmp_path / "log.jsonl") if record["type"] == "verdict")
     assert verdict["verdict"]["printed"] == printed
-
-
-async def test_what_a_program_printed_that_never_asked_is_kept_too(tmp_path: Path, miniature: Path) -> None:
-    for number, code in enumerate((0, 3)):
-        (tmp_path / f"{number}").mkdir()
-        outcome = await run(tmp_path / f"{number}", miniature, REPAIR, argv=["sh", "-c", f"echo no key; exit {code}"])
-        assert (outcome.episode.ending, outcome.episode.printed) == (Ending.VOID, "no key\n")
 
 
 async def test_folders_that_the_policy_closes_are_removed_all_the_same(tmp_path: Path, miniature: Path) -> None:

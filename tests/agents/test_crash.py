@@ -19,7 +19,7 @@ from coderepairrl import rewards, tokens
 from coderepairrl.agents.command import Command
 from coderepairrl.agents.scripted import Say, ScriptedAgent
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import GatewayFault, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.gateway import Gateway, PolicySource
 from coderepairrl.gateway.session import request_seed
 from coderepairrl.learn import batch
@@ -59,22 +59,11 @@ MALFORMED = Reply("", (("bash", {"cmd": ["ls"]}),))
 KILL, SEGFAULT = call("bash", cmd="kill -KILL $PPID"), call("bash", cmd="kill -SEGV $PPID")
 
 
-@pytest.mark.parametrize(
-    ("last", "reason", "words"),
-    [
-        (MALFORMED, "exit 1", 'TypeError: can only concatenate str (not "list") to str'),
-        (KILL, "SIGKILL", "ended with exit code 137: running sed"),
-        (SEGFAULT, "SIGSEGV", "ended with exit code 139: running sed"),
-    ],
-    ids=["malformed", "killed", "segfault"],
-)
-async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(
-    tmp_path: Path, miniature: Path, last: Reply, reason: str, words: str
-) -> None:
-    outcome = await play(Command(**AGENT), [REPAIR, last], folder=tmp_path, model=miniature)
+async def test_a_program_that_the_policy_breaks_is_scored_on_what_stands(tmp_path: Path, miniature: Path) -> None:
+    outcome = await play(Command(**AGENT), [REPAIR, KILL], folder=tmp_path, model=miniature)
     episode = outcome.episode
-    assert (episode.ending, episode.reason, episode.fault) == (Ending.CRASH, reason, ""), outcome.told()
-    assert words in episode.crash
+    assert (episode.ending, episode.reason, episode.fault) == (Ending.CRASH, "SIGKILL", ""), outcome.told()
+    assert "ended with exit code 137: running sed" in episode.crash
     assert episode.reward == 1.0, "its repair stands"
     assert [len(turn.output) > 0 and not turn.masked for turn in episode.turns] == [True, True]
     [again] = logged_episodes(read(tmp_path / "log.jsonl"))
@@ -280,18 +269,12 @@ async def test_an_agent_on_the_host_that_breaks_is_scored(tmp_path: Path, miniat
     assert again == episode
 
 
-@pytest.mark.parametrize("how", ["exception", "exit", "speechless", "nothing", "refused"])
+@pytest.mark.parametrize("how", ["speechless", "nothing"])
 async def test_one_that_breaks_before_any_reply_is_void(tmp_path: Path, miniature: Path, how: str) -> None:
     agent = Host(BREAKS[how][0], speaks=False)
     episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
     assert (episode.ending, episode.reason, episode.scores, episode.crash) == (Ending.VOID, "agent", (), "")
     assert len(episode.fault) < 50_000
-
-
-async def test_a_fault_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:
-    agent = Host(raises(GatewayFault("no answer from the endpoint")))
-    episode = (await play(agent, [Reply("hi")], folder=tmp_path, model=miniature)).episode
-    assert (episode.ending, episode.reason) == (Ending.VOID, "gateway")
 
 
 async def test_a_bug_of_the_gateway_is_no_crash(tmp_path: Path, miniature: Path) -> None:

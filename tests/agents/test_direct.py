@@ -9,7 +9,7 @@ import pytest
 from nano_play import FILES, ISSUE, Outcome, play
 
 from coderepairrl import agents
-from coderepairrl.agents.direct import choose, edits
+from coderepairrl.agents.direct import choose
 from coderepairrl.agents.endpoint import Answer
 from coderepairrl.errors import ConfigError, GatewayFault
 from coderepairrl.types import Limits, Task
@@ -63,11 +63,6 @@ def test_which_files() -> None:
     assert choose("oracle", task, paths) == ["x/b.py"]
     assert choose("none", task, paths) == []
     assert choose("oracle", Task("t", "", "python", "dir:x", b""), paths) == paths
-
-
-@pytest.mark.parametrize(("reply", "count"), [("", 0), ("<<<<<<< SEARCH\nx\n=======\ny\n", 0), (REPAIR + REPAIR, 2)])
-def test_edits_in_a_reply(reply: str, count: int) -> None:
-    assert len(edits(reply)) == count
 
 
 @pytest.mark.parametrize("name", ["direct", "agentless"])

@@ -10,11 +10,10 @@ from nano_play import DONE, ISSUE, patch, play, shell
 
 from coderepairrl import agents
 from coderepairrl.agents.endpoint import Answer, ScriptedEndpoint
-from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.scripted import ScriptedAgent
 from coderepairrl.certify.agent import examine
-from coderepairrl.errors import AgentFault, ConfigError, GatewayFault
-from coderepairrl.types import Endpoint, Limits, Task
+from coderepairrl.errors import ConfigError
+from coderepairrl.types import Limits, Task
 
 REPAIR = patch("add.py", "a - b", "a + b")
 COUNT = "echo x >> count.txt"
@@ -97,11 +96,6 @@ async def test_inaction_is_an_action_and_is_nudged(tmp_path: Path) -> None:
     assert run.report.tool_calls == ()
 
 
-async def test_without_nudging_a_reply_without_a_call_submits(tmp_path: Path) -> None:
-    run = await play(tmp_path, Answer("Done, I think."), nudge=False)
-    assert (run.report.exit, len(run.requests)) == ("submitted", 1)
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -171,36 +165,6 @@ async def test_the_context_of_the_model_is_a_limit_too(tmp_path: Path) -> None:
     assert (run.report.exit, len(run.requests), counted(tmp_path)) == ("tokens", 1, 1)
 
 
-@pytest.mark.parametrize(
-    ("code", "limit", "ending"),
-    [
-        ("context_length_exceeded", None, "tokens"),
-        ("context_length_exceeded", "context", "tokens"),
-        ("episode_limit_reached", "time", "time"),
-        ("episode_limit_reached", "calls", "calls"),
-    ],
-)
-async def test_limits_of_the_gateway_are_endings(tmp_path: Path, code: str, limit: str | None, ending: str) -> None:
-    run = await play(tmp_path, REPAIR, Answer(status=400, code=code, crrl={"limit": limit} if limit else None))
-    assert run.report.exit == ending
-    assert b"+    return a + b" in await run.sandbox.diff()
-
-
-@pytest.mark.parametrize(("status", "fault"), [(500, GatewayFault), (503, GatewayFault), (401, AgentFault)])
-async def test_a_broken_endpoint_is_a_fault(tmp_path: Path, status: int, fault: type[Exception]) -> None:
-    with pytest.raises(fault, match=str(status)):
-        await play(tmp_path, Answer(status=status))
-
-
-async def test_an_endpoint_that_is_gone_is_a_fault(tmp_path: Path) -> None:
-    async with ScriptedEndpoint([DONE]) as server:
-        endpoint: Endpoint = server.endpoint()
-    (tmp_path / "repo").mkdir()
-    sandbox = FolderSandbox(tmp_path / "repo", {})
-    with pytest.raises(GatewayFault):
-        await agents.make("nano").run(Task("t", "x", "python", "dir:x", b""), sandbox, endpoint)
-
-
 async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("Cut at {output_chars}. {this stays}")
@@ -226,11 +190,6 @@ async def test_prompt_tools_and_texts_are_configuration(tmp_path: Path) -> None:
     assert "context" not in request["tools"][1]["function"]["parameters"]["properties"]
     assert request["temperature"] == 0.5
     assert run.results == ["1\n2\n3\n4\n5\n\n[cut]"]
-
-
-async def test_compact_conversation_fits_a_tiny_policy(tmp_path: Path) -> None:
-    run = await play(tmp_path, shell("cat add.py"), REPAIR, DONE, system="compact", tools="compact")
-    assert sum(len(str(message)) for message in run.conversation) < 1_200
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from programs import sandbox_or_skip
-from typer.testing import CliRunner
 
-from coderepairrl import agents, cli
 from coderepairrl.agents.command import Command
 from coderepairrl.certify import programs
-from coderepairrl.errors import PrerequisiteError
 
 PROGRAM = """
 import json, subprocess, sys, urllib.request
@@ -62,44 +57,7 @@ async def test_a_program_that_leaves_its_things_there_and_forgets_the_issue_fail
     assert "notes.txt" in found[1]
 
 
-TITLES = """
-import json, urllib.request
-def side(system):
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Name this: " + sys.argv[4]}]
-    headers = {"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}
-    body = json.dumps({"model": sys.argv[3], "messages": messages}).encode()
-    urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/chat/completions", body, headers)).read()
-for _ in range(3):
-    side("You write titles.")
-"""
-
-
-async def test_side_calls_take_no_step_of_the_script() -> None:
-    """Such as those with which a program asks for a title before it begins."""
-    agent = program(TITLES)
-    backend = sandbox_or_skip(agent)
-    try:
-        checks = {check.name: check for check in await programs.examine(agent, backend)}
-    finally:
-        backend.close()
-    assert [name for name, check in checks.items() if not check.ok] == []
-    assert checks["its calls are recorded"].detail == "6 calls, 3 of which beside the conversation"
-
-
 async def test_a_program_that_edits_nothing_is_shown_with_what_it_printed() -> None:
     found = await failing(program('print("no such model\\x1b[2J"); sys.exit()'))
     [line] = (line for line in found if line.startswith("edits arrive"))
     assert "no such model" in line and "\x1b" not in line
-
-
-def test_what_is_not_installed_is_a_prerequisite_with_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
-    for name in ("codex", "claude-code", "aider", "mini-swe-agent", "nano-agent"):
-        with pytest.raises(PrerequisiteError) as missing:
-            agents.make(name)
-        assert missing.value.fix == f"crrl agents install {name}"
-    result = CliRunner().invoke(cli.app, ["check", "agent", "codex"])
-    assert isinstance(result.exception, PrerequisiteError)
-    assert result.exception.exit_code == 3

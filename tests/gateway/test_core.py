@@ -200,16 +200,6 @@ class TestTree:
         await http.ask(session)
         assert session.turns[0].masked == "sampling"
 
-    async def test_broken_calls_come_back_as_text(self, world: World, said: Said, http: Http) -> None:
-        broken = said.codec.tokenizer.added["<tool_call>"]
-        world.engine.script = lambda *_: [*said("See", end=False), broken, *said('{"name": "she')]
-        session = world.open()
-        reply = await http.ask(session, tools=[SHELL])
-        assert message(reply)["content"] == 'See\n<tool_call>{"name": "she'
-        assert reply["crrl"]["malformed"] == ['<tool_call>{"name": "she']
-        await http.ask(session, [*ASK, message(reply), user("what?")], tools=[SHELL])
-        assert session.turns[1].base == 0
-
 
 class TestHistory:
     async def test_thoughts_that_a_client_drops_stay(self, world: World, said: Said, http: Http) -> None:
@@ -238,13 +228,6 @@ class TestRetries:
         await http.ask(session, [*ASK, message(first), user("more")])
         assert (await http.ask(session, retry=1))["id"] != first["id"]
         assert [turn.base for turn in session.turns] == [None, 0, None]
-
-    @pytest.mark.parametrize("retry", [0, None])
-    async def test_the_same_body_again_is_a_second_sample(self, world: World, http: Http, retry: int | None) -> None:
-        session = world.open()
-        ids = [(await http.ask(session, retry=retry))["id"] for _ in range(2)]
-        assert ids[0] != ids[1]
-        assert [turn.base for turn in session.turns] == [None, None]
 
     async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said, http: Http) -> None:
         world.engine.gate = asyncio.Event()
@@ -395,12 +378,6 @@ class TestBadInput:
         assert (status, reply["error"]["code"]) == (503, "engine_fault")
         assert session.fault is not None
         assert session.fault.boundary == "engine"
-
-    async def test_an_engine_that_ends_early_is_a_fault(self, world: World, said: Said, http: Http) -> None:
-        world.engine.script = lambda *_: said("a story", end=False)
-        session = world.open()
-        assert (await http.try_(session))[0] == 503
-        assert session.turns[0].masked == "fault"
 
 
 class TestLifetime:

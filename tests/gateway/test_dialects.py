@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from coderepairrl import tokens
 from coderepairrl.gateway import Gateway, PolicySource, Session, incoming, replies
 from coderepairrl.gateway.dialects import DIALECTS
-from coderepairrl.types import Limits, Sampling, sequence
+from coderepairrl.types import Finish, Limits, Sampling, sequence
 
 from .conftest import SHELL, Fake, Said, World, identical
 from .speech import SPEAKERS
@@ -244,17 +244,35 @@ async def test_the_turn_is_committed_before_the_terminal_event(world: World, sai
     session, speech = world.open(), SPEECHES[name]
     session._on_turn = slowly
     world.engine.script = lambda *_: said("ok then")
+    world.engine.gate = asyncio.Event()
     seen = b""
     url = f"{session.endpoint.base_url}{speech.path}"
     async with http.session.post(url, json=speech.plain | {"stream": True}) as response:
         async for data in response.content.iter_any():
             seen += data
-            if b'"ok' in seen and not commit.is_set():  # all was said, and nothing is recorded yet
+            if b'"ok' in seen and not commit.is_set():  # heard as it was sampled, and nothing is recorded yet
+                world.engine.gate.set()
                 assert speech.terminal not in seen
                 assert session.turns == ()
                 commit.set()
     assert speech.terminal in seen
     assert len(session.turns) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@EVERY
+async def test_the_clients_max_tokens_count_and_its_temperature_does_not(
+    world: World, said: Said, http: Http, name: str, stream: bool
+) -> None:
+    world.engine.script = lambda *_: said("a long story")
+    session, speaker = world.open(), SPEAKERS[name]
+    body = speaker.body([{"role": "user", "content": "Fix it."}], max_tokens=5, temperature=0.1, stream=stream)
+    status, reply = await http.send(session, SPEECHES[name], body)
+    assert status == 200
+    assert (speaker.stream(reply) if stream else speaker.whole(json.loads(reply)))["content"] == "a lon"
+    (turn,) = await world.gateway.close(session)
+    assert (turn.finish, turn.sampling.temperature, session.limit) == (Finish.LENGTH, 1.0, "")
+    assert turn.overridden == ("temperature=0.1",)
 
 
 @EVERY

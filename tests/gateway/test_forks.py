@@ -103,33 +103,6 @@ async def test_what_stands_for_replies_in_their_usual_spelling_is_what_would_be_
     assert list(world.engine.seen[-1][0]) == world.gateway.source.codec.render(asked, [SHELL])
 
 
-async def test_a_reply_that_nobody_said_stands_among_those_that_were(world: World, agent: Agent) -> None:
-    await agent.ask()
-    await agent.ask(agent.result("a"))
-    agent.messages[2] = {"role": "assistant", "content": "What the client made of it.", "tool_calls": []}
-    agent.messages[3] = {"role": "user", "content": "b"}
-    turn = await agent.ask(agent.result("c"))
-    turns, prompt = agent.session.turns, world.engine.seen[-1][0]
-    assert places([turns[0].output.ids], prompt) == [-1]
-    assert places([turns[1].output.ids], prompt) != [-1]
-    assert "What the client made of it." in world.gateway.source.codec.decode(prompt)
-    assert turn.fork is not None and (turn.fork.turn, turn.fork.messages) == (0, 2)
-    trains_what_was_served(turns, world.engine)
-
-
-async def test_a_summary_in_place_of_the_beginning_keeps_what_was_said_since(world: World, agent: Agent) -> None:
-    await agent.ask()
-    for number in range(3):
-        await agent.ask(agent.result(f"listing {number}"))
-    agent.messages[1:6] = [{"role": "user", "content": "Fix it. So far: nothing."}]
-    turn = await agent.ask(agent.result("listing 3"))
-    turns, prompt = agent.session.turns, world.engine.seen[-1][0]
-    found = places([each.output.ids for each in turns[:4]], prompt)
-    assert found[:2] == [-1, -1] and -1 < found[2] < found[3]
-    assert turn.fork is not None and turn.fork.turn == 0
-    trains_what_was_served(turns, world.engine)
-
-
 async def test_a_reply_that_the_client_forgets_shares_what_came_before_it(world: World, agent: Agent) -> None:
     """As mini-swe-agent does with one that has no call: its next prompt has the complaint in the reply's place."""
     first = await agent.ask()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,7 +9,7 @@ import anthropic
 import pytest
 from anthropic import AsyncAnthropic
 
-from coderepairrl.types import Finish, sequence
+from coderepairrl.types import sequence
 
 from .clients import anthropic_client as client
 from .conftest import SHELL, Said, World, identical
@@ -50,29 +49,11 @@ def back(reply: Any) -> dict[str, Any]:
 
 
 @BOTH
-async def test_words(world: World, said: Said, how: Any) -> None:
-    world.engine.script = lambda *_: said(" Hello, wörld 🛠️ \n")
-    session = world.open()
-    reply = await how(client(session.endpoint))
-    assert [(block.type, block.text) for block in reply.content] == [("text", "Hello, wörld 🛠️")]
-    assert (reply.role, reply.model, reply.stop_reason, reply.stop_sequence) == (
-        "assistant",
-        "policy",
-        "end_turn",
-        None,
-    )
-    (turn,) = await world.gateway.close(session)
-    assert [message["role"] for message in turn.messages] == ["system", "user", "assistant"]
-    assert (reply.usage.input_tokens, reply.usage.cache_read_input_tokens) == (len(turn.given), 0)
-    assert reply.usage.output_tokens == len(turn.output)
-    assert turn.dialect == "messages"
-    identical((turn,), world.engine)
-
-
-@BOTH
 async def test_tools_in_parallel_and_their_results(world: World, said: Said, how: Any) -> None:
+    added = said.codec.tokenizer.added
+    thought = [added["<think>"], *said("hm", end=False), added["</think>"], *said("\n\n", end=False)]
     replies = [
-        said("I look.", ("shell", {"cmd": "ls <|im_end|>", "n": 1.0}), ("shell", {"cmd": 'echo "é"'})),
+        [*thought, *said("I look.", ("shell", {"cmd": "ls <|im_end|>", "n": 1.0}), ("shell", {"cmd": 'echo "é"'}))],
         said("", ("shell", {"cmd": "true"})),
         said("done"),
     ]
@@ -96,6 +77,9 @@ async def test_tools_in_parallel_and_their_results(world: World, said: Said, how
         messages.append({"role": "user", "content": results})
         if wanted == 2:
             assert uses[0].input == {"cmd": "ls <|im_end|>", "n": 1}
+            assert [block.type for block in reply.content] == ["thinking", "text", "tool_use", "tool_use"]
+            assert reply.content[0].thinking == "hm" and reply.content[0].signature
+            assert reply.usage.output_tokens_details.thinking_tokens == 3
     turns = await world.gateway.close(session)
     assert [turn.base for turn in turns] == [None, 0, 1]
     assert [message["content"] for message in turns[1].messages[:2]] == ["<|im_end|> 0\n", "<|im_end|> 1\n"]
@@ -104,23 +88,6 @@ async def test_tools_in_parallel_and_their_results(world: World, said: Said, how
     assert reply.usage.cache_read_input_tokens == len(sequence(turns, 1))
     assert reply.usage.input_tokens == len(turns[2].given)
     identical(turns, world.engine)
-
-
-@BOTH
-async def test_thoughts(world: World, said: Said, how: Any) -> None:
-    added = said.codec.tokenizer.added
-    thoughts = [added["<think>"], *said("hm", end=False), added["</think>"]]
-    world.engine.script = lambda *_: [*thoughts, *said("\n\nyes", ("shell", {"cmd": "ls"}))]
-    session = world.open()
-    sdk = client(session.endpoint)
-    reply = await how(sdk, tools=[TOOL])
-    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
-    assert reply.content[0].thinking == "hm"
-    assert reply.content[0].signature
-    assert reply.usage.output_tokens_details.thinking_tokens == len(thoughts) - 1
-    result = {"type": "tool_result", "tool_use_id": reply.content[2].id, "content": "a"}
-    await how(sdk, [*ASK, back(reply), {"role": "user", "content": [result]}], tools=[TOOL])
-    assert [turn.base for turn in session.turns] == [None, 0]
 
 
 @BOTH
@@ -176,43 +143,6 @@ async def test_a_stop_sequence_ends_the_message_and_its_tail_is_dropped(world: W
     identical(turns, world.engine)
 
 
-@BOTH
-async def test_the_clients_max_tokens_count_and_its_temperature_does_not(world: World, said: Said, how: Any) -> None:
-    world.engine.script = lambda *_: said("a long story")
-    session = world.open()
-    thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-    reply = await how(client(session.endpoint), max_tokens=5, thinking=thinking, extra_body={"temperature": 0.1})
-    assert (reply.stop_reason, reply.content[0].text) == ("max_tokens", "a lon")
-    (turn,) = await world.gateway.close(session)
-    assert turn.finish is Finish.LENGTH
-    assert turn.overridden == ("temperature=0.1", 'thinking={"budget_tokens": 1024, "type": "enabled"}')
-
-
-async def test_tokens_stream_as_they_are_sampled_in_the_order_that_clients_expect(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("one two", ("shell", {"cmd": "ls"}))
-    world.engine.gate = asyncio.Event()
-    kinds = []
-    async for event in await ask(client(world.open().endpoint), stream=True, tools=[TOOL]):
-        kinds.append(event.type)
-        if event.type == "content_block_delta":
-            world.engine.gate.set()  # the engine waited until the client had read its first words
-        if event.type == "message_start":
-            assert event.message.usage.input_tokens > 0
-            assert event.message.content == []
-    block = ["content_block_start", "content_block_delta", "content_block_stop"]
-    once = [kind for before, kind in zip([None, *kinds], kinds, strict=False) if kind != before]
-    assert once == ["message_start", *block, *block, "message_delta", "message_stop"]
-    assert kinds.count("content_block_delta") > 2
-
-
-async def test_tokens_are_counted_and_not_recorded(world: World) -> None:
-    session = world.open()
-    sdk = client(session.endpoint)
-    counted = await sdk.messages.count_tokens(model="policy", messages=ASK, system="Repair.", tools=[TOOL])
-    assert session.turns == ()
-    assert counted.input_tokens == (await ask(sdk, tools=[TOOL])).usage.input_tokens
-
-
 async def test_limits_end_as_agents_understand(world: World, said: Said) -> None:
     world.engine.script = lambda *_: said("x" * 3000)
     prompt = len(world.gateway.source.codec.render([{"role": "system", "content": "Repair."}, *ASK]))
@@ -226,18 +156,3 @@ async def test_limits_end_as_agents_understand(world: World, said: Said) -> None
     with pytest.raises(anthropic.BadRequestError) as spent:
         await ask(sdk)
     assert spent.value.body["crrl"]["limit"] == "calls"  # type: ignore[index]
-
-
-async def test_an_engine_that_dies_mid_stream_is_an_error_event_and_a_fault(world: World, said: Said) -> None:
-    world.engine.script = lambda *_: said("a long story")
-    world.engine.fault_after = 6
-    session = world.open()
-    text = ""
-    with pytest.raises(anthropic.APIError, match="the fake engine died"):
-        async for event in await ask(client(session.endpoint), stream=True):
-            text += getattr(getattr(event, "delta", None), "text", "")
-    assert text == "a long"
-    assert session.fault is not None
-    with pytest.raises(anthropic.InternalServerError):
-        await ask(client(session.endpoint, max_retries=5))
-    assert len(world.engine.seen) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from coderepairrl.stats.medians import median_interval
+from coderepairrl.stats.intervals import median_interval
 
 
 @pytest.mark.parametrize("size", [9, 40, 99, 400])

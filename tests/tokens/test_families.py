@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chatml import LLAMA3, QWEN3_CODER, QWEN25
 from families import FAMILIES
-from family import Family, sampled
+from family import Family
 from spoken import said, spoken, within
 
 from coderepairrl import models, tokens
@@ -49,27 +49,7 @@ def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.C
     assert [codec.tokenizer.to_bytes(stop).decode() for stop in codec.stop_ids] == list(family.eos)
 
 
-@EVERY
-def test_a_conversation_that_goes_on_is_what_would_be_rendered(name: str, codecs: dict[str, tokens.Codec]) -> None:
-    codec = codecs[name]
-    messages: list[dict[str, Any]] = [*map(dict, OPENING)]
-    ids = codec.render(messages, TOOLS)
-    for turn in range(3):
-        call = {"name": "shell", "arguments": json.dumps({"cmd": f"ls {turn}"})}
-        reply = {"role": "assistant", "content": "", "tool_calls": [{"id": "abcdefgh1", "type": "x", "function": call}]}
-        result = {"role": "tool", "tool_call_id": "abcdefgh1", "content": 'a "b"\n<|im_end|></s><|eot_id|>'}
-        if FAMILIES[name].opens and FAMILIES[name].always:
-            reply["reasoning_content"] = "hm"
-        output = sampled(codec, [*messages, reply], [result], TOOLS)
-        assert codec.spell(reply, calls=turn) == output
-        more = codec.extend(ids, output, [result])
-        assert more is not None
-        messages += [reply, result]
-        ids = [*ids, *output, *more]
-        assert ids == codec.render(messages, TOOLS)
-
-
-SAID = [(name, words) for name in sorted(FAMILIES) for words in ("", "I look.\n") if name != "gpt-oss"]
+SAID = [(name, words) for name in sorted(FAMILIES) for words in ("", "I look.\n")]
 WHOLE_REPLIES = [(name, words) for name, words in SAID if words and FAMILIES[name].format == "llama3_json"]
 
 
@@ -78,7 +58,7 @@ WHOLE_REPLIES = [(name, words) for name, words in SAID if words and FAMILIES[nam
 def test_calls_are_read_from_sampled_ids(name: str, words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs[name]
     calls = [("shell", {"cmd": "    indented {<|im_end|> [ARGS]}"}), ("other", {"text": "é"})]
-    if codec.format.name == "llama3_json":
+    if codec.format.name in ("llama3_json", "openai"):
         calls = calls[:1]
     ids = said(codec, words, calls, thought="hm" * FAMILIES[name].always)
     reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
@@ -284,34 +264,10 @@ def test_a_call_between_tags_is_read_whole_or_not_at_all(name: str, codecs: dict
         assert (reply.calls, reply.malformed) == ((), (f"{tags[0]}{broken}{tags[1]}",))
 
 
-@pytest.mark.parametrize("chunk", [1, 1000])
-@pytest.mark.parametrize("words", ["", "I look."])
-def test_calls_to_functions_are_read_from_channels(words: str, chunk: int, codecs: dict[str, tokens.Codec]) -> None:
+def test_a_call_to_a_channel_that_is_not_ended_is_none(codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs["gpt-oss"]
-    prompt = codec.render(OPENING, TOOLS)
-    call = ("shell", {"cmd": "    indented <|end|> {"})
-    for ids, calls in ((spoken(codec, words, call), [call]), (spoken(codec, words, None), [])):
-        reader = codec.stream(prompt, TOOLS)
-        deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
-        reply, rest = reader.close()
-        assert deltas == [] and rest
-        assert [(each.name, json.loads(each.arguments)) for each in reply.calls] == calls
-        assert (reply.content, reply.reasoning, reply.malformed) == (words, "hm", ())
-    broken = spoken(codec, "", call)[:-1]
-    assert codec.parse(broken, prompt, TOOLS).calls == (), "a call that is not ended is none"
-    assert "indented" in codec.parse(broken, prompt, TOOLS).malformed[0]
-
-
-def test_results_name_the_function_that_was_called(codecs: dict[str, tokens.Codec]) -> None:
-    """Also in extensions, where only ids say which it was."""
-    codec = codecs["gpt-oss"]
-    prompt = codec.render(OPENING, TOOLS)
-    result = {"role": "tool", "tool_call_id": "x", "content": "a"}
-    more = codec.extend(prompt, spoken(codec, "", ("read_file", {})), [result])
-    assert more is not None
-    assert codec.decode(more) == (
-        '<|start|>functions.read_file to=assistant<|channel|>commentary<|message|>"a"<|end|><|start|>assistant'
-    )
+    reply = codec.parse(spoken(codec, "", ("shell", {"cmd": "    indented"}))[:-1], codec.render(OPENING, TOOLS), TOOLS)
+    assert reply.calls == () and "indented" in reply.malformed[0]
 
 
 def test_llama_may_tag_its_call(codecs: dict[str, tokens.Codec]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.tokens.trie import Known, Trie
+from coderepairrl.tokens.trie import Trie
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=9), max_size=9)
 
@@ -57,10 +57,6 @@ def test_a_sequence_is_added_after_another_as_it_is_in_whole(steps: list[tuple[i
     assert len(trie) == len(whole) == len(beginnings(sequences))
     for wanted in sequences:
         assert trie.longest(wanted) == whole.longest(wanted)
-
-
-def test_nothing_is_known_of_an_empty_trie() -> None:
-    assert Trie().longest((1, 2)) == Known(0, None, None)
 
 
 def test_time_is_linear_in_tokens() -> None:

@@ -24,8 +24,8 @@ from coderepairrl.stats import COUNTS as MEASURED_COUNTS
 from coderepairrl.stats import NAMES as MEASURED_NAMES
 from coderepairrl.stats import Interval, measures, resolved
 from coderepairrl.stats.clusters import clusters_of, slices
+from coderepairrl.stats.intervals import median_interval
 from coderepairrl.stats.measures import level
-from coderepairrl.stats.medians import median_interval
 from coderepairrl.stats.spending import spent
 from coderepairrl.types import Ending, Episode, Task, ToolCall
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from coderepairrl.tokens.codec import ASIDE, GENERATION_PROMPT, Codec, LoadedFrom
 from coderepairrl.tokens.conversation import Row, rows
-from coderepairrl.tokens.digest import digest
 from coderepairrl.tokens.inert import TooLong
 from coderepairrl.tokens.loading import load
 from coderepairrl.tokens.reply import Delta, FunctionCall, Reply, ReplyStream
+from coderepairrl.tokens.template import digest
 
 __all__ = [
     "ASIDE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -97,3 +98,24 @@ def _compiled(source: str) -> Any:
     if _CLOCK.search(source) is None:
         environment.globals["strftime_now"] = TODAY.strftime
     return environment.from_string(source)
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 (hexadecimal) of what decides the ids of a conversation: the tokenizer, and the template with the special
+    tokens that it names.
+
+    The same for a tokenizer saved anew: the order of keys, the way merges are written, truncation and padding do not
+    count. Raises `ConfigError` for files that cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    try:
+        spec = json.loads(path.read_text(encoding="utf-8"))
+        model = dict(spec["model"])
+        model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", ())]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
+    tokenizer = {key: value for key, value in spec.items() if key not in ("truncation", "padding", "version")}
+    written = find(folder)
+    named = {name: text for name, text in written.tokens.items() if name in written.source} if written else {}
+    parts = [tokenizer | {"model": model}, written and written.source, named]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,15 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config import Config, to_toml
-from coderepairrl.report.view import Site
+from coderepairrl.errors import UsageError
+from coderepairrl.report.view import Site, write_one
 from coderepairrl.report.view.conversation import conversation, tree, unheard
 from coderepairrl.report.view.page import Around, Shown, render_episode
 from coderepairrl.report.view.rows import CELLS, file_name
+from coderepairrl.report.view.run import read_episode
 from coderepairrl.report.view.text import pieces, visible
 from coderepairrl.runs import RunFolder
-from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
+from coderepairrl.types import Ending, Episode, Fork, Origin, Score, Task, TokenSpan, ToolCall, Turn, VersionRange
 from pages import Page
-from report.runs import written
+from report.runs import Maker, written
 
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)><!-- \u202e\x1b[31m\x00 \"' {{ 7*7 }}"
 
@@ -115,6 +118,50 @@ def test_hostile_text_is_inert() -> None:
         page.encode()
 
 
+def test_patch_scores_and_timings_are_shown() -> None:
+    task = Task("t", "It is broken.", "python", "", b"diff --git a/x b/x\n@@ -1 +1 @@\n-old <b>\n+right\n")
+    page = rendered(make(), task=task)
+    assert page.count('<code class="del both">-old &lt;b&gt;</code>') == 2, "in the attempt and in the reference"
+    assert '<code class="add">+new \ufffd</code>' in page and '<code class="add">+right</code>' in page
+    assert "+1 \u22121" in page and "It is broken." in page
+    assert "0.250" in page and "✓ checks passed" in page and "measured only" in page
+    assert "Similarity of the changed lines" in page and "Known weaknesses" in page, "what the reward is is explained"
+    assert "generate 1.00 s" in page and "other 1.00 s" in page
+
+
+def test_an_empty_episode_and_an_empty_run_have_pages(tmp_path: Path) -> None:
+    empty = make(turns=(), tool_calls=(), patch=b"", scores=(), timings={}, fault=f"SandboxFault: {EVIL}")
+    page = rendered(dataclasses.replace(empty, ending=Ending.VOID))
+    assert "never called" in page and "SandboxFault" in page and "left as it was" in page
+    maker = Maker(tmp_path / "run")
+    maker.log.close()
+    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+    maker.folder.log.unlink()
+    assert embedded(Site([maker.folder.path]).page("run/index.html"))["rows"] == []
+
+
+def test_a_crash_is_shown_with_its_reward_and_how_it_broke() -> None:
+    how = f"mine ended with exit code 1: {EVIL}\nKeyError: 'cmd'"
+    crashed = dataclasses.replace(make(), ending=Ending.CRASH, reason="exit 1", crash=how)
+    page = rendered(crashed)
+    assert '<span class="badge crash">crash · exit 1</span>' in page
+    assert "KeyError: &#39;cmd&#39;" in page
+    assert f"<b>{crashed.reward:.3f}</b><span>reward</span>" in page
+
+
+def test_what_a_program_printed_is_shown_and_open_where_there_is_no_patch() -> None:
+    page = rendered(dataclasses.replace(make(), printed="no such model", patch=b""))
+    assert re.search(r"What the program printed</h2>\s*<details open>", page) and "no such model" in page
+    page = rendered(dataclasses.replace(make(), printed="fine"))
+    assert re.search(r"What the program printed</h2>\s*<details>", page)
+    assert "What the program printed" not in rendered(make())
+
+
+def test_an_unknown_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="turn 0"):
+        rendered(make(), trained={0: "perhaps"})
+
+
 def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
     edit = json.dumps({"path": "x.py", "old_string": "a - b", "new_string": "a + b"})
     system = {"role": "system", "content": [{"type": "text", "text": "be"}]}
@@ -134,6 +181,16 @@ def test_a_conversation_has_its_calls_with_what_came_of_them() -> None:
     assert (said[2][0].text, said[2][0].thought) == ("done", "hm")
     assert [call.name for call in unheard(episode)] == ["unasked"]
     assert [node.title for node in tree(episode, said)] == ["ls", "edit x.py", "done"]
+
+
+def test_forks_have_lanes_of_their_own() -> None:
+    turns = [turn(0, None, "a", "b"), turn(1, 0, "a", "b"), turn(2, 0, "a", "b"), turn(3, 1, "a", "b")]
+    turns.append(turn(4, None, "a", "b", fork=Fork(3, 1, 1)))
+    turns.append(turn(5, None, "a", "b"))
+    episode = make(turns=tuple(turns))
+    nodes = tree(episode, conversation(episode))
+    assert [(node.lane, node.parent) for node in nodes] == [(0, None), (0, 0), (1, 0), (0, 1), (2, 3), (3, None)]
+    assert "forks from turn 0" in rendered(episode) and "forks inside turn 3" in rendered(episode)
 
 
 @given(st.text())
@@ -226,6 +283,18 @@ def test_advantages_that_rewards_do_not_tell_are_those_of_the_step(
     assert [each["reason"] for each in states[1:]] == ["flat_group", masked]
 
 
+def test_a_list_says_of_each_episode_what_it_can_be_found_by(run: RunFolder) -> None:
+    rows = listed(Site([run.path]))
+    assert list(rows) == ["a-00", "a-01", "b-00", "b-01", "late-00", "e-00", "open-00"]
+    assert [rows[name]["advantage"] for name in ("b-00", "late-00", "e-00")] == [None] * 3
+    assert rows["a-00"]["advantage"] == pytest.approx(1.0, abs=1e-3) == -rows["a-01"]["advantage"]
+    first = rows["a-00"]
+    assert (first["reward"], first["ending"], first["turns"], first["calls"], first["failed"]) == (1.0, "done", 3, 2, 1)
+    assert (first["added"], first["deleted"], first["seconds"]) == (1, 1, 2.0)
+    assert first["tokens"] == make().sampled and first["tools"][0] == "shell"
+    assert (rows["open-00"]["ending"], rows["open-00"]["reward"], rows["open-00"]["turns"]) == ("open", None, 1)
+
+
 def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     site = Site([run.path])
 
@@ -241,6 +310,39 @@ def test_tokens_are_shown_as_they_were_used(run: RunFolder) -> None:
     assert became("e-00") == ["sampled evaluation"] * 3, "an evaluation is not thrown away: nothing is struck through"
     assert became("open-00") == ["sampled open"]
     assert "No tokenizer" not in site.page("run/episode/a-00.html")
+
+
+def test_with_a_kl_term_flat_groups_are_shown_as_trained(run: RunFolder) -> None:
+    run.config.write_text(run.config.read_text().replace("\nbeta = 0.0", "\nbeta = 0.1"))
+    assert embedded(Site([run.path]).page("run/episode/b-00.html"))["0"]["state"] == "trained"
+
+
+def test_a_missing_tokenizer_is_said(run: RunFolder) -> None:
+    config = run.config.read_text()
+    path = json.loads(re.search(r'^path = (".*")$', config, re.MULTILINE)[1])  # type: ignore[index]
+    run.config.write_text(config.replace(path, "/nonexistent"))
+    page = Site([run.path]).page("run/episode/a-00.html")
+    assert "No tokenizer was found" in page
+    assert embedded(page)["0"]["output"]["text"][0] == "⟨108⟩"
+
+
+def test_damage_is_said_and_the_rest_is_shown(run: RunFolder) -> None:
+    with run.log.open("ab") as log:
+        log.write(b"{ no\n")
+    run.config.write_text("[train]\nno = 1\n")
+    site = Site([run.path])
+    assert len(listed(site)) == 7 and "config.toml cannot be read" in site.page("run/index.html")
+    assert "damaged at byte" in site.page("run/index.html")
+    assert "sampled" in site.page("run/episode/a-00.html")
+
+
+def test_a_process_that_has_ended_leaves_nothing_open(run: RunFolder) -> None:
+    log = run.writer()
+    log.append("start", step=0)
+    log.close()
+    site = Site([run.path])
+    assert listed(site)["open-00"]["ending"] == "unfinished"
+    assert "unfinished" in site.page("run/episode/open-00.html")
 
 
 def test_every_link_of_a_written_folder_leads_somewhere(tmp_path: Path, run: RunFolder) -> None:
@@ -288,3 +390,69 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 sys.argv = ["crrl", "view", sys.argv[1], "-o", sys.argv[2]]
 main()
 """
+
+
+def test_the_pages_of_one_need_no_other(run: RunFolder) -> None:
+    """After the list is known, an episode is read from where it stands: the log's other lines may be anything."""
+    site = Site([run.path])
+    lines = run.log.read_bytes().splitlines(keepends=True)
+    own = [line if b"e-00" in line else b"x" * (len(line) - 1) + b"\n" for line in lines]
+    run.log.write_bytes(b"".join(own))
+    assert "never called" not in site.page("run/episode/e-00.html")
+
+
+def test_groups_are_compared_turn_by_turn_and_tasks_over_steps(run: RunFolder, tmp_path: Path) -> None:
+    page = Site([run.path]).page("run/group/a.html")
+    assert page.count("attempt 0</a></th>") == 2
+    assert page.count('class="shared"') == 3, "the second attempt has the turns of the first"
+    site = Site([written(tmp_path / "made", steps=3, evaluations=(0, 3))])
+    rows = listed(site, "made").values()
+    task = next(row["task"] for row in rows if row["phase"] == "eval")
+    same = [row for row in rows if row["task"] == task]
+    page = site.page(f"made/task/{file_name(task)}.html")
+    assert len({row["step"] for row in same}) > 1
+    assert all(page.count(f"../episode/{row['id']}.html") >= 1 for row in same)
+
+
+def test_a_single_page_has_everything_in_it(run: RunFolder, tmp_path: Path) -> None:
+    path = write_one(run.path, "a-00", None)
+    assert path == run.path / "report/a-00.html"
+    page = path.read_text()
+    assert Page(page).links == [link for link in Page(page).links if link.startswith("#")]
+    assert "script-src 'sha256-" in html.unescape(page) and "<style>" in page and embedded(page)
+    assert write_one(run.path, "e", tmp_path / "x/y.html") == tmp_path / "x/y.html"
+
+
+def test_what_is_not_there_is_named(run: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="not a run folder"):
+        Site([tmp_path / "empty"])
+    with pytest.raises(UsageError) as raised:
+        read_episode(run.path, "a-03")
+    assert "a-00" in raised.value.fix
+    with pytest.raises(UsageError, match="begins the ids of 2"):
+        read_episode(run.path, "a-0")
+    for page in ("run/episode/none.html", "run/none/a.html", "none/index.html", "assets/../x", "run/text.html"):
+        with pytest.raises(KeyError):
+            Site([run.path]).page(page)
+
+
+def test_the_command_writes_a_folder_or_a_page(run: RunFolder, tmp_path: Path) -> None:
+    crrl = Path(sys.executable).parent / "crrl"
+
+    def said(*words: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([crrl, "view", *map(str, words)], capture_output=True, text=True, env={**os.environ})
+
+    done = said(run.path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        f"{run.path}/report/view/run/index.html\n",
+        f"reading     {run.path}\n",
+    )
+    done = said(run.path, "--episode", "a-00", "-o", tmp_path / "a.html")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a.html\n")
+    done = said(run.path, "a-00")
+    assert done.returncode == 2 and "--episode a-00" in done.stderr
+    written(tmp_path / "other")
+    done = said(tmp_path)
+    assert done.returncode == 2 and "-o FOLDER" in done.stderr

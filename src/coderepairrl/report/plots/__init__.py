@@ -1,10 +1,7 @@
 """Figures as SVG text: no dependency, light and dark, the same in a page and in a file of its own."""
 
-from coderepairrl.report.plots.figure import figure
-from coderepairrl.report.plots.forest import forest
+from coderepairrl.report.plots.figure import figure, forest, pdf
 from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series
-from coderepairrl.report.plots.pdf import pdf
-from coderepairrl.report.plots.scale import compact
-from coderepairrl.report.plots.smooth import ema, strength
+from coderepairrl.report.plots.scale import compact, ema, strength
 
 __all__ = ["STYLE", "Baseline", "Panel", "Series", "compact", "ema", "figure", "forest", "pdf", "strength"]

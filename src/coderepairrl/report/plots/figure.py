@@ -6,15 +6,19 @@ with a light and a dark set. Without any script, pointing at a step shows its va
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from typing import Literal
+from xml.etree import ElementTree
 
+from coderepairrl.processes.extras import require_extra
 from coderepairrl.report.plots.panels import COLOURS, STYLE, Baseline, Panel, Series
-from coderepairrl.report.plots.scale import Point, compact, label, thin, ticks
-from coderepairrl.report.plots.smooth import ema
+from coderepairrl.report.plots.scale import Point, compact, ema, label, thin, ticks
 
 WIDTH, HEIGHT = 460, 274
 _LEFT, _RIGHT, _BOTTOM = 48, 16, 38
@@ -22,6 +26,8 @@ _LETTER = 6.0  # mean width of a letter at 11 px, for legends that wrap
 _ZONES = 60
 _EMPTY = 96  # the height of panels that have nothing to show
 _WIDEST = 36.0
+_VARIABLE = re.compile(r"var\((--[\w-]+)\)")
+_LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,3 +249,64 @@ def _clean(text: str) -> str:
 
 def _text(text: str) -> str:
     return escape(_clean(text))
+
+
+def forest(
+    value: float,
+    low: float | None,
+    high: float | None,
+    reach: float,
+    *,
+    better: Literal["more", "less"] = "more",
+    width: int = 150,
+    height: int = 18,
+) -> str:
+    """A dot with whiskers (unless their ends are None) on an axis from ``-reach`` to ``+reach``, zero marked.
+
+    Coloured by what the whole interval says: `better`, worse, or (zero is in it) neither.
+    Raises ValueError unless `reach` > 0.
+    """
+    if reach <= 0:
+        raise ValueError("reach must be positive")
+
+    def x(number: float) -> float:
+        inside = max(-reach, min(reach, number))
+        return round(6 + (width - 12) * (inside / reach + 1) / 2, 1)
+
+    middle, mood, whisker, ends = height / 2, "neither", "", "too few for a 95 % interval"
+    if low is not None and high is not None:
+        good = low > 0 if better == "more" else high < 0
+        mood = "neither" if low <= 0 <= high else "better" if good else "worse"
+        whisker = f'<path class="whisker" d="M{x(low)} {middle}H{x(high)}"/>'
+        ends = f"95 % interval {low:+.3f} to {high:+.3f}"
+    return (
+        f'<svg class="forest {mood}" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{value:+.3f}, {ends}">'
+        f'<path class="zero" d="M{x(0)} 0V{height}"/>'
+        f'{whisker}<circle cx="{x(value)}" cy="{middle}" r="3.5"/></svg>'
+    )
+
+
+def pdf(svg: str) -> bytes:
+    """The page of a figure that `figure` made to stand alone; the same bytes each time.
+
+    Raises `PrerequisiteError` without the package svglib, which knows no variables of CSS and takes a px of a font for
+    4/3 of a px of the drawing.
+    """
+    require_extra("pdf", "a figure as PDF")
+    from reportlab.graphics import renderPDF
+    from svglib.svglib import svg2rlg
+
+    root = ElementTree.fromstring(svg)
+    style, background = root[:2]
+    style.text = _light(STYLE.replace("px;", ";"))
+    root.remove(background)
+    for element in root.iter():
+        element.attrib.update({name: _light(value) for name, value in element.attrib.items()})
+    drawing = svg2rlg(io.BytesIO(ElementTree.tostring(root)))
+    page: bytes = renderPDF.drawToString(drawing, invariant=1)
+    return page
+
+
+def _light(css: str) -> str:
+    return _VARIABLE.sub(lambda found: _LIGHT.get(found[1], found[0]), css)

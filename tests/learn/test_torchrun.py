@@ -6,6 +6,7 @@ That it works over NCCL and between real machines is not shown.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -161,7 +162,7 @@ async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp
 
 def hello(ranks=2, **other):
     machine = {"host": "there", "versions": remote.versions()}
-    return {"secret": os.environ[SECRET], "pid": 7, "machines": [machine] * ranks} | other
+    return remote.read_secret() + pack({"pid": 7, "machines": [machine] * ranks} | other)
 
 
 async def connect(listen, said):
@@ -180,7 +181,7 @@ async def connect(listen, said):
 
 async def test_requests_and_the_end(listen):
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    reader, writer = await connect(listen, pack(hello()))
+    reader, writer = await connect(listen, hello())
     run = await waiting
     assert "welcome" in await remote._receive(reader)
     assert run.pid == 7 and run.name == "7 on there"
@@ -188,16 +189,20 @@ async def test_requests_and_the_end(listen):
     assert await remote._receive(reader) == {"op": "step"}
     writer.write(pack({"ok": 1}))
     assert await run.receive() == {"ok": 1}
+    called_off = asyncio.create_task(run.receive())
+    await asyncio.sleep(0)
     ending = asyncio.create_task(run.dismiss())
     assert await remote._receive(reader) == {"exit": 0}
     writer.close()
     await ending
+    with pytest.raises(ChildDied):
+        await called_off
     await run.close()
 
 
 async def test_a_connection_that_is_lost(listen):
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-    _, writer = await connect(listen, pack(hello()))
+    _, writer = await connect(listen, hello())
     run = await waiting
     writer.close()
     with pytest.raises(ChildDied, match="process 7 on there, was lost") as lost:
@@ -210,12 +215,12 @@ async def test_a_connection_that_is_lost(listen):
 @pytest.mark.parametrize(
     "said",
     [
+        b"",
         b"GET / HTTP/1.1\r\n\r\n",
-        b"\xff\xff\xff\xff",
-        b"\x00\x00\x00\x02[]",
-        pack({"op": "step"}),
-        pack({"secret": "that of another run"}),
-        pack({"secret": None}),
+        bytes(32) + pack({"pid": 7, "machines": []}),
+        b"\x00\x01\x00\x00" + b"[" * 65536,
+        hashlib.sha256(b"a secret for the tests").digest() + pack({"op": "step"}),
+        hashlib.sha256(b"a secret for the tests").digest() + pack([]),
     ],
 )
 async def test_strangers_are_rejected(said, listen):
@@ -223,9 +228,9 @@ async def test_strangers_are_rejected(said, listen):
     reader, writer = await connect(listen, said)
     writer.write_eof()
     answer = await reader.read()
-    assert b"error" in answer and b"welcome" not in answer and os.environ[SECRET].encode() not in answer
+    assert b"error" in answer and b"welcome" not in answer and remote.read_secret() not in answer
     writer.close()
-    _, writer = await connect(listen, pack(hello()))
+    _, writer = await connect(listen, hello())
     run = await waiting
     writer.close()
     await run.close()
@@ -238,7 +243,7 @@ async def test_other_versions_and_other_numbers_of_ranks(listen):
         (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
         waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))
-        reader, writer = await connect(listen, pack(said))
+        reader, writer = await connect(listen, said)
         with pytest.raises(error, match=message) as caught:
             await waiting
         assert caught.value.fix and str(caught.value) in (await remote._receive(reader))["error"]
@@ -247,8 +252,8 @@ async def test_other_versions_and_other_numbers_of_ranks(listen):
 
 async def test_nobody_comes(listen):
     waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 1.0))
-    _, writer = await connect(listen, pack(hello(secret="that of another run")))
-    with pytest.raises(LearnerFault, match=f"no learner .* within 1 s .*with another {SECRET} was rejected") as caught:
+    _, writer = await connect(listen, bytes(32))
+    with pytest.raises(LearnerFault, match=f"no learner .* 1 s .* this run's {SECRET} was rejected") as caught:
         await waiting
     assert "torchrun" in caught.value.fix and "--resume" in caught.value.fix
     writer.close()
@@ -259,6 +264,16 @@ async def test_an_address_that_is_not_free():
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UsageError, match=f"cannot listen at train.listen={listen}"):
             await RemoteLearner.accept(listen, 2, 1.0)
+
+
+async def test_a_learner_with_another_secret(listen, monkeypatch):
+    """Both ends say so; the learner does not go on asking."""
+    waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 5.0))
+    await asyncio.sleep(0.1)
+    monkeypatch.setenv(SECRET, "a secret of another run")
+    with pytest.raises(LearnerFault, match=f"crrl rejects this connection: another {SECRET}"):
+        await asyncio.to_thread(torchrun._connect, listen, [])
+    waiting.cancel()
 
 
 def test_no_run_listens(listen, monkeypatch):

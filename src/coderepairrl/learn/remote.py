@@ -1,8 +1,8 @@
 """The controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`), on one machine or several.
 
-The controller listens, and rank 0 connects. Its first frame has a secret that both read from their environment; until
-then nothing else is read. Frames are JSON, neither encrypted nor signed: the network must be one that nobody else can
-reach, as torch's own connections between ranks demand anyway.
+The controller listens, and rank 0 connects. Its first 32 bytes are the digest of a secret that both read from their
+environment; nothing is parsed before they are right. Frames are JSON, neither encrypted nor signed: the network must be
+one that nobody else can reach, as torch's own connections between ranks demand anyway.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from coderepairrl.runs.folder import source_digest
 SECRET = "CRRL_LEARNER_SECRET"
 """Environment variable with the secret, of at least 16 characters."""
 GREETING_SECONDS = 10.0
-"""Time limit of each end's first frame."""
-_GREETING_BYTES = 1 << 20
+"""Time limit of each end's greeting."""
 _GRACE = 5.0
 _PACKAGES = ("coderepairrl", "torch", "transformers", "peft", "accelerate", "safetensors", "deepspeed", "bitsandbytes")
 # the kernel asks a silent peer, and closes the connection to a machine that has been gone for half a minute
@@ -44,7 +43,7 @@ def parse_address(text: str) -> tuple[str, int]:
     ('10.0.0.1', 29500)
     """
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UsageError(f"{text!r} is not HOST:PORT", fix="train.listen=10.0.0.1:29500, for example")
     if host in ("0.0.0.0", "::", "[::]", "*"):
         raise UsageError(
@@ -54,15 +53,15 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def read_secret() -> str:
-    """The secret of both ends. Raises `PrerequisiteError`."""
+def read_secret() -> bytes:
+    """The digest of the secret of both ends. Raises `PrerequisiteError`."""
     secret = os.environ.get(SECRET, "")
     if len(secret) < 16:
         raise PrerequisiteError(
             f"{SECRET} has {len(secret)} characters, and train.listen needs 16 or more",
             fix=f"export {SECRET}=..., the same for crrl and every torchrun: openssl rand -hex 32 makes one",
         )
-    return secret
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).digest()
 
 
 def versions() -> dict[str, str]:
@@ -80,7 +79,8 @@ def torchrun_command(listen: str) -> str:
     """The command that starts the learner, once on each machine."""
     return (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
-        f" --rdzv-backend=c10d --rdzv-endpoint={parse_address(listen)[0]}:29400 -m coderepairrl.learn.torchrun {listen}"
+        f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
+        f" -m coderepairrl.learn.torchrun {listen}"
     )
 
 
@@ -150,12 +150,12 @@ class RemoteLearner:
             nonlocal rejected
             try:
                 async with asyncio.timeout(GREETING_SECONDS):
-                    hello = await _receive(reader, _GREETING_BYTES)
+                    if not hmac.compare_digest(await reader.readexactly(len(secret)), secret):
+                        rejected = f"; a connection without this run's {SECRET} was rejected"
+                        raise ValueError(f"another {SECRET}")
+                    hello = await _receive(reader)
                     if joined.done():
                         raise ValueError("the run has a learner")
-                    if not hmac.compare_digest(str(hello["secret"]).encode(), secret.encode()):
-                        rejected = f"; a learner with another {SECRET} was rejected"
-                        raise ValueError(f"another {SECRET}")
                     keep_alive(writer.get_extra_info("socket"))
                     learner = cls(reader, writer, hello, listen)
                     _check(hello["machines"], processes)
@@ -204,11 +204,11 @@ class RemoteLearner:
 
     async def dismiss(self) -> None:
         """Tell the ranks that the run is over, and wait a moment until they have heard it."""
-        with suppress(ChildDied, OSError, TimeoutError):
-            await self.send({"exit": 0})
+        with suppress(ChildDied, OSError):
             async with asyncio.timeout(_GRACE):
-                while await self._reader.read(1 << 16):
-                    pass
+                await self.send({"exit": 0})
+                while not self._reader.at_eof():  # a request that was called off may still read its answer
+                    await asyncio.sleep(0.01)
 
     def kill(self) -> None:
         """Close the connection at once, which ends the ranks when they next read from it."""
@@ -216,7 +216,7 @@ class RemoteLearner:
 
     async def close(self) -> None:
         """Close the connection. The ranks end; torchrun starts them again within its ``--max-restarts``."""
-        self._writer.close()
+        self.kill()  # else it would wait until a rank that hangs has read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()
 
@@ -229,14 +229,10 @@ class RemoteLearner:
         return lost
 
 
-async def _receive(reader: asyncio.StreamReader, most: int = 1 << 32) -> Frame:
-    """One frame of at most `most` bytes. Raises ValueError for anything else."""
+async def _receive(reader: asyncio.StreamReader) -> Frame:
+    """One frame. Raises ValueError for what is no JSON."""
     length = int.from_bytes(await reader.readexactly(4), "big")
-    if length > most:
-        raise ValueError(f"a frame of {length} bytes")
-    frame = json.loads(await reader.readexactly(length))
-    if not isinstance(frame, dict):
-        raise ValueError("not a frame")
+    frame: Frame = json.loads(await reader.readexactly(length))
     return frame
 
 

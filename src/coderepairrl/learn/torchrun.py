@@ -28,7 +28,7 @@ from coderepairrl.learn.distributed import LOCAL_RANK, init_processes
 from coderepairrl.learn.learner import Service
 from coderepairrl.printable import logged
 from coderepairrl.processes.child import die_with
-from coderepairrl.processes.children import Frame, Parent
+from coderepairrl.processes.children import Frame, Parent, pack
 
 _PATIENCE, _RETRY = 3600.0, 1.0
 """Seconds to wait for the run, and between two attempts to connect."""
@@ -78,10 +78,11 @@ def _connect(address: str, machines: list[Any]) -> Parent:
         try:
             connection = socket.create_connection(where, timeout=remote.GREETING_SECONDS)
             run = Parent(connection)
-            run.send({"secret": secret, "pid": os.getpid(), "machines": machines})
+            # at once: a run that rejects the secret closes the connection
+            connection.sendall(secret + pack({"pid": os.getpid(), "machines": machines}))
             answer = run.receive()
             break
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:  # something else may listen there
             if time.monotonic() > deadline:
                 raise LearnerFault(
                     f"no run listens at {address} within {_PATIENCE:g} s: {error}",
@@ -90,6 +91,7 @@ def _connect(address: str, machines: list[Any]) -> Parent:
             time.sleep(_RETRY)
     assert answer is not None  # `receive` blocks
     if "error" in answer:
+        connection.close()
         raise LearnerFault(str(answer["error"]), fix="see the output of crrl train")
     connection.settimeout(None)
     remote.keep_alive(connection)

@@ -51,7 +51,7 @@ class Gateway:
 
     A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
     run's and overrides its clients'; `on_turn` is awaited with every turn before its client sees the reply's end. The
-    model is called `model_name`; requests for other names are served, too, or only those in `accept` if there are any.
+    model is called `model_name`; requests for other names are served, too.
     With `keyless_session` set, it chooses the session for requests from this machine that have no key.
 
         async with Gateway(source, sampling=Sampling(), on_turn=record).listening() as gateway:

@@ -42,7 +42,7 @@ def imported() -> Any:
     """Ray's module. Raises `PrerequisiteError` where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
-    require_extra("ray", "an executor or study on Ray")
+    require_extra("ray", "rollout.executor=ray")
     import ray
 
     return ray

@@ -112,9 +112,7 @@ class LivePolicy:
         they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
         weights differ from the logged ones: another machine, or other versions of the libraries.
         """
-        if (
-            self._turns
-        ):  # the learner has nothing to take back: a fresh one has put nothing away, a dead one is replaced
+        if self._turns:  # a learner has nothing to take back: a fresh one put nothing away, a dead one is replaced
             await self.engine.sleep()
         again = replayed(self.run, history)
         start = again.start - 1
@@ -168,10 +166,10 @@ class LivePolicy:
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
         """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
 
-        To the learner's metrics it adds ``sync_seconds``, ``sync_bytes`` and, where there are several, ``servers``: how
-        many serve. Where engine and learner have a device by turns, also how long it took the engine to fall asleep
-        (``sleep_seconds``) and, within the sync, to wake up (``wake_seconds``), and the learner's ``moved_bytes`` to
-        come (``take_back_seconds``) and to go (``put_away_seconds``).
+        To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``. Where engine and learner have a device by
+        turns, also how long it took the engine to fall asleep (``sleep_seconds``) and, within the sync, to wake up
+        (``wake_seconds``), and the learner's ``moved_bytes`` to come (``take_back_seconds``) and to go
+        (``put_away_seconds``).
 
         Without rows nothing changes.
         """

@@ -79,11 +79,13 @@ def test_resolved_config_reads_back(tmp_path: Path) -> None:
 
 def test_a_run_of_another_version_is_read_and_not_continued(tmp_path: Path) -> None:
     """`--resume` would go on with another loss, under the name of the one that the run began with."""
-    written = to_toml(load("hello")).replace("[train]\n", '[gateway]\naccept = []\n\n[train]\nhead = "model"\n')
+    written = to_toml(load("hello")).replace(
+        "[train]\n", '[gateway]\naccept = []\n\n[train]\nhead = "model"\n"a.b" = 1\n'
+    )
     (tmp_path / "run").mkdir()
     write(tmp_path / "run" / "config.toml", written)
     write(tmp_path / "run" / "run.json", "{}")
-    with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head"):
+    with pytest.raises(ConfigError, match=r"has settings that this version lacks: gateway, train\.head, train\.a\.b"):
         load(tmp_path / "run")
     assert load_run(tmp_path / "run") == override(load("hello"), [f"run.dir={tmp_path}"])
     assert load_run(tmp_path / "run", ["train.lr=1e-3"]).train.lr == 1e-3

@@ -8,7 +8,9 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from importlib import resources
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -36,11 +38,8 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
     Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one; for more mistakes
     `Several`.
     """
-    path = _find(source)
-    data: dict[str, Any] = {}
-    for layer in layers(source):
-        data = _merge(data, layer.data)
-    if run_of(source) is not None and (unknown := [key for key, _ in _unknown(data, Config)]):
+    path, data = _find(source), _merged(source)
+    if run_of(source) is not None and (unknown := [".".join(key) for key, _ in _unknown(data, Config)]):
         raise ConfigError(
             f"{path} has settings that this version lacks: {', '.join(unknown)}",
             fix="continue the run with the version that made it (run.json); crrl report, view and compare read it",
@@ -54,20 +53,18 @@ def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
     It is for reading what a run has made, not for continuing it. Raises `ConfigError` for values that are wrong now.
     """
-    data: dict[str, Any] = {}
-    for layer in layers(source):
-        data = _merge(data, layer.data)
-    for key, _ in list(_unknown(data, Config)):
-        _delete(data, key)
+    data = _merged(source)
+    for (*sections, last), _ in list(_unknown(data, Config)):
+        del reduce(getitem, sections, data)[last]
     _override(data, overrides)
     return validate(data, str(source), overrides)
 
 
-def _delete(data: dict[str, Any], key: str) -> None:
-    *sections, last = key.split(".")
-    for section in sections:
-        data = data[section]
-    del data[last]
+def _merged(source: str | Path) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for layer in layers(source):
+        data = _merge(data, layer.data)
+    return data
 
 
 class Layer(NamedTuple):
@@ -97,7 +94,7 @@ def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) ->
     Raises `ConfigError`, or `Several`: one for each unknown key, one for each secret in clear, and one for all values
     that are wrong.
     """
-    unknown = dict(_unknown(data, Config))
+    unknown = {".".join(key): nearest for key, nearest in _unknown(data, Config)}
     wrong = [
         ConfigError(f"{_origin(key, where, overrides)}: {key} is a secret in clear", fix=FIX)
         for key in dict.fromkeys(secrets(data))
@@ -333,18 +330,20 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-def _unknown(data: dict[str, Any], model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Keys that `model` lacks, each below its sections, and the name of the nearest one that there is."""
     for key, value in data.items():
         if key not in model.model_fields:
             near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
-            yield prefix + key, (prefix + near[0] if near and near[0] in model.model_fields else "".join(near))
+            nearest = ".".join((*sections, near[0])) if near and near[0] in model.model_fields else "".join(near)
+            yield (*sections, key), nearest
         elif isinstance(value, dict) and (inner := _section(model, key)) is not None:
             if not _by_name(model, key):
-                yield from _unknown(value, inner, f"{prefix}{key}.")
+                yield from _unknown(value, inner, *sections, key)
                 continue
             for name, each in value.items():
                 if isinstance(each, dict):
-                    yield from _unknown(each, inner, f"{prefix}{key}.{name}.")
+                    yield from _unknown(each, inner, *sections, key, name)
 
 
 def _by_name(model: type[BaseModel], key: str) -> bool:

@@ -33,7 +33,7 @@ on() { # on NODE COMMAND...: one task there
 }
 
 # as the others find it: to itself it may be 127.0.1.1
-address=$(on "${nodes[1]}" getent ahostsv4 "${nodes[0]}" | { read -r first _ && cat >/dev/null && echo "$first"; })
+address=$(on "${nodes[-1]}" getent ahostsv4 "${nodes[0]}" | { read -r first _ && cat >/dev/null && echo "$first"; })
 port=${PORT:-29500}
 listen=$address:$port
 gpus=${GPUS:-3}

@@ -161,7 +161,7 @@ async def test_a_run_whose_rank_is_killed_ends_with_the_same_weights(listen, tmp
 
 
 def hello(ranks=2, **other):
-    machine = {"host": "there", "versions": remote.versions()}
+    machine = {"host": "there", "gpu": True, "versions": remote.versions()}
     return remote.read_secret() + pack({"pid": 7, "machines": [machine] * ranks} | other)
 
 
@@ -236,10 +236,13 @@ async def test_strangers_are_rejected(said, listen):
     await run.close()
 
 
-async def test_other_versions_and_other_numbers_of_ranks(listen):
-    machines = [{"host": "there", "versions": remote.versions() | {"torch": "2.12.0"}}] * 2
+async def test_other_versions_other_devices_and_other_numbers_of_ranks(listen):
+    same = {"host": "there", "gpu": True, "versions": remote.versions()}
+    machines = [same | {"versions": same["versions"] | {"torch": "2.12.0"}}] * 2
+    apart = [same, same | {"host": "here", "gpu": False}]
     for said, error, message in (
         (hello(machines=machines), PrerequisiteError, r"on there has other versions: torch 2.12.0 \(here"),
+        (hello(machines=apart), PrerequisiteError, "on here sees no GPU"),
         (hello(3), UsageError, "started 3 learner processes, and train.processes=2"),
     ):
         waiting = asyncio.create_task(RemoteLearner.accept(listen, 2, 10.0))

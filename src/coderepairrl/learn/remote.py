@@ -237,7 +237,8 @@ async def _receive(reader: asyncio.StreamReader) -> Frame:
 
 
 def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Raise for a learner that cannot serve this run; `machines` has host and versions of each rank."""
+    """Raise for a learner that cannot serve this run; `machines` has of each rank its host, its
+    versions, and whether it sees a GPU."""
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",
@@ -251,3 +252,9 @@ def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
                 f"the learner on {machine['host']} has other versions: {listed}",
                 fix="install the same on every machine: scripts/setup.sh there, from the same commit",
             )
+    without = [machine["host"] for machine in machines if not machine["gpu"]]
+    if 0 < len(without) < processes:  # they would wait for each other
+        raise PrerequisiteError(
+            f"the learner on {without[0]} sees no GPU, and other processes of it do",
+            fix="mend the driver there, or CUDA_VISIBLE_DEVICES; empty for every torchrun, all learn on CPUs",
+        )

@@ -50,7 +50,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     init_processes("env://")
     requests = distributed.new_group(backend="gloo", timeout=_IDLE)
-    machines = _gather({"host": _HOST, "versions": remote.versions()}, requests)
+    machines = _gather({"host": _HOST, "gpu": torch.cuda.is_available(), "versions": remote.versions()}, requests)
     run = None
     if distributed.get_rank() == 0:
         try:

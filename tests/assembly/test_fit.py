@@ -125,6 +125,7 @@ def test_torchruns_learner_is_planned_apart(tmp_path: Path) -> None:
     plan = stages.needs(config(tmp_path, *given, "gpu.memory_gb=48"))
     assert not [name for name in plan if "(learner)" in name]
     assert plan["each learner GPU"]["weights_gb"] == pytest.approx(alone.weights / 1e9, abs=0.01)
+    assert plan["run"]["gpu_hours"] == pytest.approx(9 * plan["run"]["hours"], abs=0.5)  # the engine has one
     with pytest.raises(DoesNotFit, match="each GPU of the learner .* are needed") as refused:
         stages.needs(config(tmp_path, *given, "train.gradient_checkpointing=false"))
     assert "train.gradient_checkpointing=true" in refused.value.fix

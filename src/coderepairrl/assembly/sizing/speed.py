@@ -47,7 +47,9 @@ def shown(given: Estimate) -> dict[str, Any]:
     work = seconds["rollout_seconds"], seconds["learn_seconds"]
     overlap = rollout.max_staleness > 0 and not {*given.serving} & {*given.learning}
     step = (max(work) if overlap else sum(work)) + seconds["weights_seconds"] + seconds["switch_seconds"]
-    hours, gpus = config.run.steps * step / 3600, len({*given.serving, *given.learning}) if given.on_gpus else 1
+    elsewhere = config.train.processes if config.train.listen else 0
+    hours = config.run.steps * step / 3600
+    gpus = len({*given.serving, *given.learning}) + elsewhere if given.on_gpus else 1
     return {
         "step": {
             "episodes": episodes,

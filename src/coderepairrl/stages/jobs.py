@@ -182,22 +182,20 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list
     return found
 
 
-def plan_table(jobs: Jobs, planned: Sequence[Planned]) -> Table:
-    """`planned` for people."""
+def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
+    """`planned` for people, and as plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
-    rows = [
-        (
-            each.job.name,
-            each.job.kind,
-            ", ".join(each.job.needs) or "-",
-            f"{each.attempts:,}" if each.attempts else "-",
-            *([] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]),
-            in_words(each.standing),
-        )
-        for each in planned
-    ]
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
-    return Table(f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}", heads, rows)
+    rows, data = [], []
+    for each in planned:
+        job, happens = each.job, in_words(each.standing)
+        told = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
+        attempts = f"{each.attempts:,}" if each.attempts else "-"
+        rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *told, happens))
+        known = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
+        data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **known})
+    title = f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}"
+    return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
 def in_words(standing: Standing) -> str:
@@ -207,23 +205,6 @@ def in_words(standing: Standing) -> str:
     if standing.waits and standing.doing != "runs":
         return f"{standing.doing}; runs again if the output of {', '.join(standing.waits)} changed"
     return standing.doing
-
-
-def plan_json(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    """`planned` as plain data."""
-    return [
-        {
-            "job": each.job.name,
-            "kind": each.job.kind,
-            "needs": list(each.job.needs),
-            "attempts": each.attempts,
-            "gpu_hours": each.gpu_hours,
-            "doing": each.standing.doing,
-            "differs": list(each.standing.differs),
-            "command": each.job.words(),
-        }
-        for each in planned
-    ]
 
 
 def commands(jobs: Jobs, say: Say) -> str:

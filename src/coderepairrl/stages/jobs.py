@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
 from coderepairrl.printable import counted
-from coderepairrl.processes.children import NOT_FROM_HERE
+from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, names
@@ -51,7 +52,8 @@ _SERVER_STARTS = 600.0
 """Seconds until a server of a policy must listen."""
 _STOPS = 120.0
 """Seconds that a job has to stop in order."""
-_LAST = 1 << 14
+_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+"""How a line with an error of ours or of a Python program begins."""
 _DIFFERENCES = 4
 """Settings that differ and are named."""
 
@@ -483,11 +485,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def last_error(log: Path, start: int = 0) -> str:
     """The last error that a process printed, from `start` of its output on; empty if it printed none."""
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - _LAST))
-        lines = file.read().decode(errors="replace").splitlines()
-    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return found[-1] if found else ""
+    found = [line for line in last_words(log, start) if _ERROR.match(line)]
+    return found[-1].removeprefix("error: ") if found else ""
 
 
 def _free_port() -> int:

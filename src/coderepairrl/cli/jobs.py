@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -52,6 +53,6 @@ def run(
             return
         failures = output.run(running.run(planned, jobs, note, only or []))
     show(verdict.render(running.table(planned), form))
-    note(f"crrl report {planned.folder}  the same as a page")
+    note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
         raise running.failed(failures, planned)

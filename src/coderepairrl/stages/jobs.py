@@ -359,7 +359,6 @@ async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) ->
     A job that fails fails those that need it; the others go on. Cancelling it stops the jobs in order; the kernel kills
     them where this process is killed.
     """
-    jobs.folder.mkdir(parents=True, exist_ok=True)
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
     tasks: dict[str, asyncio.Task[str]] = {}
@@ -542,6 +541,7 @@ def table(jobs: Jobs) -> Result:
     """What the jobs that are done cost and brought; written into their folder, too. Jobs whose settings or inputs are
     others now are not among them."""
     now = standing(jobs)
+    jobs.folder.mkdir(parents=True, exist_ok=True)
     about = {
         "schema": 1,
         "name": jobs.file.name,

@@ -224,7 +224,7 @@ def commands(jobs: Jobs, say: Say) -> str:
     for job in jobs.jobs:
         after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
         call = shlex.join(["crrl", "run", jobs.named, "--only", job.name])
-        lines.append(f"# {job.name}: {shlex.join(job.words())}")
+        lines.append(f"# {job.name}: {shlex.join(job.words())}".replace("\n", "\n# "))
         name = shlex.quote(f"--job-name={jobs.file.name}-{job.name.replace('/', '-')}")
         lines.append(f"{ids[job.name]}=$(sbatch --parsable {name}{after} --wrap={shlex.quote(call)})")
     return "\n".join(lines)
@@ -247,7 +247,10 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
             known[job.name] = Standing("runs", (), waits)
             continue
         needed = {name: by_name[name] for name in job.needs}
-        differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        try:
+            differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        except (CodeRepairError, OSError) as error:  # `check` tells it with all other mistakes
+            differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
         known[job.name] = Standing("runs again" if differs else doing, differs, waits)
     return known

@@ -282,7 +282,7 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """All that the output of `job` depends on, but its code. The jobs `needed` are done. Raises OSError."""
     found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
-        found["run"], read = job.run, {Path(word) for word in shlex.split(job.run)}
+        found["run"], read = list(job.run), {Path(word) for word in job.run}
     else:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
@@ -290,7 +290,9 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
             unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
-        found["settings"], read = settings, {Path(each) for each in [job.policy, *_texts(settings)]}
+        found["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_texts(settings)]}
+    if job.serve:
+        found["serve"] = list(job.serve)
     homes = {each.folder: name for name, each in needed.items()}
     found["needs"] = {name: digest(each.folder) for name, each in needed.items()}
     found["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}

@@ -75,7 +75,7 @@ def test_a_job_is_a_command_that_anybody_could_type(tmp_path: Path) -> None:
     found = by_name(made(tmp_path, CHAIN, "rl.train.lr=2e-5", "rl.about=x"))
     crrl, command, source, *rest = found["rl"].words()
     assert (crrl, command, source) == ("crrl", "train", "hello")
-    assert {"train.lr=2e-5", "run.name=rl", "run.dir=jobs/p", "eval.before=false", "model.init=weights"} <= {*rest}
+    assert {"train.lr=2e-5", 'run.name="rl"', 'run.dir="jobs/p"', "eval.before=false", "model.init=weights"} <= {*rest}
     assert 'model.path="jobs/p/sft"' in rest and found["rl"].config().train.lr == 2e-5
     words = found["collect"].words(4711)
     assert words[words.index("--policy") + 1] == "http://127.0.0.1:4711/v1" and "eval.attempts=1" in words
@@ -160,6 +160,13 @@ def test_only_what_changed_runs_again(done: Path, monkeypatch: pytest.MonkeyPatc
     assert doing(done)["other"] == "runs again: version 0.1.0 then, 99 now"
 
 
+def test_mistakes_of_jobs_that_are_done_are_told_with_their_names(done: Path) -> None:
+    found = made(done, SMALL, "eval.rollout.cals=2", "other.rollout.cals=2")
+    with pytest.raises(CodeRepairError, match="eval, other: .*unknown key 'rollout.cals'"):
+        raise jobs.check(found)[1] or AssertionError
+    assert jobs.standing(found)["other"].doing == "runs again"
+
+
 def test_a_job_that_was_killed_goes_on_and_foreign_folders_stay(done: Path) -> None:
     record = done / "jobs/p/train.job.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "ended": False}))
@@ -185,6 +192,72 @@ def test_a_command_is_any_program_and_its_script_is_an_input(tmp_path: Path, mon
     before = jobs.made_by(found["student"], {})
     Path("make.py").write_text("print(2)")
     assert jobs._differences(before, jobs.made_by(found["student"], {})) == ["make.py changed"]
+
+
+MISTAKES = {
+    "the file's own, also with overrides": ("jobs = 3", "jobs: Input should be a valid dictionary"),
+    "a key of an arm's job": ("[arms.rl]\ntrain.lr = 3", "unknown key 'arms.rl.train.lr'"),
+    "none": ("", "there are no jobs"),
+    "a quotation": ("[jobs.x]\nkind = 'command'\nrun = \"x '{folder}\"", "jobs.x.run: No closing quotation"),
+    "a taken name": ("[jobs.python]\nkind = 'train'", "no job or arm can be called 'python'"),
+    "a default": ("defaults.collect.preset = 'greedy'\njobs.collect.policy = 'x'", "preset means nothing to a job of"),
+    "a default of a program": (
+        "defaults.command.set = ['a=1']\n[jobs.x]\nkind = 'command'\nrun = 'x'",
+        "jobs.x.set means nothing to a job of kind command",
+    ),
+    "a preset": ("defaults.eval.preset = 'gready'\njobs.eval.policy = 'x'", "no preset 'gready'"),
+    "a circle": (
+        "[jobs.train]\npolicy = '{sft}'\n[jobs.sft]\npolicy = '{train}'",
+        "circle: train -> sft -> train",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_in_a_file_are_told(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(CodeRepairError) as error:
+        made(tmp_path, HEAD + text, *(["a.b=1"] if text == "jobs = 3" else []))
+    assert said in str(error.value)
+
+
+def test_folders_may_have_spaces_and_jobs_may_be_numbers(tmp_path: Path) -> None:
+    text = "dir = 'my jobs'\n[jobs.1]\nkind = 'train'\n[jobs.x]\nkind = 'command'\nrun = 'cp -r {1} {folder}'"
+    found = by_name(made(tmp_path, HEAD + text))
+    assert found["x"].words() == ["cp", "-r", "my jobs/p/1", "my jobs/p/x"]
+    assert (found["1"].config().run.name, found["1"].config().run.dir) == ("1", "my jobs/p")
+
+
+def test_what_serves_a_policy_may_need_jobs_and_is_what_attempts_are_made_by(tmp_path: Path) -> None:
+    text = HEAD + "[jobs.train]\n[jobs.eval]\npolicy = 'http://127.0.0.1:{port}/v1'\nserve = 'x {train} {port} --top 1'"
+    eval_ = by_name(made(tmp_path, text))["eval"]
+    assert eval_.needs == ("train",) and eval_.server(7) == ["x", "jobs/p/train", "7", "--top", "1"]
+    assert "http://127.0.0.1:{port}/v1" in eval_.words(), "no port is known yet"
+    other = by_name(made(tmp_path, text.replace("--top 1", "--top 2")))["eval"]
+    assert jobs._differences(jobs.made_by(eval_, {}), jobs.made_by(other, {}))
+
+
+def test_the_comments_of_lines_for_slurm_stay_comments(tmp_path: Path) -> None:
+    text = HEAD + '[jobs.x]\nkind = \'command\'\nrun = """echo \'1\n2\' {folder}"""'
+    lines = jobs.commands(made(tmp_path, text), print).splitlines()
+    assert [line[:4] for line in lines] == ["# x:", "# 2'", "job1"]
+
+
+def test_the_last_error_of_a_program_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("error: old\nTraceback:\n  x\nFileNotFoundError: no such program: 'x'\nbye\n")
+    assert jobs.last_error(log) == "FileNotFoundError: no such program: 'x'"
+    assert jobs.last_error(log, log.stat().st_size) == ""
+
+
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert await jobs._process(["no-such-program", "x"], log) == 1
+    assert jobs.last_error(log) == "no-such-program: No such file or directory"
+
+
+def test_a_table_of_nothing_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert any("3 of 3 jobs are missing" in note for note in jobs.table(made(tmp_path, SMALL)).notes)
 
 
 @pytest.mark.parametrize("name", jobs_file.shipped())

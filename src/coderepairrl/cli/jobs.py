@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from typing import Annotated
 
 import typer
@@ -30,8 +30,8 @@ def run(
     from coderepairrl.stages import jobs as running
     from coderepairrl.stages import jobs_file as reading
 
-    if sum([dry_run, commands, table]) > 1:
-        raise UsageError("these options exclude each other", fix="one of --dry-run, --commands, --table")
+    if sum([dry_run, commands, table, bool(only)]) > 1:
+        raise UsageError("these options exclude each other", fix="one of --only, --dry-run, --commands, --table")
     form = "json" if as_json else form
     planned = reading.read(file, overrides or [])
     if commands:
@@ -46,15 +46,13 @@ def run(
             raise UsageError(f"there is no job {unknown[0]}", fix=f"jobs: {', '.join(known)}")
         found, problem = running.check(planned)
         if dry_run:
-            data = verdict.Result([], [running.plan_table(planned, found)], [], {})
-            plan = json.dumps(running.plan_json(found)) if form == "json" else verdict.render(data, form).strip()
-            show(plan)
+            show(verdict.render(running.plan(planned, found), form).strip())
         if problem is not None:
             raise problem
         if dry_run:
             return
         failures = output.run(running.run(planned, jobs, note, only or []))
     show(verdict.render(running.table(planned), form))
-    note(f"crrl report {planned.folder}  the same as a page")
+    note(f"crrl report {shlex.quote(str(planned.folder))}  the same as a page")
     if failures:
         raise running.failed(failures, planned)

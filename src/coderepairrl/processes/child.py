@@ -34,7 +34,10 @@ def die_with(parent: int) -> None:
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
     if sys.argv[2] == "--":
-        os.execvp(sys.argv[3], sys.argv[3:])
+        try:
+            os.execvp(sys.argv[3], sys.argv[3:])
+        except OSError as error:
+            sys.exit(f"error: {sys.argv[3]}: {error.strerror}")
     sys.argv[:] = sys.argv[2:]
     gc.disable()
     atexit.register(gc.freeze)

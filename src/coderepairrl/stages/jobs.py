@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -30,7 +31,7 @@ from coderepairrl.assembly.imitation import resolve_imitation
 from coderepairrl.config import Config
 from coderepairrl.errors import CodeRepairError, ConfigError, ExitCode, RunError, UsageError, several
 from coderepairrl.printable import counted
-from coderepairrl.processes.children import NOT_FROM_HERE
+from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.registry import nearest
 from coderepairrl.report import jobs as report
 from coderepairrl.report.metrics import PER_TOOL, names
@@ -51,7 +52,8 @@ _SERVER_STARTS = 600.0
 """Seconds until a server of a policy must listen."""
 _STOPS = 120.0
 """Seconds that a job has to stop in order."""
-_LAST = 1 << 14
+_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
+"""How a line with an error of ours or of a Python program begins."""
 _DIFFERENCES = 4
 """Settings that differ and are named."""
 
@@ -182,22 +184,20 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list
     return found
 
 
-def plan_table(jobs: Jobs, planned: Sequence[Planned]) -> Table:
-    """`planned` for people."""
+def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
+    """`planned` for people, and as plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
-    rows = [
-        (
-            each.job.name,
-            each.job.kind,
-            ", ".join(each.job.needs) or "-",
-            f"{each.attempts:,}" if each.attempts else "-",
-            *([] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]),
-            in_words(each.standing),
-        )
-        for each in planned
-    ]
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
-    return Table(f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}", heads, rows)
+    rows, data = [], []
+    for each in planned:
+        job, happens = each.job, in_words(each.standing)
+        told = [] if not hours else ["-" if each.gpu_hours is None else f"{each.gpu_hours:,.1f}"]
+        attempts = f"{each.attempts:,}" if each.attempts else "-"
+        rows.append((job.name, job.kind, ", ".join(job.needs) or "-", attempts, *told, happens))
+        known = {"attempts": each.attempts, "gpu_hours": each.gpu_hours, "happens": happens, "command": job.words()}
+        data.append({"job": job.name, "kind": job.kind, "needs": list(job.needs), **known})
+    title = f"{jobs.file.name}: {counted(len(rows), 'job')}, in {jobs.folder}"
+    return Result([], [Table(title, heads, rows)], [], {"jobs": data})
 
 
 def in_words(standing: Standing) -> str:
@@ -207,23 +207,6 @@ def in_words(standing: Standing) -> str:
     if standing.waits and standing.doing != "runs":
         return f"{standing.doing}; runs again if the output of {', '.join(standing.waits)} changed"
     return standing.doing
-
-
-def plan_json(planned: Sequence[Planned]) -> list[dict[str, Any]]:
-    """`planned` as plain data."""
-    return [
-        {
-            "job": each.job.name,
-            "kind": each.job.kind,
-            "needs": list(each.job.needs),
-            "attempts": each.attempts,
-            "gpu_hours": each.gpu_hours,
-            "doing": each.standing.doing,
-            "differs": list(each.standing.differs),
-            "command": each.job.words(),
-        }
-        for each in planned
-    ]
 
 
 def commands(jobs: Jobs, say: Say) -> str:
@@ -241,7 +224,7 @@ def commands(jobs: Jobs, say: Say) -> str:
     for job in jobs.jobs:
         after = f" --dependency=afterok:{':'.join(f'${ids[need]}' for need in job.needs)}" if job.needs else ""
         call = shlex.join(["crrl", "run", jobs.named, "--only", job.name])
-        lines.append(f"# {job.name}: {shlex.join(job.words())}")
+        lines.append(f"# {job.name}: {shlex.join(job.words())}".replace("\n", "\n# "))
         name = shlex.quote(f"--job-name={jobs.file.name}-{job.name.replace('/', '-')}")
         lines.append(f"{ids[job.name]}=$(sbatch --parsable {name}{after} --wrap={shlex.quote(call)})")
     return "\n".join(lines)
@@ -264,7 +247,10 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
             known[job.name] = Standing("runs", (), waits)
             continue
         needed = {name: by_name[name] for name in job.needs}
-        differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        try:
+            differs = [] if waits else _differences(record["made_by"], made_by(job, needed))
+        except (CodeRepairError, OSError) as error:  # `check` tells it with all other mistakes
+            differs = [str(error)]
         doing: Doing = "is done" if record["ended"] and job.folder.exists() else "goes on" if _begun(job) else "runs"
         known[job.name] = Standing("runs again" if differs else doing, differs, waits)
     return known
@@ -296,7 +282,7 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
     """All that the output of `job` depends on, but its code. The jobs `needed` are done. Raises OSError."""
     found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
-        found["run"], read = job.run, {Path(word) for word in shlex.split(job.run)}
+        found["run"], read = list(job.run), {Path(word) for word in job.run}
     else:
         settings = job.config().model_dump(mode="json")
         unread = {"gpu", "log"} if job.kind == "collect" else {"gpu", "log", "keep"}
@@ -304,7 +290,9 @@ def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
             unread |= {"model"} | settings.keys() - {*evaluation.USE.used, "keep"}
         settings = {key: value for key, value in settings.items() if key not in unread}
         settings["run"] = {key: value for key, value in settings["run"].items() if key not in ("name", "dir")}
-        found["settings"], read = settings, {Path(each) for each in [job.policy, *_texts(settings)]}
+        found["settings"], read = settings, {Path(each) for each in [job.policy, *job.serve, *_texts(settings)]}
+    if job.serve:
+        found["serve"] = list(job.serve)
     homes = {each.folder: name for name, each in needed.items()}
     found["needs"] = {name: digest(each.folder) for name, each in needed.items()}
     found["files"] = {str(path): digest(path) for path in sorted(read - homes.keys()) if _is_input(path)}
@@ -376,7 +364,6 @@ async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) ->
     A job that fails fails those that need it; the others go on. Cancelling it stops the jobs in order; the kernel kills
     them where this process is killed.
     """
-    jobs.folder.mkdir(parents=True, exist_ok=True)
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
     tasks: dict[str, asyncio.Task[str]] = {}
@@ -502,11 +489,8 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def last_error(log: Path, start: int = 0) -> str:
     """The last error that a process printed, from `start` of its output on; empty if it printed none."""
-    with log.open("rb") as file:
-        file.seek(max(start, log.stat().st_size - _LAST))
-        lines = file.read().decode(errors="replace").splitlines()
-    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return found[-1] if found else ""
+    found = [line for line in last_words(log, start) if _ERROR.match(line)]
+    return found[-1].removeprefix("error: ") if found else ""
 
 
 def _free_port() -> int:
@@ -562,6 +546,7 @@ def table(jobs: Jobs) -> Result:
     """What the jobs that are done cost and brought; written into their folder, too. Jobs whose settings or inputs are
     others now are not among them."""
     now = standing(jobs)
+    jobs.folder.mkdir(parents=True, exist_ok=True)
     about = {
         "schema": 1,
         "name": jobs.file.name,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -28,18 +28,20 @@ from coderepairrl.report.jobs import record_of
 from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
 
 Kind = Literal["train", "sft", "collect", "eval", "command"]
-KINDS: tuple[Kind, ...] = ("train", "sft", "collect", "eval", "command")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
 """Kinds that make a policy, and kinds that attempt tasks with one."""
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 _REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
 _OWN = ("run.name", "run.dir")
+_FILLED_LATER = ("port", "python", "folder")
+"""What else braces stand for, so that no job has such a name; nor that of the folder with the page."""
 _GUIDE = "docs/guides/jobs.md has every key"
 
 
 class JobFile(Section):
     """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings. ``{JOB}`` in a value of `set`,
-    `policy` or `run` is the folder of another job, which is needed then."""
+    `policy`, `serve` or `run` is the folder of another job, which is needed then."""
 
     kind: Kind | None = None
     """The command; not needed where the job's name is one."""
@@ -135,8 +137,8 @@ class Job:
     settings: tuple[str, ...]
     policy: str = ""
     preset: str = ""
-    serve: str = ""
-    run: str = ""
+    serve: tuple[str, ...] = ()
+    run: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     arm: str = ""
     seed: int = 0
@@ -156,12 +158,12 @@ class Job:
         model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
         # its evaluation is a job of its own
         own = ("eval.before=false", "eval.after=false", *self.settings, *model)
-        return (*own, f"run.name={self.folder.name}", f"run.dir={self.folder.parent}")
+        return (*own, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 
-    def words(self, port: int = 0) -> list[str]:
+    def words(self, port: int | str = "{port}") -> list[str]:
         """The command; what serves its policy listens on `port`."""
         if self.kind == "command":
-            return [word.replace("{folder}", str(self.folder)) for word in _program(self.run)]
+            return [word.replace("{folder}", str(self.folder)).replace("{python}", sys.executable) for word in self.run]
         if self.kind in TRAIN:
             return ["crrl", self.kind, self.source, *self.overrides()]
         preset = ["--preset", self.preset] if self.preset else []
@@ -170,7 +172,7 @@ class Job:
 
     def server(self, port: int) -> list[str]:
         """The program that serves its policy."""
-        return [word.replace("{port}", str(port)) for word in _program(self.serve)]
+        return [word.replace("{port}", str(port)).replace("{python}", sys.executable) for word in self.serve]
 
     def config(self) -> Config:
         """Its settings. Raises `ConfigError`."""
@@ -182,10 +184,6 @@ class Job:
         """All settings of a job that attempts tasks."""
         first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
         return (f"run.name={self.kind}", *first, *self.settings)
-
-
-def _program(command: str) -> list[str]:
-    return [word.replace("{python}", sys.executable) for word in shlex.split(command)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,11 +248,12 @@ def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
         data = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}", fix="the file must be readable TOML") from None
-    _override(data, overrides)
-    try:
-        file = File.model_validate(data)
-    except ValidationError as error:
-        raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
+    for given in ((), overrides):  # they need a file that is sound by itself
+        _override(data, given)
+        try:
+            file = File.model_validate(data)
+        except ValidationError as error:
+            raise several([_mistake(path, dict(each)) for each in error.errors()]) from None
     problems = _contradictions(file)
     made = _Expansion(path, file, problems).jobs()
     found = Jobs(source, file, tuple(_ordered(made, problems)))
@@ -284,6 +283,8 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
 
 def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
     place = [str(each) for each in error["loc"]]
+    if place[0] == "arms":
+        del place[2:3]  # `jobs`, which the file leaves out
     where = ".".join(place)
     if error["type"] != "extra_forbidden":
         return ConfigError(f"{path}: {where}: {error['msg']}", fix=_GUIDE)
@@ -299,13 +300,11 @@ def _contradictions(file: File) -> list[CodeRepairError]:
         found.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
     if clash := [arm for arm in file.arms if arm in file.jobs]:
         found.append(ConfigError(f"{clash[0]} is an arm and a job", fix="give one of them another name"))
-    presets = {f"defaults.{kind}": each.preset for kind, each in file.defaults.items()}
-    presets |= {name: job.preset for name, job in _all(file)}
-    found += [
-        ConfigError(f"{where}: there is no preset {preset!r}", fix=nearest(preset, PRESETS))
-        for where, preset in presets.items()
-        if preset and preset not in PRESETS
-    ]
+    names = [*file.arms, *(name.rpartition(".")[2] for name, _ in _all(file))]
+    if taken := [name for name in names if name in (*_FILLED_LATER, "report")]:
+        found.append(ConfigError(f"no job or arm can be called {taken[0]!r}", fix="give it another name"))
+    if not names:
+        found.append(ConfigError("there are no jobs", fix=_GUIDE))
     settings: dict[str, Sequence[str]] = {"the file": file.set}
     settings |= {f"defaults.{kind}": each.set for kind, each in file.defaults.items()}
     settings |= {f"arms.{name}": arm.set for name, arm in file.arms.items()}
@@ -353,6 +352,8 @@ class _Expansion:
         kind = job.kind or next((each for each in KINDS if each == name), None)
         if kind is None:
             raise ConfigError(f"{where} does not say its kind", fix=f'kind = "{" | ".join(KINDS)}"')
+        defaults = self.file.defaults.get(kind, Defaults())
+        job = job.model_copy(update={"set": (*defaults.set, *job.set), "preset": job.preset or defaults.preset})
         _check_keys(where, kind, job)
         if kind != "command" and not (job.config or self.file.config):
             raise ConfigError(f"{where} has no config to begin with", fix='config = "hello"')
@@ -360,7 +361,7 @@ class _Expansion:
 
         def fill(text: str, *, strict: bool = False) -> str:
             def folder(found: re.Match[str]) -> str:
-                if found[1] in ("port", "python", "folder"):
+                if found[1] in _FILLED_LATER:
                     return found[0]
                 target = self._find(found[1], arm, seed)
                 if target is None and not strict:
@@ -371,9 +372,8 @@ class _Expansion:
 
             return _REFERENCE.sub(folder, text)
 
-        defaults = self.file.defaults.get(kind, Defaults())
         common = () if job.config else (*self.file.set, *(self.file.arms[arm].set if arm else ()))
-        given = [*_of_use(kind, common, job.policy), *defaults.set, *job.set, *([f"run.seed={seed}"] if arm else [])]
+        given = [*_of_use(kind, common, job.policy), *job.set, *([f"run.seed={seed}"] if arm else [])]
         path = self._path(name, arm, seed)
         return Job(
             name=path,
@@ -383,9 +383,9 @@ class _Expansion:
             source=self._source(job.config or self.file.config),
             settings=() if kind == "command" else tuple(map(fill, given)),
             policy=fill(job.policy, strict=True),
-            preset=job.preset or defaults.preset,
-            serve=job.serve,
-            run=fill(job.run),
+            preset=job.preset,
+            serve=tuple(map(fill, _split(f"{where}.serve", job.serve))),
+            run=tuple(map(fill, _split(f"{where}.run", job.run))),
             needs=tuple(needs),
             arm=arm,
             seed=seed,
@@ -419,13 +419,23 @@ class _Expansion:
         return found
 
 
+def _split(where: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}", fix="close the quotation, as in a shell") from None
+
+
 def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
     """Raise `ConfigError` for a key that is missing, or means nothing to a job of `kind`."""
     only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
     only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
     for key, kinds in only.items():
         if getattr(job, key) and kind not in kinds:
-            raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix="leave it out")
+            fix = f"leave it out there and in defaults.{kind}"
+            raise ConfigError(f"{where}.{key} means nothing to a job of kind {kind}", fix=fix)
+    if job.preset and job.preset not in PRESETS:
+        raise ConfigError(f"{where}: there is no preset {job.preset!r}", fix=nearest(job.preset, PRESETS))
     if kind in ATTEMPT and not job.policy:
         raise ConfigError(f"{where} does not say whose attempts it makes", fix='policy = "{train}", say')
     if kind == "command" and not job.run:

@@ -89,6 +89,7 @@ async def test_a_program_that_never_asks_the_model_voids_its_episode(
     outcome = await run(tmp_path, miniature, script, **options)
     assert (outcome.episode.ending, outcome.episode.reason) == (Ending.VOID, "agent")
     assert words in outcome.episode.fault
+    assert words.rpartition(": ")[2] in outcome.episode.printed
 
 
 LOUD = """\

@@ -131,3 +131,14 @@ async def test_two_at_once_of_the_same_wait_for_each_other(cache: Path, tmp_path
         assert os.umask(0o077) == 0o077
     finally:
         os.umask(before)
+
+
+def test_links_to_one_file_are_shared_as_they_are(tmp_path: Path) -> None:
+    """What is known after sharing gives the digest that reading every file gives."""
+    place = tmp_path / "mine"
+    place.mkdir()
+    (place / "a.py").write_bytes(b"#" * 1000)
+    for name in ("b.py", "c.py"):
+        (place / name).hardlink_to(place / "a.py")
+    assert digest_of(place, share(place)) == digest_of(place)
+    assert sorted(path.name for path in place.iterdir()) == ["a.py", "b.py", "c.py"]

@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coderepairrl.environments import NoRoom, differences, fetch, prepare_images, record, states
+from coderepairrl.environments import NoRoom, differences, fetch, images, prepare_images, record, states
 from coderepairrl.environments.images import ReadyImage
 from coderepairrl.environments.verify import State
 from coderepairrl.errors import PrerequisiteError, Several, TaskError, UsageError
@@ -292,3 +294,19 @@ def test_a_disk_that_fills_up_leaves_nothing(tmp_path: Path, cache: Path, monkey
         assert not list(rootfs.store(USER).glob(".partial*")) and not list(rootfs.store(USER).glob("[0-9a-f]*"))
     finally:
         subprocess.run(["umount", cache], check=True)
+
+
+def test_images_made_at_a_time_may_note_one_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have written what they note before one of them gives it its name."""
+    both = threading.Barrier(2, timeout=60)
+    replace = Path.replace
+
+    def together(self: Path, target: Path) -> Path:
+        both.wait()
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", together)
+    noted = tmp_path / "sha256-1.json"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda name: images._note(noted, name, "id"), ("one", "two")))
+    assert json.loads(noted.read_text())["pinned"] in ("one", "two") and list(tmp_path.iterdir()) == [noted]

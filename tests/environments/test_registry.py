@@ -7,16 +7,18 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from coderepairrl.environments import prepare_images
+from coderepairrl.environments import fetch, prepare_images
 from coderepairrl.environments.images import ReadyImage
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
@@ -135,3 +137,35 @@ def test_what_a_registry_does_not_have(registry: str, tmp_path: Path) -> None:
     for name in (f"{registry}/here:2", f"{registry}/never:1", f"{registry}/here@sha256:{64 * '0'}"):
         with pytest.raises(TaskError, match="has no image"):
             prepare(name)
+
+
+class Throttling(BaseHTTPRequestHandler):
+    """A registry that says to come again in ten seconds, and then has another image."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        Throttling.asked += self.path != "/v2/"
+        self.send_response(429 if Throttling.asked == 1 and self.path != "/v2/" else 200)
+        self.send_header("Retry-After", "10")
+        self.send_header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo (sudo apt-get install skopeo)")
+def test_a_registry_that_says_to_come_again_later_is_not_waited_for_silently(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_SECONDS", 2.0)
+    monkeypatch.setattr(Throttling, "asked", 0)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Throttling) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(PrerequisiteError, match="not give it in time: it throttles us") as refused:
+            prepare(f"127.0.0.1:{server.server_port}/x@sha256:{64 * '1'}")
+        server.shutdown()
+    assert "skopeo login" in refused.value.fix

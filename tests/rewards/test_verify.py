@@ -119,6 +119,12 @@ async def test_what_held_is_remembered_until_something_changes(
     assert found == [0, 0]
 
 
+async def test_where_nothing_can_be_remembered_it_is_asked_again(task: Task, backend: Local, tmp_path: Path) -> None:
+    """As in a folder that is another user's: a path that the system refuses, whoever asks."""
+    for _ in range(2):
+        assert await verify(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
+
+
 def test_which_tasks_are_asked(task: Task) -> None:
     def many(count: int, **fields: object) -> list[Task]:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
+from coderepairrl.processes.caches import user_cache
 from coderepairrl.sandbox import answers, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
@@ -106,3 +107,12 @@ def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: 
         opened("sandlock", [installed], task, "true")
     assert "virtual environment" in refused.value.fix
     assert opened("sandlock", [installed / "other"], task, f"cat {installed}/other/module.py") == b"x = 1\n"
+
+
+def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "CRRL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 987_654)
+    with pytest.raises(PrerequisiteError, match="home"):
+        user_cache()
+    assert PACKAGE in answers.folders()

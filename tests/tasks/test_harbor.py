@@ -264,6 +264,17 @@ def test_a_prebuilt_image_wins_and_a_changed_folder_is_another_image(tmp_path: P
         dockerfile.look(before, home)  # before any registry is asked
 
 
+def test_of_a_folder_those_that_can_be_made_are_taken_if_asked(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written(tmp_path / "all/a")
+    written(tmp_path / "all/b", environment__Dockerfile="FROM base:1\nRUN apt-get install make")
+    with pytest.raises(TaskError, match="RUN apt-get"):
+        list(make("harbor", path=str(tmp_path / "all")))
+    [task] = make("harbor", path=str(tmp_path / "all"), usable=True)
+    assert task.id == "org/answer" and "RUN apt-get" in caplog.text
+
+
 def test_rewards_are_read_as_harbor_reads_them() -> None:
     passed, failed = {"reward": Outcome.PASSED}, {"reward": Outcome.FAILED}
     for text in ("1", "1.0\n", " 1. ", '{"reward": 1, "x": 0}', "2", "true"):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coderepairrl import sandbox, tasks
 from coderepairrl.agents.blocks import applied, between, read, write
 from coderepairrl.certify.task_source import examine
+from coderepairrl.errors import TaskError
 from coderepairrl.rewards import make
 from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
@@ -87,6 +88,11 @@ async def test_tasks_of_another_source(isolating: None) -> None:
         assert task.kind == "repair"
     findings = await examine(source, sandbox.make(sandbox.choose().name), limit=1)
     assert [finding for finding in findings if not finding.ok] == []
+
+
+def test_half_a_character_in_a_row_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="column 'after' has half a character at 1"):
+        repairs(tmp_path, row(after="x\ud800")).prepare()
 
 
 def test_sources_to_be_measured_on_stay_so(tmp_path: Path) -> None:

@@ -70,6 +70,27 @@ def test_bad_input_names_the_key_and_the_fix(tmp_path: Path, override: str, mess
     assert caught.value.exit_code is ExitCode.USAGE
 
 
+def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
+    """An override as it is, a file by its path."""
+
+    def said(source: str | Path, *overrides: str) -> str:
+        with pytest.raises(ConfigError) as caught:
+            load(source, overrides)
+        return str(caught.value)
+
+    assert said("thesis", "train.lrr=1") == "override 'train.lrr=1': unknown key 'train.lrr'"
+    assert said("thesis", "train.lora={rank=0}").startswith("override 'train.lora={rank=0}': train.lora.rank: ")
+    assert said("thesis", "rollout.turn_tokens=99999", "run.steps=3") == (
+        "override 'rollout.turn_tokens=99999': rollout.turn_tokens exceeds rollout.tokens"
+    )
+    assert said("thesis", "train.lr=1", "train.lr=-1").startswith("override 'train.lr=-1': train.lr: ")
+    file = write(tmp_path / "a.toml", 'extends = "thesis"\n[train]\nlr = -1\n')
+    assert [line.split(": ")[0] for line in said(file, "rollout.tokens=-1").split("; ")] == [
+        "override 'rollout.tokens=-1'",
+        str(file),
+    ]
+
+
 def test_resolved_config_reads_back(tmp_path: Path) -> None:
     config = load(write(tmp_path / "a.toml", '[run]\nname = "a"\n[tasks.options]\npath = "x.jsonl"\n'))
     again = write(tmp_path / "again.toml", to_toml(config))

@@ -13,6 +13,7 @@ import pytest
 
 from coderepairrl.errors import LearnerFault, RunError, UsageError
 from coderepairrl.learn import Learner, LearnSettings, init_random
+from coderepairrl.learn.learner import Service
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [20, 9, 31]
@@ -97,3 +98,9 @@ async def test_random_weights_on_request_and_a_clear_error_for_no_model(miniatur
 def test_the_controllers_side_loads_no_torch():
     code = "import sys, coderepairrl.learn; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["_step", "__init__"])
+def test_an_operation_that_there_is_not_is_refused(name):
+    with pytest.raises(ValueError, match=f"no operation '{name}'"):
+        Service()._operation(name)

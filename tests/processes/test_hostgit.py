@@ -400,3 +400,9 @@ def test_a_login_in_a_url_is_on_no_command_line_and_in_no_message(
     assert fetching and not any(login[-9:] in command for command in fetching)
     told = "".join(traceback.format_exception(caught.value))
     assert place in told and login[-9:] not in told
+
+
+def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="there is no such folder") as caught:
+        hostgit.find(tmp_path / "absent")
+    assert "init" not in caught.value.fix

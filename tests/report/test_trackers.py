@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.report.trackers import sending
+from coderepairrl.errors import UsageError
+from coderepairrl.report.trackers import send, sending
 from coderepairrl.runs import RunFolder
 from commands import CRRL
 
-from .runs import Maker
+from .runs import Maker, written
 
 Points = dict[str, list[tuple[int, float]]]
 """By metric: step and value, in the order in which they were sent."""
@@ -132,3 +133,14 @@ def test_all_that_is_logged_arrives_once(tracker: str, tmp_path: Path) -> None:
     for name, points in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in points], name
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6), name
+
+
+@pytest.mark.parametrize("mark", [b"half\0", b"-3", b"99999999"])
+def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_path: Path) -> None:
+    needs("tensorboard")
+    run = written(tmp_path / "run", steps=2)
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard/sent").write_bytes(mark)
+    with pytest.raises(UsageError, match="sent does not say up to which byte"):
+        send(run, "tensorboard")
+    assert (run / "tensorboard/sent").read_bytes() == mark

@@ -197,3 +197,10 @@ def test_a_line_that_another_process_is_writing_is_not_torn(tmp_path: Path) -> N
         with pytest.raises(UsageError, match="another process"):
             run.writer()
         assert run.log.read_bytes().endswith(b'{"type":"tu')
+
+
+@pytest.mark.parametrize("data", [[], "text", 5])
+def test_what_has_another_shape_is_no_episode(data: object) -> None:
+    """A TypeError is damage that readers name; any other is a traceback."""
+    with pytest.raises(TypeError, match="Episode is a"):
+        codec.load(Episode, data)

@@ -59,3 +59,19 @@ async def test_reports_on_another_patch_are_not_taken_for_ours(tmp_path: Path) -
     (own / "patch.diff").write_text("y\n")
     with pytest.raises(UsageError, match="another patch"):
         await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, output, resume=True)
+
+
+@pytest.mark.parametrize("names", [("a/b", "a__b"), ("..",), ("",), ("m" * 300,)])
+async def test_models_of_which_it_would_make_one_folder_or_none_are_refused(
+    names: tuple[str, ...], tmp_path: Path
+) -> None:
+    made = [Prediction("crrl__mini-1", name, b"x\n") for name in names]
+    with pytest.raises(UsageError, match="one folder|no name"):
+        await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_model_called_rows_does_not_replace_the_rows(tmp_path: Path) -> None:
+    made = [Prediction("crrl__mini-1", "rows", b"")]
+    await harness.grade(made, {"crrl__mini-1": ROW}, tmp_path, tmp_path / "graded.jsonl")
+    assert json.loads((tmp_path / "graded.jsonl.harness/rows.jsonl").read_text()) == ROW

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from random import Random
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config.sections.evaluation import Keep
+from coderepairrl.errors import UsageError
+from coderepairrl.stages.keep import keep
 from coderepairrl.stages.select import Candidate, select
 
 ANYTHING: dict[str, Any] = {"above": -1e9, "distinct": "no"}
@@ -101,3 +105,10 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
     assert (
         len(select([replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()).kept) == 2
     )
+
+
+def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(UsageError, match="run.json is there, and would be written over"):
+        keep([tmp_path], Keep(), tmp_path / "run.parquet")
+    assert (tmp_path / "run.json").read_text() == "{}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from random import Random
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest

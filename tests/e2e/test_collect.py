@@ -182,7 +182,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     project: Project, isolating: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project.path)
-    given = ["select.n=3", "tasks.holdout=1", "rollout.seconds=600", "keep.above=-1", "keep.distinct=no"]
+    given = ["select.n=3", "tasks.holdout=1", "rollout.seconds=600", "keep.above=-1"]
     made = evaluate.plan("mutants", given, policy="builtin:tiny", attempts=2, output=Path("whole"), collects=True)
     whole = await collect.collect([made])
     examples = read_examples(Path(whole["examples"]))
@@ -217,7 +217,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     ]
     both = collect.select(
         [Path("whole"), Path("killed"), Path("whole") / NAME],
-        ["keep.above=-1", "keep.distinct=conversation"],
+        ["keep.above=-1"],
         Path("all.parquet"),
     )
     assert both["attempts"] == 18 and both["kept"] == len(read_examples(Path("all.parquet"))) <= 6

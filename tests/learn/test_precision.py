@@ -162,7 +162,6 @@ def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_polic
 @pytest.mark.parametrize(
     ("package", "options"),
     [
-        ("flash-attn", {"attention": "flash_attention_2", "precision": "bf16"}),
         ("deepspeed", {"strategy": "zero2", "processes": 2}),
         ("bitsandbytes", {"optimizer": "adamw_8bit"}),
     ],
@@ -179,7 +178,6 @@ def test_what_is_not_installed_is_named(package, options, miniature, monkeypatch
 def test_settings_that_contradict_each_other_are_refused():
     for bad in (
         {"precision": "fp8"},
-        {"attention": "flash_attention_2"},  # in float32
         {"strategy": "fsdp2"},  # among one process
         {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
         {"strategy": "zero3", "processes": 2, "beta": 0.1},

@@ -186,7 +186,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
     made = evaluate.plan("mutants", given, policy="builtin:tiny", attempts=2, output=Path("whole"), collects=True)
     whole = await collect.collect([made])
     examples = read_examples(Path(whole["examples"]))
-    assert len(examples) == whole["exact"] == 6 and whole["rendered"] == 0
+    assert len(examples) == whole["exact"] == 5 and whole["rendered"] == 0, "of six, two make the same patch"
     folder = models.folder("builtin:tiny")
     codec = tokens.load(folder, renderer="auto", thinking=False)
     sampled = {each.id: each.sampled for each in logged_episodes(RunFolder(Path("whole")).records())}
@@ -220,7 +220,7 @@ async def test_our_own_engine_gives_the_tokens_that_it_sampled_whether_it_was_ki
         ["keep.above=-1"],
         Path("all.parquet"),
     )
-    assert both["attempts"] == 18 and both["kept"] == len(read_examples(Path("all.parquet"))) <= 6
+    assert both["attempts"] == 17 and both["kept"] == len(read_examples(Path("all.parquet"))) == 5
     together = read_examples(Path("all.parquet"))
     assert len({each.episode for each in together}) == len(together), "runs call their attempts alike"
     with pytest.raises(UsageError, match="whole is there twice"):

@@ -17,9 +17,8 @@ _TURNS = ("language", "repository", "task")
 """Fields whose values take turns where only `keep.total` attempts are kept."""
 _WELL_FORMED = "well-formed tool calls"
 """Every tool call has a JSON object as arguments and names a tool that was offered."""
-_DISTINCT = "distinct patches"
-"""Of attempts at a task with the same patch, or without a patch the same conversation, only the one with the highest
-reward."""
+_DISTINCT = "distinct patches and conversations"
+"""Of attempts at a task with the same patch or the same conversation, the one with the highest reward."""
 _SHOWN = 8
 """Tasks, repositories and languages of which the table has a line each; the others are counted."""
 
@@ -131,10 +130,12 @@ def _ranked(some: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _distinct(some: Sequence[Candidate]) -> list[Candidate]:
-    first: dict[tuple[str, str], Candidate] = {}
+    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
     for one in _ranked(some):
-        first.setdefault((one.task, one.patch or f"said {one.conversation}"), one)
-    kept = {one.key for one in first.values()}
+        marks = {(one.task, mark) for mark in (one.patch, one.conversation) if mark}
+        if not marks & seen:
+            kept.add(one.key)
+        seen |= marks
     return [one for one in some if one.key in kept]
 
 

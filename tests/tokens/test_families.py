@@ -10,7 +10,7 @@ import pytest
 from chatml import LLAMA3, QWEN3_CODER, QWEN25
 from families import FAMILIES
 from family import Family
-from spoken import said, spoken, within
+from spoken import said, spoken, tagged, within
 
 from coderepairrl import models, tokens
 from coderepairrl.engines.tiny.config import ModelConfig
@@ -395,3 +395,161 @@ def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path, miniature: Path) ->
     weights = checks["its weights fit"]
     assert not weights.ok
     assert "no weights" in weights.detail
+
+
+_WEEK, _DEFS = '{"kind": "week"}', {"Period": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {}]}}
+_DEFS["Self"] = {"oneOf": [{"$ref": "#/$defs/Self"}, {"type": "integer"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"$ref": "#/$defs/Period"}, _WEEK, {"kind": "week"}),
+        ({"allOf": [{"$ref": "#/$defs/Period"}, {"description": "Of sales."}]}, _WEEK, {"kind": "week"}),
+        ({"anyOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": "null"}]}, "3", 3),
+        ({"anyOf": [{"$ref": "#/$defs/Period"}, {"type": "null"}]}, "null", None),
+        ({"$ref": "#/$defs/Self"}, "3", 3),
+        ({"$ref": "#/$defs/Loop"}, "3", 3),
+        ({"enum": [1, 2]}, "2", 2),
+        ({"enum": ["1", "2"]}, "2", "2"),
+        ({"const": True}, "true", True),
+        ({"properties": {"kind": {}}}, _WEEK, {"kind": "week"}),
+        ({"items": {}}, "[1]", [1]),
+        ({"minimum": 0}, "1.5", 1.5),
+        ({"description": "Anything."}, "[1]", [1]),
+        ({"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}, "3", "3"),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
+        ({"$ref": "http://127.0.0.1:9/never-asked"}, "3", 3),
+        ({"$ref": "#/$defs/Period", "anyOf": "none", "enum": 3, "type": [[]]}, _WEEK, _WEEK),
+    ],
+)
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.5, 4.6", "MiniMax-M2", "Seed-OSS"])
+def test_a_value_has_the_type_that_its_schema_allows(
+    name: str, schema: Any, text: str, value: object, codecs: dict[str, tokens.Codec]
+) -> None:
+    """Behind references and combinations, too, and whatever the client sent as a schema."""
+    parameters = {"$defs": _DEFS, "properties": {"it": schema}}
+    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
+    [call] = codecs[name].parse(said(codecs[name], "", [("sales", {"it": text})]), tools=[tool]).calls
+    assert json.loads(call.arguments) == {"it": value}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/All", "$defs": {"All": {"properties": {"it": {"type": "integer"}}}}},
+        {"anyOf": [{"properties": {"it": {"type": "integer"}}}, {"properties": {"other": {}}}]},
+        {"additionalProperties": {"type": "integer"}},
+    ],
+)
+def test_parameters_are_found_behind_references(parameters: Any, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["Qwen3-Coder"]
+    tool = {"type": "function", "function": {"name": "sales", "parameters": parameters}}
+    [call] = codec.parse(said(codec, "", [("sales", {"it": "3"})]), tools=[tool]).calls
+    assert json.loads(call.arguments) == {"it": 3}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '<|channel|>analysis to=container.exec code<|message|>{"cmd":["bash","-lc","ls"]}<|call|>',
+        '<|channel|>shell<|message|>{"cmd": "ls"}<|call|>',
+        '<|message|>{"cmd": "ls"}<|call|>',
+        '<|channel|>commentary to=functions.shell json<|message|>{"cmd": "ls", "n": NaN}<|call|>',
+        "<|channel|>commentary to=functions.shell<|call|>",
+    ],
+)
+def test_a_call_of_gpt_oss_that_cannot_be_read_is_told(message: str, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["gpt-oss"]
+    thought = "<|channel|>analysis<|message|>think<|end|><|start|>assistant"
+    reply = codec.parse(tagged(codec, thought + message), codec.render(OPENING, TOOLS), TOOLS)
+    assert (reply.reasoning, reply.calls) == ("think", ())
+    assert [message in text for text in reply.malformed] == [True]
+    assert message in reply.content
+
+
+@pytest.mark.parametrize("head", ["<|message|>", "<|channel|>comment<|message|>", "<|channel|>final<|message|>"])
+@pytest.mark.parametrize("start", ["<|start|>assistant", ""])
+def test_no_message_of_gpt_oss_is_lost(head: str, start: str, codecs: dict[str, tokens.Codec]) -> None:
+    """Without a channel that is known, or the role that some replies leave out."""
+    codec = codecs["gpt-oss"]
+    text = f"<|channel|>analysis<|message|>think<|end|>{start}{head}Done.<|return|>"
+    reply = codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    assert (reply.reasoning, reply.content, reply.malformed) == ("think", "Done.", ())
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{"name": "shell", "arguments": null}', None),
+        ('{"name": "shell", "arguments": ["ls"]}', None),
+        ('{"name": "shell", "arguments": "ls -la"}', None),
+        ('{"name": "shell", "arguments": {"cmd": "ls", "timeout": NaN}}', None),
+        ('{"name": "shell", "arguments": {"cmd": "ls", "timeout": 1e999}}', None),
+        ('{"name": "shell", "arguments": {"cmd": "ls"}, "parameters": {"cmd": "rm"}}', None),
+        ('{"name": "shell", "parameters": {"cmd": "ls"}}', {"cmd": "ls"}),
+        ('{"name": "shell", "arguments": "{\\"cmd\\": \\"ls\\"}"}', {"cmd": "ls"}),
+        ('{"name": "shell"}', {}),
+    ],
+)
+def test_arguments_of_hermes_are_an_object(body: str, arguments: object, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs["Qwen2.5-Coder"]
+    reply = codec.parse(within(codec, "<tool_call>", body, "</tool_call>"), tools=TOOLS)
+    assert [json.loads(call.arguments) for call in reply.calls] == [arguments] * (arguments is not None)
+    assert reply.malformed == (f"<tool_call>{body}</tool_call>",) * (arguments is None)
+
+
+_LS = "<function=shell>\n<parameter=cmd>\nls\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize("chunk", [1, 1000])
+@pytest.mark.parametrize(
+    ("text", "content", "calls", "malformed"),
+    [
+        (f"I list.\n\n{_LS}\n</tool_call>", "I list.", 1, ()),
+        (_LS, "", 1, ()),
+        (f"{_LS}</tool_call>\n{_LS}\n</tool_call>", "", 2, ()),
+        (f"I list.\n<tool_call>{_LS}</tool_call>\n{_LS}\n</tool_call> and\n<tool_call>{_LS}</tool_call>", "I list.", 3, ()),
+        (f"Two.\n{_LS}\n<tool_call>\n{_LS}\n</tool_call>", "Two.", 2, ()),
+        (f"Cut.\n{_LS[:-3]}", None, 0, (_LS[:-3],)),
+        (f"Cut.\n{_LS[:9]} rm>", None, 0, ()),
+        (f"What `{_LS}` does, and\n<function=other>", None, 0, ()),
+        ('I list.\n{"name": "shell"}</tool_call>', None, 0, ('I list.\n{"name": "shell"}</tool_call>',)),
+    ],
+)
+def test_calls_of_qwen3_coder_without_their_opening_tag(
+    text: str, content: str | None, calls: int, malformed: tuple[str, ...], chunk: int, codecs: dict[str, tokens.Codec]
+) -> None:
+    """Read as vLLM's parser reads them if they are whole, else told; what only looks like them stays words."""
+    codec = codecs["Qwen3-Coder"]
+    ids = tagged(codec, text)
+    reader = codec.stream(codec.render(OPENING, TOOLS), TOOLS)
+    deltas = [delta for at in range(0, len(ids), chunk) for delta in reader.feed(ids[at : at + chunk])]
+    reply, rest = reader.close()
+    assert [(call.name, call.arguments) for call in reply.calls] == [("shell", '{"cmd": "ls"}')] * calls
+    assert (reply.content, reply.malformed) == (text if content is None else content, malformed)
+    assert "".join(delta.content for delta in [*deltas, *rest]) == reply.content
+    assert tuple(delta.call for delta in [*deltas, *rest] if delta.call) == reply.calls
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Qwen3", '{"name": "shell", "arguments": {"cmd": "ls"}}\n</tool_call>'),
+        ("GLM-4.7", "shell<arg_key>cmd</arg_key><arg_value>ls</arg_value></tool_call>"),
+        ("Mistral (Tekken, v13)", 'shell[ARGS]{"cmd": "ls"}'),
+        ("MiniMax-M2", '</think><invoke name="shell"></invoke>\n</minimax:tool_call>'),
+        ("Seed-OSS", f"{_LS}\n</seed:tool_call>"),
+        ("LFM2", 'shell(cmd="ls")]<|tool_call_end|>'),
+        ("Phi-4-mini", '[{"name": "shell", "arguments": {}}]<|/tool_call|>'),
+        ("DeepSeek-V3.1", "shell<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
+        ("Command R7B", '<|END_THINKING|>[{"tool_name": "shell"}]<|END_ACTION|>'),
+    ],
+)
+def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
+    codec = codecs[name]
+    reply = codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
+    said = text.partition("</think>")[2] or text.partition("<|END_THINKING|>")[2] or text
+    assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)

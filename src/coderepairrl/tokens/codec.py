@@ -148,14 +148,18 @@ class Codec:
         passed_on = not (self.format.numbered or self.format.ids)
         calls: list[FunctionCall] = []
         malformed: list[str] = []
+        parts: list[str] = [parsed.content.strip()]
         for call in parsed.tool_calls:
             text = call.arguments if isinstance(call.arguments, str) else _json(call.arguments)
             if call.status == "ok" and isinstance(call.name, str) and _is_unicode(call.name + text):
                 calls.append(FunctionCall(call.name, text, (call.id or "") if passed_on else ""))
+            elif call.token_span is None:  # a part of the content
+                malformed.append(call.raw)
             else:
                 start, end = call.token_span
                 malformed.append(self.decode(output[start:end]))
-        content = "\n".join(part for part in (parsed.content.strip(), *malformed) if part)
+                parts.append(malformed[-1])
+        content = "\n".join(filter(None, parts))
         reasoning = (parsed.reasoning_content or "").strip()
         return Reply(content, reasoning, tuple(calls), tuple(malformed))
 

@@ -7,13 +7,15 @@ that parses the calls that the model's own prompts write (`written`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import Any
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, mistral, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Reader, Tool, from_json
+from coderepairrl.tokens.reading import Format, Reader, Tool, find, from_json
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -21,42 +23,57 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
 def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Messages with channels, as gpt-oss writes them.
 
-    Channel ``analysis`` is reasoning, ``final`` (and ``commentary`` to nobody) content, a recipient makes a call.
-    Prompts end within a message's head, ``<|start|>assistant``. Ids with no message are content as they stand.
+    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, and every other message is
+    content. A message to another recipient, or one that ends as calls do, is a call that cannot be read. Prompts end
+    within a message's head, ``<|start|>assistant``, which some replies leave out later on. Ids with no message are
+    content as they stand.
     """
-    from renderers.base import ParsedResponse
-    from renderers.parsing import parse_gpt_oss
+    from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
-    start, channel, message, end, call, back, constrain = map(reader.convert_tokens_to_ids, HARMONY)
-    head = [start, *reader.encode("assistant")]
+    start, channel, message, end, call, back, _ = map(reader.convert_tokens_to_ids, HARMONY)
     if message not in ids:
         return ParsedResponse(reader.decode([token for token in ids if token not in (call, back)]).strip())
-    reply = parse_gpt_oss(
-        reader,
-        head + ids,
-        return_id=back,
-        call_id=call,
-        start_id=start,
-        end_id=end,
-        channel_id=channel,
-        message_id=message,
-        constrain_id=constrain,
-    )
-    for each in reply.tool_calls:
-        begin, stop = each.token_span
-        each.token_span = (max(0, begin - len(head)), stop - len(head))
-        # `raw` is read again because a key that is given twice is no error to `renderers`
-        if each.status == "ok" and not isinstance(from_json(each.raw), dict):
-            each.status = "malformed_structure"
-    return reply
+    content, thoughts, calls, at = "", "", [], 0
+    while at < len(ids):
+        body = find(ids, message, at)
+        stop = min(find(ids, each, body) for each in (start, end, call, back, channel))
+        closed = ids[stop : stop + 1] in ([end], [call])
+        head, text, span = ids[at:body], reader.decode(ids[body + 1 : stop]), (at, stop + closed)
+        found = _RECIPIENT.search(reader.decode(head))
+        named = reader.decode(head[find(head, channel, 0) + 1 :]).split()[:1]
+        if found or call in ids[at : stop + 1]:
+            name, arguments = found[1] if found else "", from_json(text)
+            readable = closed and name.startswith("functions.") and isinstance(arguments, dict)
+            status = ToolCallParseStatus.OK if readable else ToolCallParseStatus.MALFORMED_STRUCTURE
+            calls.append(ParsedToolCall(text, name.removeprefix("functions."), arguments, span, status))
+        elif named == ["analysis"]:
+            thoughts += text
+        else:
+            content += text
+        at = len(ids) if ids[stop : stop + 1] == [back] else max(stop + closed, at + 1)
+    return ParsedResponse(content.strip(), reasoning_content=thoughts.strip() or None, tool_calls=calls)
+
+
+_RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``."""
+    """A JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
+
+    Some models write ``parameters``, as their tools' schemas do, or the arguments as JSON text, as clients do.
+    """
+    from renderers.base import ToolCallParseStatus
+
     reply = _qwen(reader, ids, thinking)
     for call in reply.tool_calls:
-        if call.status == "ok" and from_json(call.raw) is None:  # a key twice
-            call.status = "malformed_structure"
+        if call.status != ToolCallParseStatus.OK:
+            continue
+        fields = from_json(call.raw)
+        given = [fields[key] for key in ("arguments", "parameters") if key in fields] if isinstance(fields, dict) else []
+        value = given[0] if given else {}
+        call.arguments = from_json(value) if isinstance(value, str) else value
+        if not isinstance(fields, dict) or len(given) > 1 or not isinstance(call.arguments, dict):
+            call.status = ToolCallParseStatus.MALFORMED_STRUCTURE
     return reply
 
 
@@ -76,20 +93,43 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
 
 
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
+    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`).
+
+    The opening tag, which these models leave out at times, is no condition for the tools that are offered: vLLM's
+    parser reads such calls, too.
+    """
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
+    names = {tool["function"]["name"] for tool in tools}
+    close = reader.convert_tokens_to_ids("</tool_call>")
     reply = _qwen(reader, ids, thinking)
-    calls = []
-    for call in reply.tool_calls:
-        found = tagged.functions(call.raw, tools)
-        if call.status == ToolCallParseStatus.UNCLOSED_BLOCK:
-            calls.append(call)
-        elif found is None:
-            unread = ToolCallParseStatus.MALFORMED_STRUCTURE
-            calls.append(ParsedToolCall(call.raw, token_span=call.token_span, status=unread))
+    spans = [block.token_span for block in reply.tool_calls]
+    calls: list[Any] = []
+
+    def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
+        """Add the calls in `text`, all of functions in `known` unless that is empty; else nothing."""
+        found = tagged.functions(text, tools) or []
+        if all(call.name in known for call in found) or not known:
+            calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)
+
+    first = next((found for found in tagged.FUNCTION.finditer(reply.content) if found[1] in names), None)
+    if first:
+        text = reply.content[first.start() :]
+        add(text, (0, spans[0][0] if spans else len(ids)), names)
+        if calls:
+            reply.content = reply.content[: first.start()].strip()
         else:
-            calls += [ParsedToolCall(call.raw, each.name, each.arguments, call.token_span) for each in found]
+            calls.append(ParsedToolCall(text, status=ToolCallParseStatus.MALFORMED_STRUCTURE))
+    for block, ((_, at), (stop, _)) in zip(reply.tool_calls, pairwise([*spans, (len(ids), 0)]), strict=True):
+        before = len(calls)
+        if block.status != ToolCallParseStatus.UNCLOSED_BLOCK:
+            add(block.raw, block.token_span)
+        if len(calls) == before:
+            unread = ToolCallParseStatus.MALFORMED_STRUCTURE
+            calls.append(ParsedToolCall(block.raw, token_span=block.token_span, status=unread))
+        while names and (end := find(ids, close, at)) < stop:
+            add(reader.decode(ids[at:end]), (at, end + 1), names)
+            at = end + 1
     reply.tool_calls = calls
     return reply
 
@@ -120,7 +160,7 @@ _DEEPSEEK = (*tagged.DEEPSEEK, *tagged.DEEPSEEK_CALL)
 _COHERE = (*listed.COHERE, *listed.RESPONSE)
 FORMATS = (
     Format("hermes", *_QWEN, needs=_QWEN, read=_hermes),
-    Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder),
+    Format("qwen3_coder", *_QWEN, needs=_QWEN, read=_qwen3_coder, unopened="<function="),
     Format("llama3_json", "<|python_tag|>", "", needs=(), read=_llama3_json, held="{", tells_thoughts=False),
     Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS, mistral.ARGUMENTS), read=mistral.each, ids=mistral.IDS),
     Format("mistral", mistral.CALLS, "", needs=(mistral.CALLS,), read=mistral.together, ids=mistral.IDS),

@@ -198,7 +198,7 @@ def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> M
     """The ids that structure replies."""
     begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
     tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
-    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.at_end)
+    return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.unopened, calls.at_end)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from coderepairrl.tokens.inert import InertTokenizer
@@ -86,6 +88,8 @@ class Format:
     Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
     """
     held: str = ""
+    unopened: str = ""
+    """Text with which a call begins whose opening tag is missing: the rest of the reply is streamed at its end."""
     at_end: bool = False
     """Whether words and calls are only told apart, and streamed, at a reply's end: in channels, or before a marker."""
     needs_stop_token: bool = False
@@ -111,9 +115,31 @@ class Format:
     ) -> Any:
         """The reply in `ids`, sampled after `prompt`, up to the first of the tokens `stop`, as `read` returns it."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
-        return self.read(
-            reader, list(ids[: end + self.needs_stop_token]), tools, in_thoughts(prompt, reader.thoughts, stop)
-        )
+        kept = list(ids[: end + self.needs_stop_token])
+        reply = self.read(reader, kept, tools, in_thoughts(prompt, reader.thoughts, stop))
+        if self.begin:
+            self._add_unopened(reader, kept, reply)
+        return reply
+
+    def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
+        """Add to `reply` an invalid call for tags of calls in its words, and for closing tags between its calls."""
+        from renderers.base import ParsedToolCall, ToolCallParseStatus
+
+        unread = ToolCallParseStatus.MALFORMED_STRUCTURE
+        spans = [call.token_span for call in reply.tool_calls]
+        tags = [tag for tag in (*self.needs, self.end) if tag != self.begin and tag in reply.content]
+        if tags and None not in spans:
+            first = spans[0][0] if spans else len(ids)
+            stray = {reader.convert_tokens_to_ids(tag) for tag in tags}
+            closed = find(ids, reader.thoughts[1], 0) + 1 if reader.thoughts[1] in ids[:first] else 0
+            if stray & set(ids[closed:first]):
+                raw = reader.decode(ids[closed:first]).strip()  # in the content already
+                reply.tool_calls.insert(0, ParsedToolCall(raw, status=unread))
+        close = reader.convert_tokens_to_ids(self.end)
+        for (_, at), (stop, _) in pairwise([*filter(None, spans), (len(ids), 0)]):
+            if (end := find(ids, close, at)) < stop:
+                span = (at, end + 1)
+                reply.tool_calls.append(ParsedToolCall(reader.decode(ids[at:end]), token_span=span, status=unread))
 
 
 class Reader:
@@ -245,14 +271,23 @@ def split(ids: list[int], at: int) -> list[list[int]]:
 
 
 def from_json(text: str) -> object:
-    """The value of `text`; None if it is not JSON, has a key twice in one object, or is JSON that Python refuses.
+    """The value of `text`; None if `parse_json` refuses it."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
 
-    Of a key that is given twice, one value would be lost without a word, and the call would be another one.
+
+def parse_json(text: str) -> object:
+    """The value of `text`. Raises ValueError for what is not strict JSON, and for JSON that Python refuses.
+
+    Refused are a key twice in one object, of which one value would be lost and the call be another one, and numbers
+    that JSON does not have (``NaN``, ``Infinity``, ``1e999``), which no client can read.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError):
-        return None
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -262,30 +297,8 @@ def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-_KINDS: dict[str, type | tuple[type, ...]] = {"integer": int, "number": (int, float), "object": dict, "array": list}
-
-
-def typed(text: str, schema: Mapping[str, Any]) -> object:
-    """The value of a parameter: `text`, or what it parses to if the schema allows that type."""
-    branches = [schema, *(schema.get("anyOf") or schema.get("oneOf") or [])]
-    kinds: set[str] = set()
-    for branch in branches:
-        kind = branch.get("type", ())
-        kinds |= {kind} if isinstance(kind, str) else set(kind)
-    word = text.strip().lower()  # templates write Python's names
-    if "boolean" in kinds and word in ("true", "false"):
-        return word == "true"
-    if "null" in kinds and word in ("null", "none"):
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    allowed = any(isinstance(value, _KINDS[kind]) for kind in kinds & _KINDS.keys())
-    return value if allowed and not isinstance(value, bool) else text
-
-
-def properties(tools: Sequence[Tool], name: str) -> Mapping[str, Any]:
-    """The parameters of the tool `name` by their names; none for a tool that is not among `tools`."""
-    of = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    return of.get(name, {}).get("properties") or {}
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number in JSON")
+    return value

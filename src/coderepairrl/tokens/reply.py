@@ -52,8 +52,8 @@ class Delta:
 class Markers:
     """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call.
 
-    A reply that starts with the text `held` may be a tool call as a whole. With `at_end` nothing is streamed before a
-    reply's end.
+    A reply that starts with the text `held` may be a tool call as a whole, and one that contains `unopened` from there
+    on. With `at_end` nothing is streamed before a reply's end.
     """
 
     stop: frozenset[int]
@@ -62,6 +62,7 @@ class Markers:
     call_open: int
     call_close: int
     held: str = ""
+    unopened: str = ""
     at_end: bool = False
 
 
@@ -79,9 +80,10 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class _Text:
-    """Streamed text: leading whitespace is dropped, trailing whitespace and possible stop strings are held back."""
+    """Streamed text: leading whitespace is dropped, trailing whitespace and what may begin `stop`, `held` held back."""
 
     stop: tuple[str, ...] = ()
+    held: str = ""
     raw: str = ""
     emitted: str = ""
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
@@ -99,7 +101,7 @@ class _Text:
 
     def ready(self) -> str:
         """New text that is certain."""
-        certain = len(self.raw) - max((_overlap(self.raw, stop) for stop in self.stop), default=0)
+        certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.release(self.raw[:certain].strip())
 
     def rest(self) -> str:
@@ -148,7 +150,7 @@ class ReplyStream:
         self._structure = {*markers.stop, markers.think_open, markers.think_close, markers.call_open}
         self._mode = _Mode.HELD if markers.at_end else _Mode.REASONING if thinking else _Mode.START
         self._reasoning = _Text()
-        self._content = _Text(stop)
+        self._content = _Text(stop, markers.unopened)
         self._stopped = ""
         self._calls = 0
         self._pending: list[int] = []
@@ -223,6 +225,7 @@ class ReplyStream:
         if self._mode is _Mode.REASONING:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
+            known = len(self._content.raw)
             stop = self._content.add(data)
             if begun := self._content.raw.strip():
                 held = self._markers.held and begun.startswith(self._markers.held)
@@ -233,6 +236,8 @@ class ReplyStream:
                 at, self.stopped_by = stop
                 self._stopped = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
+            elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, known - len(text) + 1)) >= 0:
+                self._mode = _Mode.HELD
 
     def _new_calls(self, reply: Reply) -> list[Delta]:
         new, self._calls = reply.calls[self._calls :], len(reply.calls)

@@ -18,10 +18,9 @@ from coderepairrl.tokens.reading import (
     find,
     from_json,
     leading_thoughts,
-    properties,
     split,
-    typed,
 )
+from coderepairrl.tokens.schemas import parameters, typed
 
 
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
@@ -36,12 +35,12 @@ def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
         function = _FUNCTION.match(text, at)
         if function is None:
             return None
-        wanted, arguments, at = properties(tools, function[1]), {}, function.end()
+        schema, arguments, at = parameters(tools, function[1]), {}, function.end()
         while parameter := _PARAMETER.match(text, at):
             name, value = parameter.groups()
             if name in arguments or "<parameter=" in value:
                 return None
-            arguments[name], at = typed(value, wanted.get(name) or {}), parameter.end()
+            arguments[name], at = typed(value, name, schema), parameter.end()
         end = _FUNCTION_END.match(text, at)
         if end is None:
             return None
@@ -52,7 +51,9 @@ def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-_FUNCTION_END = re.compile(r"\s*</function>")
+_FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
+FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
+"""The beginning of a call on a line of its own."""
 
 
 def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -67,7 +68,7 @@ def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -
     def block(inner: list[int]) -> Calls | None:
         title, *pairs = split(inner, key)
         name = reader.decode(title).strip()
-        wanted, arguments = properties(tools, name), {}
+        schema, arguments = parameters(tools, name), {}
         for pair in pairs:
             marks = [token for token in pair if token in (key_end, value, value_end)]
             if marks != [key_end, value, value_end]:
@@ -78,7 +79,7 @@ def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -
             argument = reader.decode(pair[:at]).strip()
             if argument in arguments:
                 return None
-            arguments[argument] = typed(reader.decode(pair[begins + 1 : ends]), wanted.get(argument) or {})
+            arguments[argument] = typed(reader.decode(pair[begins + 1 : ends]), argument, schema)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
     return blocks(reader, ids, thinking, QWEN, block)
@@ -160,8 +161,8 @@ def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
         for name, body in _INVOKE.findall(text):
             if _ARGUMENT.sub("", body).strip():
                 return None
-            wanted, given = properties(tools, name), _ARGUMENT.findall(body)
-            arguments = {key: typed(value, wanted.get(key) or {}) for key, value in given}
+            schema, given = parameters(tools, name), _ARGUMENT.findall(body)
+            arguments = {key: typed(value, key, schema) for key, value in given}
             if len(arguments) < len(given):
                 return None
             calls.append(Invocation(name, arguments))

@@ -147,6 +147,21 @@ def test_the_ledger_of_a_step_is_its_wall_time(run: Path) -> None:
     assert sum(found.ledger.values()) >= sum(sum(step["ledger"].values()) for step in found.steps)
 
 
+def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "resumed")
+    maker.start()
+    maker.evaluate(0)
+    maker.log.close()
+    lines = maker.folder.log.read_text().splitlines()
+    spent = json.loads(lines[-1])["time"] - json.loads(lines[1])["time"]
+    assert report.load([maker.folder.path])[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
+    # Killed just before the record, resumed: the episodes are known, the evaluation is finished at once.
+    maker.folder.log.write_text("\n".join([*lines[:-1], lines[0], lines[-1]]) + "\n")
+    found = report.load([maker.folder.path])[0]
+    assert [e.step for e in found.evaluations] == [0] and found.ledger["evaluation"] == 0
+    assert found.episodes["starts"] == 2
+
+
 def test_runs_side_by_side(run: Path, other: Path) -> None:
     first, second = report.load([run, other])
     text = read_page([run, other]).text
@@ -213,6 +228,28 @@ def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
     text = read_page([maker.folder.path]).text
     for said in ("last line is incomplete", "1 of 6 steps", "Only one evaluation", "has not ended"):
         assert said in text
+
+
+def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
+    path = written(tmp_path / "damaged", steps=3, evaluations=())
+    log = RunFolder(path).log
+    lines = log.read_text().splitlines()
+    second = [at for at, line in enumerate(lines) if line.startswith('{"type":"step"')][1]
+    log.write_text("\n".join([*lines[: second + 1], "garbage", *lines[second + 1 :]]) + "\n")
+    (found,) = report.load([path])
+    assert len(found.steps) == 2 and found.account["balanced"]
+    assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
+
+
+def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
+    runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
+    about = json.loads((runs[2] / "run.json").read_text())
+    (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
+    first, same, newer = report.load(runs)
+    said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
+    assert said in newer.notices
+    assert not any("version" in notice for notice in (*first.notices, *same.notices))
+    assert said in report.write_page([first, newer], tmp_path / "page.html").read_text()
 
 
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:

@@ -241,6 +241,21 @@ def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
     assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
 
 
+def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
+    path = written(tmp_path / "alarmed", steps=3, evaluations=())
+    records = list(RunFolder(path).records())
+    for record in records:
+        if record["type"] == "step":
+            gate = "kl" if record["step"] == 3 else "drift"
+            record["alarms"] = [{"gate": gate, "text": f"{gate} in step {record['step']}"}]
+    changed = {"type": "change", "time": records[-1]["time"], "step": 3, "key": "train.lr", "old": 1e-4, "new": 1e-5}
+    RunFolder(path).log.write_text("".join(json.dumps(record) + "\n" for record in [*records, changed]))
+    text = read_page([path]).text
+    assert "Alarm: drift in step 2. It is the last of 2 such alarms." in text
+    assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
+    assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
+
+
 def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
     runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
     about = json.loads((runs[2] / "run.json").read_text())

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -283,3 +284,14 @@ def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     reader = read_page([path])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
+
+
+def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figure.svg"
+    arguments = ["report", str(run), str(other), "--figure", str(output)]
+    result = CliRunner().invoke(app, [*arguments, "--baseline", "junk a=0.04", "--baseline", "junk b=0.7"])
+    assert result.exit_code == 0 and result.stdout.strip() == str(output)
+    said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
+    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "different things")):
+        assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)

@@ -132,6 +132,7 @@ TIERS = {
     "tasks/test_native.py": "real",
     "tasks/test_package_cheats.py": "quick*",
     "tasks/test_rules.py": "real",
+    "tasks/test_rules.py::test_r2e_gym_compares_whole_maps": "quick",
     "tasks/test_rules.py::test_swe_smith_s_image_has_the_bug_and_not_the_tests_that_it_breaks": "ci",
     "tasks/test_swe_gym_native.py": "real",
     "test_architecture.py": "quick",

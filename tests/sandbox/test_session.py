@@ -360,9 +360,13 @@ def test_what_a_killed_owner_had_half_started_ends_with_the_next_sweep(tmp_path:
     stale = tmp_path / "crrl-sandbox-stale"
     stale.mkdir()
     (stale / ".lock").touch()
-    with subprocess.Popen(["bwrap", "-f", stale / ".lock"], executable="/usr/bin/tail") as process:  # looks like one
+    process = subprocess.Popen(["bwrap", "-f", stale / ".lock"], executable="/usr/bin/tail")  # looks like one
+    try:
         _sweep(tmp_path)
         assert process.wait(5) == -signal.SIGKILL and not stale.exists()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _lives(group: int) -> bool:

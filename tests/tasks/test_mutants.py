@@ -101,6 +101,15 @@ def test_issues_quote_the_broken_line_or_none_and_never_the_fixed_one(cache: Pat
         assert (workspace(task) / f"{module(task)}.py").read_text().count(removed) == 1
 
 
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(cache: Path, tmp_path: Path) -> None:
+    def prompts(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
+        return [(t.id, t.prompt, t.reference) for t in tasks(where, seed=seed, n=40)]
+
+    first = prompts(cache, 3)
+    assert prompts(tmp_path, 3) == first
+    assert prompts(cache, 4) != first
+
+
 def test_quoted_is_a_share(cache: Path) -> None:
     ids = [task.id for task in tasks(cache, split="train", quoted=0.7)]
     assert 0.6 < sum(name.endswith("-q") for name in ids) / len(ids) < 0.8

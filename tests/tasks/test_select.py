@@ -75,7 +75,7 @@ def test_kinds_of_edit() -> None:
 @given(seed=st.integers(0, 50), n=st.integers(0, 12), skip=st.integers(0, 12))
 def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: int) -> None:
     whole = ids(Selection(seed=seed))
-    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed))
+    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed)) != ids(Selection(seed=seed + 100))
     part = ids(Selection(seed=seed, skip=skip, n=n))
     assert part == whole[skip:][: n or None]
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.protocols import TaskSource
 from coderepairrl.tasks import make
 from coderepairrl.tasks.overlap import overlap, report
@@ -57,10 +57,25 @@ def test_filters_and_counts(options: dict[str, Any], taken: list[int]) -> None:
     assert ids(Selection(**options)) == taken
 
 
+def test_what_a_task_has_not_is_not_taken() -> None:
+    bare = [replace(TEN[0], created="", difficulty=None, reference=b"")]
+    for options in ({"after": "2000-01-01"}, {"max_difficulty": 9.0}, {"max_files": 5}, {"before": "2100-01-01"}):
+        assert ids(Selection(**options), bare) == []
+    assert ids(Selection(max_prompt=100), bare) == [0]
+
+
+def test_kinds_of_edit() -> None:
+    two = replace(TEN[0], reference=(LINES.format("x.py") + LINES.format("y.py")).encode())
+    apart = replace(TEN[1], reference=(LINES.format("x.py") + "@@ -9 +9 @@\n-a\n+b\n").encode())
+    assert ids(Selection(max_files=1), [two, apart]) == [1]
+    assert ids(Selection(max_hunks=1), [two, apart]) == []
+    assert ids(Selection(max_hunks=2), [two, apart]) == [0, 1]
+
+
 @given(seed=st.integers(0, 50), n=st.integers(0, 12), skip=st.integers(0, 12))
 def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: int) -> None:
     whole = ids(Selection(seed=seed))
-    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed))
+    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed)) != ids(Selection(seed=seed + 100))
     part = ids(Selection(seed=seed, skip=skip, n=n))
     assert part == whole[skip:][: n or None]
 
@@ -98,6 +113,24 @@ class Own(TaskSource):
 
     def __iter__(self) -> Iterator[Task]:
         return iter(TEN)
+
+
+@pytest.mark.parametrize(
+    ("select", "says"),
+    [
+        ({"langauges": ["python"]}, "did you mean 'languages'"),
+        ({"n": "ten"}, "select"),
+        ({"n": -1}, "0 or more"),
+        ({"after": "soon"}, "YYYY-MM-DD"),
+        ({"holdout": 2.0}, "from 0 to 1"),
+        ({"holdout": 0.5, "split": "x"}, "leave one out"),
+        ("all", "select.n=100"),
+    ],
+)
+def test_a_selection_that_cannot_be_meant(select: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("handmade", select=select)
+    assert says in f"{caught.value} {caught.value.fix}"
 
 
 def test_nothing_left_is_an_error() -> None:

@@ -179,9 +179,9 @@ def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
     goes_on = live.save(story.history) if fatal == "save" else live.improve(more, story.history)
     if deaths > 2:
         with pytest.raises(LearnerFault):
-            asyncio.run(goes_on)  # type: ignore[arg-type]
+            asyncio.run(goes_on)
         return
-    asyncio.run(goes_on)  # type: ignore[arg-type]
+    asyncio.run(goes_on)
     assert live.restarts == deaths
     if fatal == "save":
         assert json.loads((story.run.checkpoints / "00002/state").read_text())[0] == engine.served

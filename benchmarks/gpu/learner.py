@@ -11,12 +11,12 @@ contestant is in memory at a time. Each result is on stderr as soon as it is kno
 Peak memory stands beside what the plan says of it (`coderepairrl.assembly.sizing`, ``crrl train --dry-run``), and
 beside what the driver says is taken of the device, so that a run on a GPU checks the plan and its reserve.
 
-- step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``packed, flash``: the same with
-  flash-attn, where it is installed. ``plain, padded``: transformers' own loss on rows padded to the longest, as many at
-  once as the same budget of tokens holds. ``plain, one by one``: the same, a row at a time.
+- step, ``packed``: our GSPO step, rows end to end, logits of trained tokens in chunks. ``plain, padded``: transformers'
+  own loss on rows padded to the longest, as many at once as the same budget of tokens holds. ``plain, one by one``: the
+  same, a row at a time.
 - group: our step on eight attempts of one task, prompts of three quarters of the length, 0.25 of their own: ``shared``,
   with the prompt in common, and ``apart``, with as many tokens and another first token in each, so that nothing is
-  shared. ``shared, flash``: with flash-attn, where it is installed.
+  shared.
 - loss, on the longest row and a model of one layer: ``chunked`` is ours, ``whole`` holds all logits at once, ``plain``
   is transformers' own, ``fused`` liger-kernel's, where it is installed.
 - sync: what the learner writes for an engine, ``adapter`` or merged ``model``, checksum included, beside peft's
@@ -254,16 +254,13 @@ def steps(folder: Path, samples: list[Sample], given: Setting, peak: float | Non
     together = max(1, given.learn.micro_tokens // longest)
     contestants: dict[str, Callable[[], Contestant]] = {
         "packed": lambda: our_step(folder, samples, given.learn),
-        "packed, flash": lambda: our_step(folder, samples, given.learn.but(attention="flash_attention_2")),
         "plain, padded": lambda: plain_step(folder, samples, given, at_once=together),
         "plain, one by one": lambda: plain_step(folder, samples, given, at_once=1),
     }
-    if not _flash(given):
-        del contestants["packed, flash"]
     work = flops(given.config, samples)
 
     def derive(name: str, result: Result) -> Result:
-        more: Result = {"planned_gib": planned(given, samples)} if name.startswith("packed") else {}
+        more: Result = {"planned_gib": planned(given, samples)} if name == "packed" else {}
         if "seconds" in result:
             more["tokens_per_s"] = tokens / result["seconds"]
             more["mfu"] = work / result["seconds"] / (peak * 1e12) if peak else None
@@ -279,19 +276,12 @@ def groups(folder: Path, length: int, given: Setting) -> dict[str, Result]:
     contestants: dict[str, Callable[[], Contestant]] = {
         "apart": lambda: of(given.learn, shared=False),
         "shared": lambda: of(given.learn, shared=True),
-        "shared, flash": lambda: of(given.learn.but(attention="flash_attention_2"), shared=True),
     }
-    if not _flash(given):
-        del contestants["shared, flash"]
     return measured(
         contestants,
         given.rounds,
         lambda _, result: {"tokens_per_s": GROUP * length / result["seconds"]} if "seconds" in result else {},
     )
-
-
-def _flash(given: Setting) -> bool:
-    return given.dtype == torch.bfloat16 and importlib.util.find_spec("flash_attn") is not None
 
 
 def losses(folder: Path, longest: Sample, given: Setting) -> dict[str, Result]:

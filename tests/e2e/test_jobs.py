@@ -34,7 +34,7 @@ metrics = ["reward"]
 
 [jobs.collect]
 policy = "{model}"
-set = ["eval.attempts=2", "keep.endings=done,limit,crash", "keep.distinct=no"]
+set = ["eval.attempts=2", "keep.endings=done,limit,crash"]
 
 [arms.fast]
 sft.config = "sft.toml"

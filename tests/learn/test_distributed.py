@@ -141,7 +141,7 @@ async def test_what_is_shared_makes_no_difference(strategy, options, miniature, 
 @pytest.mark.parametrize(("strategy", "lora"), [("ddp", LORA), ("fsdp2", None)])
 async def test_values_of_rows_in_several_processes_are_those_of_one(strategy, lora, miniature, make_rows, tmp_path):
     """An episode's rows, whose advantages depend on each other's values, are in two of them."""
-    terms = {"algorithm": "ppo", "value_head": True, "minibatches": 2, "value_weight": 0.5}
+    terms = {"algorithm": "ppo", "value_head": True, "minibatches": 2}
     await same_as_one(miniature, make_rows, tmp_path, SETTINGS.but(processes=2, strategy=strategy, lora=lora, **terms))
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
-from transformers import modeling_flash_attention_utils as transformers_flash
 
-from coderepairrl.config.sections.train import Lora
 from coderepairrl.learn import LearnSettings, attention, policy, probe, recurrence
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
@@ -33,9 +29,8 @@ SIZES |= {"intermediate_size": 64, "max_position_embeddings": 128}
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A GPU, as far as torch says; what is switched on for it is switched off again."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    for name in ("CUBLAS_WORKSPACE_CONFIG", "FLASH_ATTENTION_DETERMINISTIC"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     filled = torch.utils.deterministic.fill_uninitialized_memory
     try:
         yield
@@ -57,7 +52,7 @@ def test_a_step_has_only_deterministic_kernels(algorithm, miniature, make_rows, 
     """Torch refuses others: those that a CPU has, too, in a step with a KL term and all weights trained."""
     assert SingleProcess(LearnSettings()).device.type == "cuda"
     assert torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and os.environ["FLASH_ATTENTION_DETERMINISTIC"] == "1"
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     monkeypatch.undo()
     trainer = Trainer(miniature, LearnSettings(algorithm=algorithm, beta=0.1, gradient_checkpointing=True))
     assert trainer.step(make_rows([30, 12, 45]))["loss"] != 0.0
@@ -89,56 +84,6 @@ def branching(rows: list[Sample]) -> list[Sample]:
     """All begin as the longest does."""
     longest = max((row.ids for row in rows), key=len)
     return [replace(row, ids=longest[: len(row.ids) // 2] + row.ids[len(row.ids) // 2 :]) for row in rows]
-
-
-def flash(q, k, v, *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, softmax_scale, **rest):
-    """FlashAttention's variable-length kernel by its interface (flash-attn 2.1 on): ``(T, heads, d)`` in and out, and a
-    causal mask that is aligned with the last query and the last key."""
-    assert q.dtype == k.dtype == v.dtype == torch.bfloat16 and causal and not rest.get("dropout_p")
-    assert cu_seqlens_q.dtype == cu_seqlens_k.dtype == torch.int32
-    own, paths = cu_seqlens_q.diff().tolist(), cu_seqlens_k.diff().tolist()
-    assert (max_seqlen_q, max_seqlen_k, sum(own), sum(paths)) == (max(own), max(paths), len(q), len(k))
-    parts = zip(
-        *(t.transpose(0, 1).split(sizes, 1) for t, sizes in ((q, own), (k, paths), (v, paths))), own, paths, strict=True
-    )
-    rows = []
-    for a, b, c, queries, keys in parts:
-        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
-        inputs = a[None], b[None], c[None]
-        rows.append(scaled_dot_product_attention(*inputs, attn_mask=mask, scale=softmax_scale, enable_gqa=True))
-    return torch.cat(rows, 2)[0].transpose(0, 1)
-
-
-def through_transformers(name: str = "") -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What transformers would find in the package, by the options that its kernel has."""
-    supported = defaultdict(bool, dict.fromkeys(["dropout_p", "deterministic", "max_seqlen_q", "max_seqlen_k"], True))
-    process = partial(transformers_flash._process_flash_attention_kwargs, supports_mapping=supported)
-    return (None, flash, None, None, None), (process, None)
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["rows", "tree"])
-@pytest.mark.parametrize("lora", [None, Lora(rank=4, alpha=8)])
-def test_flash_attention_is_given_the_paths(lora, shared, miniature, make_rows, monkeypatch):
-    """Through transformers, to a stand-in for the package: the same logprobs, and no layer asks where rows end."""
-    settings = LearnSettings(precision="bf16", lora=lora, gradient_checkpointing=True)
-    rows = make_rows([30, 12, 45])
-    batch = pack(branching(rows) if shared else rows)
-    assert any(span.before for span in batch.spans) == shared
-    tree = Policy.load(miniature, settings)
-    monkeypatch.setattr(policy, "is_flash_attn_2_available", lambda: True)
-    monkeypatch.setattr(transformers_flash, "lazy_import_flash_attention", through_transformers)
-    monkeypatch.setattr(transformers_flash, "_is_packed_sequence", None)
-    monkeypatch.setattr(  # transformers' own looks for the package's files
-        type(tree.model),
-        "set_attn_implementation",
-        lambda model, name: setattr(model.config, "_attn_implementation", name),
-    )
-    varlen = Policy.load(miniature, settings.but(attention="flash_attention_2"))
-    ours, theirs = tree.logprobs(batch, 1.0), varlen.logprobs(batch, 1.0)
-    assert varlen.model.config._attn_implementation == "flash_attention_2"
-    assert (ours - theirs).abs().max().item() < 0.02
-    theirs.sum().backward()
-    assert all(parameter.grad is not None for parameter in varlen.parameters.values())
 
 
 def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from coderepairrl.learn import LearnSettings
 from coderepairrl.learn.conversions import init_random
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
+from coderepairrl.learn.settings import require_packages
 from coderepairrl.learn.trainer import Trainer
 
 LENGTHS = [30, 12, 45, 8, 21, 33]
@@ -162,24 +163,21 @@ def test_moments_of_8_bits_train_and_resume(lora, miniature, make_rows, on_polic
 @pytest.mark.parametrize(
     ("package", "options"),
     [
-        ("flash-attn", {"attention": "flash_attention_2", "precision": "bf16"}),
         ("deepspeed", {"strategy": "zero2", "processes": 2}),
         ("bitsandbytes", {"optimizer": "adamw_8bit"}),
     ],
 )
-def test_what_is_not_installed_is_named(package, options, miniature, monkeypatch):
-    monkeypatch.delitem(sys.modules, "coderepairrl.learn.zero", raising=False)
+def test_what_is_not_installed_is_named(package, options, monkeypatch):
     for name in ("deepspeed", "bitsandbytes", "bitsandbytes.optim"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(PrerequisiteError, match=package) as refused:
-        Trainer(miniature, LearnSettings(**options))
+        require_packages(LearnSettings(**options))
     assert package in refused.value.fix
 
 
 def test_settings_that_contradict_each_other_are_refused():
     for bad in (
         {"precision": "fp8"},
-        {"attention": "flash_attention_2"},  # in float32
         {"strategy": "fsdp2"},  # among one process
         {"strategy": "fsdp2", "processes": 2, "beta": 0.1},  # a second whole model
         {"strategy": "zero3", "processes": 2, "beta": 0.1},

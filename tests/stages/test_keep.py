@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,8 +16,6 @@ from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages.keep import keep
 from coderepairrl.stages.select import Candidate, select
-
-ANYTHING: dict[str, Any] = {"above": -1e9, "distinct": "no"}
 
 
 @st.composite
@@ -47,7 +44,6 @@ def attempts(draw: st.DrawFn) -> list[Candidate]:
     st.builds(
         Keep,
         above=st.just(-1.0),
-        distinct=st.sampled_from(["patch", "conversation", "no"]),
         best=st.integers(0, 3),
         total=st.integers(0, 9),
     ),
@@ -68,8 +64,9 @@ def test_what_is_kept_depends_on_the_attempts_alone_and_is_within_every_limit(
     ):
         counts = Counter(tuple(getattr(one, name) for name in fields) for one in found.kept)
         assert not most or max(counts.values()) <= most
-    if keep.distinct == "conversation":
-        assert len({(one.task, one.conversation) for one in found.kept}) == len(found.kept)
+    assert len({(one.task, one.conversation) for one in found.kept}) == len(found.kept)
+    patched = [(one.task, one.patch) for one in found.kept if one.patch]
+    assert len(set(patched)) == len(patched)
     assert sum(found.as_json()["by_task"].values()) == len(found.kept)
 
 
@@ -82,27 +79,24 @@ def test_each_filter_drops_what_it_is_called_after() -> None:
         "go",
         reward=1.0,
         passed=True,
-        models=frozenset({"m"}),
         patch="p",
     )
     others = [
         (replace(good, ending="limit"), {}),
-        (replace(good, models=frozenset({"m", "n"})), {"models": ("m",)}),
-        (replace(good, models=frozenset()), {"models": ("m",)}),
         (replace(good, malformed="no JSON"), {}),
         (replace(good, reward=0.2), {"above": 0.2}),
         (replace(good, reward=None), {}),
         (replace(good, passed=False), {"passed": True}),
         (replace(good, passed=None), {"passed": True}),
-        (replace(good, conversation="another way to it"), {"distinct": "patch"}),
-        (replace(good, patch="q"), {"distinct": "conversation"}),
+        (replace(good, conversation="another way to it"), {}),
         (replace(good, reward=0.9, patch="q"), {"best": 1}),
     ]
     for other, filters in others:
         other = replace(other, episode="other")
         assert [one.episode for one in select([other, good], Keep(**filters)).kept] == ["good"], filters
         if not other.malformed:
-            assert len(select([other, good], Keep(endings=("done", "limit"), **ANYTHING)).kept) == 2
+            anything = Keep(endings=("done", "limit"), above=-1e9)
+            assert len(select([replace(other, patch="another"), good], anything).kept) == 2
     assert (
         len(select([replace(good, patch=""), replace(good, patch="", episode="e", conversation="c")], Keep()).kept) == 2
     )

@@ -111,8 +111,6 @@ def _check_measured(config: Config, examples: Examples) -> None:
             f"data.held_out={data.held_out:g} of the tasks is none of {len({each.task for each in examples.train})}",
             fix="raise it, or set data.held_out=0",
         )
-    if data.every and not examples.held_out:
-        raise ConfigError("data.every needs held-out examples", fix="raise data.held_out")
 
 
 def _doubt(config: Config, learner: LearnSettings, longest: int) -> str:

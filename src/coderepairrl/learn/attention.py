@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -17,12 +16,11 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
-from transformers.integrations.flash_attention import flash_attention_forward
 
 from coderepairrl.errors import UsageError
 
-TREE, FLASH = "coderepairrl_tree", "flash_attention_2"
-"""Names of attention implementations, as transformers calls them."""
+TREE = "coderepairrl_tree"
+"""Name of the attention implementation, as transformers calls it."""
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -189,45 +187,7 @@ def _with_sink(
     return query, key + at, value, [span._replace(before=((tokens, tokens + 1), *span.before)) for span in spans]
 
 
-def flash_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *arguments: Any,
-    path_K: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """transformers' FlashAttention, of keys that are first gathered along the paths (`flash_options`)."""
-    if options.get("s_aux") is not None:
-        raise UsageError("flash_attention_2 knows no attention sinks", fix="train.attention=rows")
-    if path_K is not None:
-        key, value = key[:, :, path_K], value[:, :, path_K]
-    return flash_attention_forward(module, query, key, value, *arguments, **options)
-
-
-def flash_options(spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
-    """What `flash_attention` needs to know of a tree, made once for all layers.
-
-    The kernel aligns its causal mask, and a sliding window, with the last query and the last key.
-    """
-    own, paths = [span.stop - span.start for span in spans], [span.length for span in spans]
-    path_K = None
-    if own != paths:
-        runs = [torch.arange(start, stop, device=device) for span in spans for start, stop in span.keys]
-        path_K = torch.cat(runs)
-    ends_q, ends_k = (torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device) for sizes in (own, paths))
-    return {
-        "path_K": path_K,
-        "cu_seq_lens_q": ends_q,
-        "cu_seq_lens_k": ends_k,
-        "max_length_q": max(own),
-        "max_length_k": max(paths),
-    }
-
-
 AttentionInterface.register(TREE, tree_attention)
-AttentionInterface.register(FLASH, flash_attention)
 
 
 class _Merged(torch.autograd.Function):

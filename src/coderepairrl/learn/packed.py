@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from coderepairrl.learn import adapters
-from coderepairrl.learn.attention import FLASH, Span, Store, chunks, flash_options
+from coderepairrl.learn.attention import Span, Store, chunks
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
 from coderepairrl.learn.pack import MicroBatch
@@ -159,8 +159,6 @@ class Packed(nn.Module):
 
     def _paths(self, batch: MicroBatch) -> dict[str, Any]:
         """The tree as the attention needs it."""
-        if self.model.config._attn_implementation == FLASH:
-            return {**flash_options(batch.spans, batch.ids_T.device), "spans": batch.spans}
         if len(batch.spans) == 1:
             return {}  # a row, as transformers knows it
         if self.alone:

@@ -18,10 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils.import_utils import is_flash_attn_2_available
 
 from coderepairrl import models
-from coderepairrl.errors import PrerequisiteError, UsageError
+from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, quantised, recurrence, shards
 from coderepairrl.learn.attention import TREE
 from coderepairrl.learn.pack import MicroBatch
@@ -57,7 +56,7 @@ class Policy:
         recurrence.install(model)
         self.found = examine(model, self._packed.hidden, self._packed.head)
         self._packed.alone = self.found.way == "rows"
-        self.model.set_attn_implementation(self.found.attention if settings.attention == "rows" else settings.attention)
+        self.model.set_attn_implementation(self.found.attention)
         if settings.lora is not None:
             adapters.attach(model, settings.lora, settings.seed)
         if settings.gradient_checkpointing:
@@ -80,10 +79,10 @@ class Policy:
 
         Raises `UsageError` when there is none or it cannot be trained packed.
         """
-        _check(folder, settings)
+        _check(folder)
         if frozen:
             settings = settings.but(
-                **dict.fromkeys(("lora", "value_weight")),
+                lora=None,
                 beta=0.0,
                 value_head=False,
                 gradient_checkpointing=False,
@@ -254,7 +253,7 @@ def constants(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def _check(folder: Path, settings: LearnSettings) -> None:
+def _check(folder: Path) -> None:
     """Raise `UsageError` or `PrerequisiteError` for what can be refused before anything is read."""
     if (folder / adapters.CONFIG).is_file():
         raise UsageError(
@@ -262,11 +261,6 @@ def _check(folder: Path, settings: LearnSettings) -> None:
         )
     if not (folder / "config.json").is_file():
         raise UsageError(f"{folder} holds no model: config.json is missing")
-    if settings.attention == "flash_attention_2" and not is_flash_attn_2_available():
-        raise PrerequisiteError(
-            "train.attention=flash_attention_2 needs a GPU and the package flash-attn",
-            fix="pip install flash-attn --no-build-isolation, or train.attention=rows",
-        )
 
 
 def _read(folder: Path, settings: LearnSettings, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

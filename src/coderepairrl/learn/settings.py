@@ -25,7 +25,7 @@ OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches"
               "entropy", "value_head")  # fmt: skip
 """Settings that mean something only for tokens that the policy sampled itself."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
-"""Default weight of the value loss, and how far a value may move in a batch before the loss no longer pulls it: those
+"""Weight of the value loss, and how far a value may move in a batch before the loss no longer pulls it: those
 of TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
 """Gated DeltaNet's targets of adapters: those that decide on decay and strength of a token's update are a number per
@@ -127,11 +127,6 @@ class LearnSettings(Learning):
     def _check_values(self) -> None:
         """Refuse a value head that nothing learns from, and its settings without one."""
         if not self.value_head:
-            if self.value_weight is not None:
-                raise ConfigError(
-                    f"value_weight={self.value_weight:g} without a value head",
-                    fix="algorithm=ppo with value_head=true, or leave value_weight out",
-                )
             return
         if self.algorithm not in ("ppo", "sft"):
             raise ConfigError(
@@ -195,8 +190,6 @@ class LearnSettings(Learning):
                 f"strategy={self.strategy} with a teacher would hold it whole on every device",
                 fix="strategy=ddp or zero2, where the model is whole on every device, too",
             )
-        if self.attention == "flash_attention_2" and self.precision != "bf16":
-            raise ConfigError("flash_attention_2 computes in 16 bits", fix="precision=bf16, or attention=rows")
 
     def _check_quantised(self) -> None:
         if self.quantise == "none":

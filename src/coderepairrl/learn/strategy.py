@@ -142,7 +142,6 @@ def _make_deterministic() -> None:
     instead of cuDNN's, which torch prefers on an H100 and which compiles a plan for each row length.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
-    os.environ.setdefault("FLASH_ATTENTION_DETERMINISTIC", "1")  # read by transformers for the package flash-attn
     torch.use_deterministic_algorithms(True)
     # not needed: no code reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

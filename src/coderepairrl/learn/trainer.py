@@ -282,7 +282,7 @@ class Trainer:
             teacher=settings.teacher_weight,
             delta=math.inf if settings.delta is None else settings.delta,
             entropy=settings.entropy,
-            value=VALUE_WEIGHT if settings.value_weight is None else settings.value_weight,
+            value=VALUE_WEIGHT,
             value_clip=VALUE_CLIP,
         )
         return _Part(samples, batches, idle, scale, references)

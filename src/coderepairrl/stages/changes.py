@@ -30,7 +30,7 @@ MAY_CHANGE = (
     # how far an update goes
     *("train.lr", "train.betas", "train.weight_decay", "train.warmup_updates", "train.decay_updates"),
     *("train.max_grad_norm", "train.beta", "train.entropy", "train.eps_low", "train.eps_high", "train.delta"),
-    *("train.value_weight", "train.old_logprobs", "train.mismatch_correction"),
+    *("train.old_logprobs", "train.mismatch_correction"),
     # what is asked before it goes on
     *("tasks.verify", "tasks.learned"),
     # which tasks come next: what came before is in the log

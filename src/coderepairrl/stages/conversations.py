@@ -65,7 +65,7 @@ class Recorded:
 
     def _examples(self, episode: Episode) -> Iterator[Example]:
         agents = agents_of(self._config.model_dump(mode="json"), episode.phase)
-        replied = sorted(_models(episode))
+        replied = sorted({str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote})
         common = Example(
             "",
             episode.id,
@@ -144,7 +144,6 @@ class Written:
                 first.language,
                 reward=first.reward,
                 passed=first.passed,
-                models=frozenset({first.policy}),
                 malformed=next(filter(None, (_malformed(each.messages, each.tools) for each in own)), ""),
                 conversation=_digest(
                     _said(first.messages) if len(own) == 1 else [_said(each.messages) for each in own]
@@ -186,16 +185,10 @@ def _candidate(number: int, episode: Episode) -> Candidate:
         episode.ending.value,
         episode.reward,
         resolved(episode),
-        _models(episode),
         malformed,
         _patch(episode.patch),
         _digest(_said(messages)),
     )
-
-
-def _models(episode: Episode) -> frozenset[str]:
-    """The names that servers gave to who replied; an empty one of a server that gave none."""
-    return frozenset(str(turn.remote.get("model", "")) for turn in episode.turns if turn.remote)
 
 
 def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:

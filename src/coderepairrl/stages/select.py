@@ -17,6 +17,8 @@ _TURNS = ("language", "repository", "task")
 """Fields whose values take turns where only `keep.total` attempts are kept."""
 _WELL_FORMED = "well-formed tool calls"
 """Every tool call has a JSON object as arguments and names a tool that was offered."""
+_DISTINCT = "distinct patches and conversations"
+"""Of attempts at a task with the same patch or the same conversation, the one with the highest reward."""
 _SHOWN = 8
 """Tasks, repositories and languages of which the table has a line each; the others are counted."""
 
@@ -39,8 +41,6 @@ class Candidate:
     reward: float | None = None
     """None where nobody judged it; so `passed`."""
     passed: bool | None = None
-    models: frozenset[str] = frozenset()
-    """The names that a server gave to who replied."""
     malformed: str = ""
     """What is wrong with its tool calls."""
     patch: str = ""
@@ -107,13 +107,12 @@ def _filters(keep: Keep) -> list[tuple[str, Filter]]:
 
     wanted: list[tuple[bool, str, Wanted]] = [
         (True, f"keep.endings={','.join(keep.endings)}", lambda one: one.ending in keep.endings),
-        (bool(keep.models), f"keep.models={','.join(keep.models)}", lambda one: set() < one.models <= set(keep.models)),
         (True, _WELL_FORMED, lambda one: not one.malformed),
         (True, f"keep.above={keep.above:g}", enough),
         (keep.passed, "keep.passed=true", lambda one: bool(one.passed)),
     ]
     limits: list[tuple[bool, str, Filter]] = [
-        (keep.distinct != "no", f"keep.distinct={keep.distinct}", partial(_distinct, by=keep.distinct)),
+        (True, _DISTINCT, _distinct),
         (keep.best > 0, f"keep.best={keep.best}", partial(_best, k=keep.best)),
         (keep.total > 0, f"keep.total={keep.total}", lambda some: _in_turn(some, _TURNS)[: keep.total]),
     ]
@@ -130,12 +129,13 @@ def _ranked(some: Sequence[Candidate]) -> list[Candidate]:
     return sorted(some, key=lambda one: float("inf") if one.reward is None else -one.reward)
 
 
-def _distinct(some: Sequence[Candidate], by: str) -> list[Candidate]:
-    first: dict[tuple[str, str], Candidate] = {}
+def _distinct(some: Sequence[Candidate]) -> list[Candidate]:
+    seen, kept = set[tuple[str, str]](), set[tuple[int, str]]()
     for one in _ranked(some):
-        what = (one.patch if by == "patch" else "") or f"said {one.conversation}"
-        first.setdefault((one.task, what), one)
-    kept = {one.key for one in first.values()}
+        marks = {(one.task, mark) for mark in (one.patch, one.conversation) if mark}
+        if not marks & seen:
+            kept.add(one.key)
+        seen |= marks
     return [one for one in some if one.key in kept]
 
 
@@ -178,9 +178,6 @@ def _advice(name: str, before: Sequence[Candidate]) -> str:
     if what == "endings":
         there = ", ".join(f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common())
         return f"they ended so: {there}; take others, too: keep.endings=done,limit"
-    if what == "models":
-        names = sorted({model for one in before for model in one.models})
-        return f"replies are by {', '.join(names) or 'engines of ours, or servers that do not say'}"
     if what == _WELL_FORMED:
         return f"the first: {before[0].malformed}"
     known = [one for one in before if one.reward is not None]

@@ -224,12 +224,16 @@ async def _checkpoint_if_due(run: _Run) -> None:
 
 async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
     """Metrics of the held-out examples after `step`, where they are due."""
-    config = run.plan.config
-    due = step == config.run.steps or (config.data.every and step % config.data.every == 0)
-    if not due or not run.plan.examples.held_out:
+    if not _measures(run.plan, step) or not run.plan.examples.held_out:
         return {}
     run.progress.phase("measure")
     return _named(await run.learner.measure(_held_out(run.plan)))
+
+
+def _measures(plan: ImitationPlan, step: int) -> bool:
+    """Whether `step` is the last one, or ends an epoch."""
+    batch, examples = plan.config.data.batch, len(plan.examples.train)
+    return step == plan.config.run.steps or step * batch // examples > (step - 1) * batch // examples
 
 
 def _held_out(plan: ImitationPlan) -> list[Sample]:
@@ -403,7 +407,6 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
 def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
     """A plan as ``--dry-run`` prints it."""
     data, steps = plan.config.data, plan.config.run.steps
-    due = [step for step in range(1, steps + 1) if step == steps or (data.every and step % data.every == 0)]
     tasks: Mapping[str, Sequence[Any]] = plan.rollouts.eval_tasks if plan.rollouts else {}
     return {
         "run": str(folder.path),
@@ -415,7 +418,7 @@ def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
         },
         "steps": steps,
         "epochs": round(steps * data.batch / len(plan.examples.train), 2) if data.epochs is None else data.epochs,
-        "measurements": (1 + len(due)) if plan.examples.held_out else 0,
+        "measurements": 1 + sum(_measures(plan, step) for step in range(1, steps + 1)) if plan.examples.held_out else 0,
         "evaluations": {name: len(held_out) for name, held_out in tasks.items()},
         "may_not_fit": plan.doubt,
         "log": list(plan.config.log),

@@ -78,16 +78,11 @@ class Keep(Section):
 
     endings: Annotated[tuple[Literal["done", "limit", "crash"], ...], Words, Field(min_length=1)] = ("done",)
     """Only attempts that ended so; several as a list, or with commas between them."""
-    models: Annotated[tuple[str, ...], Words] = ()
-    """Of a server: only attempts all of whose replies are by models of these names, as the server calls them."""
     above: float = 0.0
     """Only attempts that earned more; below 0 also those that were never judged, such as published trajectories without
     a verdict."""
     passed: bool = False
     """Only attempts whose patch passed the task's checks."""
-    distinct: Literal["patch", "conversation", "no"] = "patch"
-    """Of attempts at a task that made the same patch, or had the same conversation, only the one with the highest
-    reward. Empty patches count as different where the conversations are."""
     best: int = Field(default=0, ge=0)
     """Attempts of each task to keep, those with the highest reward; 0 is all of them."""
     total: int = Field(default=0, ge=0)

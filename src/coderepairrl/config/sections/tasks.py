@@ -122,10 +122,8 @@ class Data(Section):
     epochs: float | None = Field(default=None, gt=0)
     """How often each example comes, in a new order each time; it decides `run.steps`. Unset: `run.steps` decides."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the tasks whose examples are measured and not trained on: those whose ids have the lowest MD5, salted,
-    so that they are others than those a source holds out."""
-    every: int = Field(default=0, ge=0)
-    """Steps between two measurements of the held-out examples; 0: before the first step and after the last."""
+    """Share of the tasks whose examples are measured, before the first step and after each epoch, and not trained on:
+    those whose ids have the lowest MD5, salted, so that they are others than those a source holds out."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longest sequence; unset: as long as the model reads."""
     unfit: Literal["refuse", "drop"] = "refuse"

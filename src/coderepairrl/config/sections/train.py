@@ -13,7 +13,6 @@ OldLogprobs = Literal["recorded", "recomputed"]
 Precision = Literal["fp32", "bf16"]
 Quantise = Literal["none", "nf4"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
-Attention = Literal["rows", "flash_attention_2"]
 Strategy = Literal["ddp", "fsdp2", "zero2", "zero3"]
 Correction = Literal["off", "token"]
 Kind = Literal["zscore", "mean", "leave_one_out", "batch", "none"]
@@ -85,8 +84,6 @@ class Learning(Section):
     value_head: bool = False
     """With `ppo`: predict the return of each context by a linear head on the policy's last hidden state, as the
     baseline of each token (docs/reference/algorithms.md)."""
-    value_weight: float | None = Field(default=None, gt=0)
-    """Weight of the value loss; unset is 0.1."""
     teacher: str = ""
     """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
     weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
@@ -123,8 +120,6 @@ class Learning(Section):
     """Keep one activation per layer and compute the rest again in the backward pass."""
     optimizer: OptimizerName = "adamw"
     """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
-    attention: Attention = "rows"
-    """`rows` is torch's own on any device; `flash_attention_2` needs a GPU, bf16 and the package flash-attn."""
     processes: int = Field(default=1, ge=1)
     """Learner processes, one per device, that share each batch: on this machine, or those of `train.listen`."""
     strategy: Strategy = "ddp"

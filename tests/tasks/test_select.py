@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make, quarantine
+from coderepairrl.tasks.catalog import recognised
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, held_out
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
 
 LINES = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
 
@@ -183,3 +184,31 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
     assert (len(found["ids"]), found["places"], len(found["commits"])) == (93, 98, 100)
     assert len(found["issues"]) == len(found["patches"]) == 93 and not found["clean"]
+
+
+def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path) -> None:
+    checks = Checks((Command(("pytest",)),), {}, ("a", "b"), ("c", "d"))
+    asked, other = replace(TEN[0], checks=checks), replace(TEN[1], checks=checks)
+    held = replace(asked, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
+    file = tmp_path / "apart.jsonl"
+    found = [quarantine.Verified(asked, held, "2 runs say the same: no (b; c)"), quarantine.Verified(other, other, "")]
+    assert quarantine.write(found, file) == 1
+    assert quarantine.outside(file, [asked, other]) == [held, other]
+
+
+def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"id": "a"}\n')
+    (tmp_path / "rows.json").write_text('[{"instance_id": "a", "repo": "b/c"}]')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "set/one").mkdir(parents=True)
+    (tmp_path / "set/one/task.toml").write_text("")
+    for name, source in (("own.jsonl", "jsonl"), ("rows.json", "swe_bench"), ("set", "harbor"), ("set/one", "harbor")):
+        path = str(tmp_path / name)
+        assert recognised(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
+    assert recognised("mutants", {"n": 2}) == ("mutants", {"n": 2})
+    for name, said in (("absent.jsonl", "does not exist"), ("empty.jsonl", "has no tasks"), ("none", "no folder with")):
+        with pytest.raises(UsageError, match=said):
+            recognised(str(tmp_path / name), {})
+    with pytest.raises(UsageError, match="another"):
+        recognised(str(tmp_path / "own.jsonl"), {"path": "x"})

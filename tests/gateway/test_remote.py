@@ -32,6 +32,11 @@ def completion(text: str = "Done.", **more: Any) -> dict[str, Any]:
     return {"id": "c", "model": "m-1", "choices": [choice], "usage": USAGE, **more}
 
 
+def ended(reason: str, **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", "content": None}, "finish_reason": reason, **more}
+    return completion(choices=[choice])
+
+
 @asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[str]:
     """The base URL of a server that completes by `handler`, and lists no models."""
@@ -195,7 +200,11 @@ BROKEN: dict[str, tuple[Handler, str]] = {
     "no json": (answers(200, "<html>login</html>"), "no chat completion"),
     "no completion": (answers(200, '{"choices": "none"}'), "no chat completion"),
     "nothing": (answers(200, '{"choices": []}'), "broke off"),
-    "no usage": (answers(200, json.dumps({**completion(), "usage": None})), "how many tokens"),
+    "null": (answers(200, '{"choices": null}'), "broke off"),
+    "error": (answers(200, json.dumps(ended("error"))), "finish_reason error"),
+    "an error in a choice": (answers(200, json.dumps(ended("stop", error={"code": 502}))), '{"code": 502}'),
+    "filtered": (answers(200, json.dumps(ended("content_filter"))), "finish_reason content_filter"),
+    "FILTERED": (answers(200, json.dumps(ended("SAFETY"))), "finish_reason SAFETY"),
     "cut": (cut, ""),
 }
 
@@ -273,6 +282,107 @@ def test_calls_of_a_stream_are_told_apart(numbers: tuple[int | None, ...]) -> No
         ("a", "run", '{"x": 1}'),
         ("b", "see", "{}"),
     ]
+
+
+def heard(*pieces: Any, kind: str = "delta") -> Received:
+    """What is read of messages, or of the chunks of a stream."""
+    received = Received()
+    for piece in pieces:
+        received.take(RemoteAnswer.model_validate_json(json.dumps({"choices": [{kind: piece}]})))
+    return received
+
+
+@pytest.mark.parametrize(
+    "function", [{"name": "shell", "arguments": '"b"}'}, {"arguments": '"b"}'}, {"name": None}, None]
+)
+def test_a_name_in_each_piece_is_one_name(function: Any) -> None:
+    pieces = [{"name": "shell", "arguments": '{"cmd":'}, function]
+    [call] = heard(*({"tool_calls": [{"index": 0, "id": "a", "function": each}]} for each in pieces)).calls
+    arguments = (function or {}).get("arguments", "")
+    assert (call["name"], call["arguments"]) == ("shell", '{"cmd":' + arguments)
+
+
+@pytest.mark.parametrize("kind", ["message", "delta"])
+def test_contents_and_arguments_that_are_no_text(kind: str) -> None:
+    thoughts = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    image = {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}
+    parts = [thoughts, {"type": "text", "text": "Okay"}, image]
+    call = {"id": "a", "function": {"name": "shell", "arguments": {"cmd": "ls"}}}
+    received = heard({"content": parts, "tool_calls": [call]}, kind=kind)
+    assert (received.reasoning, received.content) == ("Hm.", "Okay\n[image: https://a.b/c.png, not shown]")
+    assert json.loads(received.calls[0]["arguments"]) == {"cmd": "ls"}
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 10.0, "completion_tokens": 3.0, "prompt_tokens_details": {"cached_tokens": 4.0}}, (10, 3)),
+        ({"prompt_tokens": 10, "total_tokens": 13}, (10, 3)),
+        ({"prompt_tokens": 10, "completion_tokens": None}, (10, 0)),
+        ({}, (None, None)),
+        (None, (None, None)),
+    ],
+)
+async def test_counts_of_tokens_that_are_floats_or_missing(usage: Any, counts: Any) -> None:
+    """Without any the limit holds for an estimate, and the turn says that nothing was reported."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(completion(usage=usage))
+
+    async with listening(handler) as url, relay(url, limits=Limits(tokens=40, seconds=30.0)) as session:
+        await speak(session, "chat", ASK)
+        reported = session.turns[0].remote["usage"]
+    assert (reported.get("prompt_tokens"), reported.get("completion_tokens")) == counts
+    assert session.limit == ("" if reported else "tokens")
+
+
+FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"extra_content": {"google": {"thought_signature": "SIG"}}}),
+    ({"reasoning_content": ""}, {}),
+    ({"reasoning_details": [{"type": "reasoning.text", "text": "Hm.", "signature": None, "index": 0}]}, {}),
+    ({"reasoning_opaque": "SIG"}, {"provider_specific_fields": {"thought_signature": "SIG"}}),
+]
+
+
+@pytest.mark.parametrize("name", SPEAKERS)
+@pytest.mark.parametrize(("fields", "of_call"), FIELDS)
+async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any], of_call: dict[str, Any]) -> None:
+    """Whatever the client's dialect does with them. What else it sends is not sent back."""
+    call = {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"cmd": "ls"}'}, **of_call}
+    reply = {"role": "assistant", "content": "I look.", "tool_calls": [call], **fields}
+    choice = {"message": {**reply, "annotations": []}, "finish_reason": "tool_calls"}
+    seen: list[Any] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        seen.append((await request.json())["messages"])
+        return web.json_response(completion(choices=[choice]))
+
+    async with listening(handler) as url, relay(url) as session:
+        said = await speak(session, name, ASK)
+        said = {key: said[key] for key in ("role", "content", "tool_calls")}
+        await speak(session, name, [*ASK, said, {"role": "tool", "tool_call_id": "a", "content": "a.py"}])
+        assert session.turns[1].base == 0
+    assert seen[1][1] == reply
+
+
+def test_such_fields_in_pieces() -> None:
+    parts = [{"index": 0, "type": "text", "text": text, "format": "v1"} for text in ("Hm", ".")]
+    parts.append({"index": 0, "type": "text", "text": None, "signature": "SIG"})
+    parts.append({"index": 1, "type": "encrypted", "data": "D"})
+    received = heard(*({"reasoning_details": [part], "reasoning_content": ""} for part in parts))
+    whole = {"index": 0, "type": "text", "text": "Hm.", "format": "v1", "signature": "SIG"}
+    assert received.returned == {"reasoning_details": [whole, parts[-1]], "reasoning_content": ""}
+
+
+async def test_a_reply_that_broke_off_is_asked_for_again() -> None:
+    replies = iter([ended("error"), ended("network_error"), completion()])
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(next(replies))
+
+    async with listening(handler) as url, relay(url) as session:
+        assert (await speak(session, "chat", ASK))["content"] == "Done."
+        assert session.fault is None
 
 
 @pytest.mark.parametrize("cut", [False, True])

@@ -409,19 +409,20 @@ _DEFS["Self"] = {"oneOf": [{"$ref": "#/$defs/Self"}, {"type": "integer"}]}
         ({"anyOf": [{"anyOf": [{"type": "integer"}, {"type": "string"}]}, {"type": "null"}]}, "3", 3),
         ({"anyOf": [{"$ref": "#/$defs/Period"}, {"type": "null"}]}, "null", None),
         ({"$ref": "#/$defs/Self"}, "3", 3),
-        ({"$ref": "#/$defs/Loop"}, "3", 3),
+        ({"$ref": "#/$defs/Loop"}, "3", "3"),
         ({"enum": [1, 2]}, "2", 2),
         ({"enum": ["1", "2"]}, "2", "2"),
         ({"const": True}, "true", True),
         ({"properties": {"kind": {}}}, _WEEK, {"kind": "week"}),
         ({"items": {}}, "[1]", [1]),
         ({"minimum": 0}, "1.5", 1.5),
-        ({"description": "Anything."}, "[1]", [1]),
+        ({"enum": [0.5, 1.0]}, "1", 1),
+        ({"description": "Anything."}, "[1]", "[1]"),
         ({"allOf": [{"type": ["integer", "string"]}, {"type": "string"}]}, "3", "3"),
         ({"type": "number"}, "NaN", "NaN"),
         ({"type": "object"}, '{"a": 1, "a": 2}', '{"a": 1, "a": 2}'),
-        ({"$ref": "http://127.0.0.1:9/never-asked"}, "3", 3),
-        ({"$ref": "#/$defs/Period", "anyOf": "none", "enum": 3, "type": [[]]}, _WEEK, _WEEK),
+        ({"$ref": "http://127.0.0.1:9/never-asked"}, "3", "3"),
+        ({"$ref": "#/$defs/Period", "anyOf": "none", "enum": 3, "type": [[]]}, _WEEK, {"kind": "week"}),
     ],
 )
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.5, 4.6", "MiniMax-M2", "Seed-OSS"])
@@ -510,7 +511,12 @@ _LS = "<function=shell>\n<parameter=cmd>\nls\n</parameter>\n</function>"
         (f"I list.\n\n{_LS}\n</tool_call>", "I list.", 1, ()),
         (_LS, "", 1, ()),
         (f"{_LS}</tool_call>\n{_LS}\n</tool_call>", "", 2, ()),
-        (f"I list.\n<tool_call>{_LS}</tool_call>\n{_LS}\n</tool_call> and\n<tool_call>{_LS}</tool_call>", "I list.", 3, ()),
+        (
+            f"I list.\n<tool_call>{_LS}</tool_call>\n{_LS}\n</tool_call> and\n<tool_call>{_LS}</tool_call>",
+            "I list.",
+            3,
+            (),
+        ),
         (f"Two.\n{_LS}\n<tool_call>\n{_LS}\n</tool_call>", "Two.", 2, ()),
         (f"Cut.\n{_LS[:-3]}", None, 0, (_LS[:-3],)),
         (f"Cut.\n{_LS[:9]} rm>", None, 0, ()),
@@ -545,11 +551,11 @@ def test_calls_of_qwen3_coder_without_their_opening_tag(
         ("Phi-4-mini", '[{"name": "shell", "arguments": {}}]<|/tool_call|>'),
         ("DeepSeek-V3.1", "shell<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
         ("Kimi Linear, K2", "<|tool_call_begin|>functions.shell:0<|tool_call_argument_begin|>{}<|tool_call_end|>"),
-        ("Command R7B", '<|END_THINKING|>[{"tool_name": "shell"}]<|END_ACTION|>'),
+        ("Command R7B", '[{"tool_name": "shell"}]<|END_ACTION|>'),
     ],
 )
 def test_a_tag_of_a_call_that_was_not_opened_is_told(name: str, text: str, codecs: dict[str, tokens.Codec]) -> None:
     codec = codecs[name]
     reply = codec.parse(tagged(codec, text), codec.render(OPENING, TOOLS), TOOLS)
-    said = text.partition("</think>")[2] or text.partition("<|END_THINKING|>")[2] or text
+    said = text.partition("</think>")[2] or text
     assert (reply.calls, reply.malformed, reply.content) == ((), (said,), said)

@@ -41,7 +41,14 @@ MAX_PAUSE = 60.0
 CONNECT_SECONDS = 30.0
 _SCRUBBED = 8
 """Keys of at least this many characters are removed from all answers."""
-_NO_USAGE = {"prompt_tokens": 0, "completion_tokens": 0}
+CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
+"""Finish reasons of replies that a limit ended."""
+BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")
+"""Finish reasons of replies that the remote did not complete, though it may if it is asked again."""
+FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "spii")
+"""Finish reasons of replies that the remote's filter withheld."""
+BYTES_PER_TOKEN = 4
+"""Estimates the tokens of replies whose number the remote does not report."""
 
 
 class _Retryable(Exception):
@@ -122,6 +129,7 @@ class Remote:
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
         """A reply to the client's conversation. The seed is not sent, since few servers use it."""
+        request = replace(request, messages=placement.relayed)
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
@@ -196,7 +204,7 @@ class Remote:
         except ValidationError as error:
             start = data[:200].decode(errors="replace")
             raise RemoteFault(f"{self.url} answers what is no chat completion: {start}") from error
-        if answer.error is not None:
+        if answer.error:
             raise RemoteFault(f"{self.url} breaks off: {json.dumps(answer.error)[:500]}")
         return answer
 
@@ -295,16 +303,16 @@ class Relayed:
         if not received.finish:
             cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
             raise _Retryable(cut)
-        if received.usage is None:
-            raise RemoteFault(
-                f"{self._remote.url} does not say how many tokens a reply took",
-                fix="limits and reports need it: use a server that sends `usage`, in streams, too",
-            )
+        ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
+        if received.finish.lower() in FILTERED:
+            raise RemoteFault(ended, fix="switch the filter of its provider off, or use another model")
+        if received.error or received.finish.lower() in BROKEN:
+            raise _Retryable(RemoteFault(f"{ended}: {json.dumps(received.error)[:500]}" if received.error else ended))
 
     @property
     def finish(self) -> Finish:
         """As the remote reports, LENGTH when out of time."""
-        return Finish.LENGTH if self.out_of_time or self._received.finish == "length" else Finish.STOP
+        return Finish.LENGTH if self.out_of_time or self._received.finish.lower() in CUT else Finish.STOP
 
     @property
     def stopped_by(self) -> str:
@@ -313,21 +321,24 @@ class Relayed:
 
     @property
     def usage(self) -> Usage:
-        """As the remote reports."""
+        """As the remote reports; estimated by the length of the texts where it does not."""
         used = self._received.usage
         if used is None:
-            return Usage(0, 0, 0, 0, 0)
+            prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
+            return Usage(prompt, 0, sampled, 0, prompt + sampled)
         cached = used.prompt_tokens_details.cached_tokens if used.prompt_tokens_details else 0
         thoughts = used.completion_tokens_details.reasoning_tokens if used.completion_tokens_details else 0
-        total = used.prompt_tokens + used.completion_tokens
-        return Usage(used.prompt_tokens, cached or 0, used.completion_tokens, thoughts or 0, total)
+        prompt, sampled = used.counts().values()
+        return Usage(prompt, cached or 0, sampled, thoughts or 0, prompt + sampled)
 
     @property
     def remote(self) -> dict[str, Any]:
-        """`Turn.remote`."""
+        """`Turn.remote`; ``usage`` is empty where the remote reports none."""
         received = self._received
-        usage = received.usage.model_dump(exclude_none=True) if received.usage else _NO_USAGE
-        return {"url": self._remote.url, **received.extra, "finish_reason": received.finish, "usage": usage}
+        usage = received.usage.model_dump(exclude_none=True) | received.usage.counts() if received.usage else {}
+        returned = {"returned": received.returned} if received.returned else {}
+        about = {"url": self._remote.url, **received.extra, **returned}
+        return {**about, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
         """The whole reply. Tool calls are passed on here, and only if the reply was received to its end."""

@@ -4,27 +4,47 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator
 
 from coderepairrl.gateway.body import Lenient
+from coderepairrl.gateway.parts import ContentReader
 from coderepairrl.tokens import Delta
+
+RETURNED = (
+    "reasoning",
+    "reasoning_content",
+    "reasoning_details",
+    "reasoning_opaque",
+    "encrypted_content",
+    "extra_content",
+    "thought_signature",
+    "provider_specific_fields",
+)
+"""Fields of messages, calls and functions that providers want to see again as they sent them.
+
+Other unknown fields are not sent back: some servers refuse what they themselves send.
+"""
+STREAMED = ("reasoning", "reasoning_content", "text", "summary")
+"""Texts among them that come in pieces."""
+Count = Annotated[int, BeforeValidator(lambda count: int(count) if str(count).endswith(".0") else count)]
+"""A number of tokens: some servers write 3.0."""
 
 
 class _Function(Lenient):
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
 
 
 class _ToolCall(Lenient):
     index: int | None = None
     id: str | None = None
-    function: _Function
+    function: _Function | None = None
 
 
 class _Content(Lenient):
-    content: str | None = None
+    content: Any = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -36,30 +56,38 @@ class _Choice(Lenient):
     delta: _Content | None = None
     finish_reason: str | None = None
     stop_reason: Any = None
+    error: Any = None
     token_ids: list[int] | None = None
 
 
 class _PromptDetails(Lenient):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _CompletionDetails(Lenient):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: Count | None = None
 
 
 class _Usage(Lenient):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    total_tokens: Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
 
+    def counts(self) -> dict[str, int]:
+        """The tokens of the prompt and of the reply, which some servers leave to be subtracted."""
+        prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
+        sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
+        return {"prompt_tokens": prompt, "completion_tokens": sampled}
+
 
 class RemoteAnswer(Lenient):
-    """A response of a remote, or one chunk of a stream. Servers differ: only the usage has required fields."""
+    """A response of a remote, or one chunk of a stream. Servers differ: nothing is required."""
 
     id: str | None = None
     model: str | None = None
-    choices: list[_Choice] = Field(default_factory=list)
+    choices: list[_Choice] | None = None
     usage: _Usage | None = None
     prompt_token_ids: list[int] | None = None
     error: Any = None
@@ -71,56 +99,107 @@ class Received:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[dict[str, str]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    """``id``, ``name``, ``arguments`` as JSON text, and ``returned``: the fields in `RETURNED`."""
     places: dict[int, int] = field(default_factory=dict)
     """Positions in `calls` by the index that the server gave; of several with one index, the newest."""
     finish: str = ""
+    error: Any = None
+    """What the server says went wrong with the reply."""
     whole: bool = False
     """Whether it came as a plain response, to be passed on only at the end."""
     stopped_by: str = ""
     usage: _Usage | None = None
+    """None as long as the server reports none."""
+    _fields: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
         """Add `answer`; returns the deltas of a stream, nothing for a plain response."""
-        self.usage = answer.usage or self.usage
+        if answer.usage and answer.usage.prompt_tokens is not None:
+            self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):
             if value := getattr(answer, name):
                 self.extra[name] = value
         deltas = []
-        for choice in answer.choices[:1]:
+        for choice in (answer.choices or ())[:1]:
             self.whole = choice.message is not None
             piece = choice.message or choice.delta or _Content()
-            if thoughts := piece.reasoning_content or piece.reasoning or "":
+            thoughts, text = _texts(piece.content)
+            if thoughts := piece.reasoning_content or piece.reasoning or thoughts:
                 self.reasoning += thoughts
                 deltas.append(Delta(reasoning=thoughts))
-            if text := (piece.content or "") + (piece.refusal or ""):
+            if text := text + (piece.refusal or ""):
                 self.content += text
                 deltas.append(Delta(content=text))
+            self._fields = _joined(self._fields, _returned(piece))
             for call in piece.tool_calls or ():
                 self._call(call)
             if choice.token_ids:
                 self.extra["token_ids"] = [*self.extra.get("token_ids", ()), *choice.token_ids]
             if self.whole or choice.finish_reason:
                 self.finish = choice.finish_reason or "stop"
+            self.error = choice.error or self.error
             if isinstance(choice.stop_reason, str):
                 self.stopped_by = choice.stop_reason
         return [] if self.whole else deltas
+
+    @property
+    def returned(self) -> dict[str, Any]:
+        """The message's fields in `RETURNED`, and under ``tool_calls`` those of each call; empty without any."""
+        calls = [call["returned"] for call in self.calls]
+        return {**self._fields, **({"tool_calls": calls} if any(calls) else {})}
 
     def _call(self, piece: _ToolCall) -> None:
         """Add a tool call or a piece of one: some servers number calls, others give only the first piece an id."""
         newest = len(self.calls) - 1
         at = newest if piece.index is None else self.places.get(piece.index, -1)
         if at < 0 or (piece.id and self.calls[at]["id"] not in ("", piece.id)):
-            self.calls.append({"id": "", "name": "", "arguments": ""})
+            self.calls.append({"id": "", "name": "", "arguments": "", "returned": {}})
             at = newest + 1
         if piece.index is not None:
             self.places[piece.index] = at
-        call = self.calls[at]
+        call, function = self.calls[at], piece.function or _Function()
         call["id"] = call["id"] or piece.id or ""
-        call["name"] += piece.function.name or ""
-        call["arguments"] += piece.function.arguments or ""
+        if function.name != call["name"]:  # some servers repeat the name in each piece
+            call["name"] += function.name or ""
+        given = function.arguments or ""
+        call["arguments"] += given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        call["returned"] = _joined(call["returned"], _returned(piece))
+
+
+def _texts(content: Any) -> tuple[str, str]:
+    """The thoughts and the words in `content`: text, or a list of parts."""
+    parts = content if isinstance(content, list) else [content]
+    thoughts = [part["thinking"] for part in parts if isinstance(part, dict) and "thinking" in part]
+    words = [part for part in parts if not (isinstance(part, dict) and "thinking" in part)]
+    return "".join(map(ContentReader().text, thoughts)), ContentReader().text(words)
+
+
+def _returned(piece: Lenient) -> dict[str, Any]:
+    return {name: value for name in RETURNED if (value := getattr(piece, name, None)) is not None}
+
+
+def _joined(old: Any, new: Any, name: str = "") -> Any:
+    """The field `name` of a reply whose earlier pieces had `old`, and whose next one has `new`."""
+    if old is None or new is None:
+        return old if new is None else new
+    if isinstance(old, dict) and isinstance(new, dict):
+        return {**old, **{key: _joined(old.get(key), value, key) for key, value in new.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        joined = list(old)
+        for item in new:
+            if joined and isinstance(item, dict) and "index" in item and _kind(item) == _kind(joined[-1]):
+                joined[-1] = _joined(joined[-1], item)
+            else:
+                joined.append(item)
+        return joined
+    return old + new if name in STREAMED and isinstance(old, str) and isinstance(new, str) else new
+
+
+def _kind(item: Any) -> Any:
+    return (item.get("type"), item.get("index")) if isinstance(item, dict) else None
 
 
 def event_data(line: bytes) -> bytes:

@@ -34,6 +34,8 @@ class Placement:
     defaults: Defaults
     """Default arguments of its tools."""
     fork: Fork | None = None
+    relayed: tuple[Message, ...] = ()
+    """The request's messages as a remote gets them: with the fields that it wants to see again."""
 
     @property
     def cached(self) -> int:
@@ -88,6 +90,12 @@ class Tree(ABC):
                 return (same or candidates)[-1], seen
         return None, 0
 
+    def _recorded(self, reply: Message, last: int) -> int | None:
+        """The turn that sampled `reply`, if one did; of several, the next one after turn `last`."""
+        name = next_key(b"", reply, self._prefix_keys.defaults)
+        indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
+        return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
+
 
 class TextTree(Tree):
     """Without ids: a remote gets the whole conversation as text each time."""
@@ -96,14 +104,32 @@ class TextTree(Tree):
         """After the recorded turn with the longest matching conversation."""
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
-        return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults)
+        relayed = await self._relayed(messages)
+        return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
 
     def prompt_tokens(self, placement: Placement) -> int:
         """As the remote reported for the turn that it continues."""
         if placement.base is None:
             return 0
         usage = self.turns[placement.base].remote["usage"]
-        return int(usage["prompt_tokens"] + usage["completion_tokens"])
+        return int(usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
+
+    async def _relayed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """`messages`, the replies among them with the fields that came with them (`Turn.remote`)."""
+        relayed, last = list(messages), -1
+        if not any("returned" in turn.remote for turn in self.turns):
+            return messages
+        for at, message in enumerate(messages):
+            if message["role"] != "assistant" or (index := self._recorded(message, last)) is None:
+                continue
+            await asyncio.sleep(0)  # there may be thousands: let other sessions run
+            last = max(last, index)
+            fields = dict(self.turns[index].remote.get("returned", {}))
+            if calls := fields.pop("tool_calls", ()):
+                pairs = zip(message.get("tool_calls", ()), calls, strict=False)
+                fields["tool_calls"] = [{**call, **more} for call, more in pairs]
+            relayed[at] = {**message, **fields}
+        return tuple(relayed)
 
 
 class TurnTree(Tree):
@@ -203,12 +229,6 @@ class TurnTree(Tree):
             calls = sum(len(each.get("tool_calls") or ()) for each in messages[:at])
             return last, await self._offload.spell(messages[at], calls)
         return max(last, index), self.turns[index].output.ids
-
-    def _recorded(self, reply: Message, last: int) -> int | None:
-        """The turn that sampled `reply`, if one did; of several, the next one after turn `last`."""
-        name = next_key(b"", reply, self._prefix_keys.defaults)
-        indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
-        return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
     async def _attached(
         self,

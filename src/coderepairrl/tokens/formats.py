@@ -68,11 +68,11 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
     for call in reply.tool_calls:
         if call.status != ToolCallParseStatus.OK:
             continue
-        fields = from_json(call.raw)
-        given = [fields[key] for key in ("arguments", "parameters") if key in fields] if isinstance(fields, dict) else []
-        value = given[0] if given else {}
-        call.arguments = from_json(value) if isinstance(value, str) else value
-        if not isinstance(fields, dict) or len(given) > 1 or not isinstance(call.arguments, dict):
+        if not isinstance(fields := from_json(call.raw), dict):
+            fields = {"arguments": None}
+        given = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
+        call.arguments = from_json(given[0]) if isinstance(given[0], str) else given[0]
+        if len(given) > 1 or not isinstance(call.arguments, dict):
             call.status = ToolCallParseStatus.MALFORMED_STRUCTURE
     return reply
 

@@ -20,7 +20,7 @@ from coderepairrl.tokens.reading import (
     leading_thoughts,
     split,
 )
-from coderepairrl.tokens.schemas import parameters, typed
+from coderepairrl.tokens.schemas import parameters
 
 
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
@@ -40,7 +40,7 @@ def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
             name, value = parameter.groups()
             if name in arguments or "<parameter=" in value:
                 return None
-            arguments[name], at = typed(value, name, schema), parameter.end()
+            arguments[name], at = schema.typed(value, name), parameter.end()
         end = _FUNCTION_END.match(text, at)
         if end is None:
             return None
@@ -79,7 +79,7 @@ def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -
             argument = reader.decode(pair[:at]).strip()
             if argument in arguments:
                 return None
-            arguments[argument] = typed(reader.decode(pair[begins + 1 : ends]), argument, schema)
+            arguments[argument] = schema.typed(reader.decode(pair[begins + 1 : ends]), argument)
         return [Invocation(name, arguments)] if name and not {key_end, value, value_end} & set(title) else None
 
     return blocks(reader, ids, thinking, QWEN, block)
@@ -162,7 +162,7 @@ def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
             if _ARGUMENT.sub("", body).strip():
                 return None
             schema, given = parameters(tools, name), _ARGUMENT.findall(body)
-            arguments = {key: typed(value, key, schema) for key, value in given}
+            arguments = {key: schema.typed(value, key) for key, value in given}
             if len(arguments) < len(given):
                 return None
             calls.append(Invocation(name, arguments))

@@ -366,7 +366,7 @@ async def test_fields_that_a_remote_wants_back(name: str, fields: dict[str, Any]
 
 
 def test_such_fields_in_pieces() -> None:
-    parts = [{"index": 0, "type": "text", "text": text, "format": "v1"} for text in ("Hm", ".")]
+    parts: list[Any] = [{"index": 0, "type": "text", "text": text, "format": "v1"} for text in ("Hm", ".")]
     parts.append({"index": 0, "type": "text", "text": None, "signature": "SIG"})
     parts.append({"index": 1, "type": "encrypted", "data": "D"})
     received = heard(*({"reasoning_details": [part], "reasoning_content": ""} for part in parts))

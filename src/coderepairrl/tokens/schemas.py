@@ -78,7 +78,7 @@ class ToolSchema:
         self._known[id(schema)] = set()  # while its parts may refer to it
         names = _list(schema.get("type")) or [schema.get("type")]
         values = [schema["const"]] if "const" in schema else _list(schema.get("enum"))
-        conditions = [
+        conditions: list[set[type]] = [
             {each for name in names if isinstance(name, str) for each in KINDS.get(name, ())},
             {each for value in values for each in (KINDS["number"] if isinstance(value, float) else (type(value),))},
             *map(self._types, (self._referred(schema), *_list(schema.get("allOf")))),

@@ -13,6 +13,7 @@ from coderepairrl.types import sequence
 
 from .clients import anthropic_client as client
 from .conftest import SHELL, Said, World, identical
+from .test_remote import calling, listening, relay
 
 FUNCTION: Any = SHELL["function"]
 TOOL: Any = {
@@ -104,18 +105,17 @@ async def test_tools_in_parallel_and_their_results(world: World, said: Said, how
         '{"\\udfff": 1}',
     ],
 )
-async def test_any_arguments_make_an_object(world: World, said: Said, how: Any, arguments: Any) -> None:
+async def test_any_arguments_make_an_object(world: World, how: Any, arguments: Any) -> None:
     """One that the client can read, and send back: an infinity and half a character are not in JSON."""
-    world.engine.script = lambda *_: said("", ("shell", arguments))
-    session = world.open()
-    sdk = client(session.endpoint)
-    reply = await how(sdk, tools=[TOOL])
-    assert isinstance(reply.content[0].input, dict)
-    json.dumps(reply.content[0].input, allow_nan=False, ensure_ascii=False).encode()
-    result = {"type": "tool_result", "tool_use_id": reply.content[0].id, "content": "?"}
-    await how(sdk, [*ASK, back(reply), {"role": "user", "content": [result]}], tools=[TOOL])
-    assert len(session.turns) == 2
-    assert session.fault is None
+    async with listening(calling("shell", arguments)) as url, relay(url) as session:
+        sdk = client(session.endpoint)
+        reply = await how(sdk, tools=[TOOL])
+        assert isinstance(reply.content[0].input, dict)
+        json.dumps(reply.content[0].input, allow_nan=False, ensure_ascii=False).encode()
+        result = {"type": "tool_result", "tool_use_id": reply.content[0].id, "content": "?"}
+        await how(sdk, [*ASK, back(reply), {"role": "user", "content": [result]}], tools=[TOOL])
+        assert len(session.turns) == 2
+        assert session.fault is None
 
 
 async def test_half_a_character_makes_a_broken_call(world: World, said: Said) -> None:

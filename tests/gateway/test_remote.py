@@ -37,6 +37,17 @@ def ended(reason: str, **more: Any) -> dict[str, Any]:
     return completion(choices=[choice])
 
 
+def calling(name: str, arguments: Any) -> Handler:
+    """A server that replies with a call whose arguments are `arguments`, as JSON text."""
+    function = {"name": name, "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments)}
+    message = {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": function}]}
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(completion(choices=[{"message": message, "finish_reason": "tool_calls"}]))
+
+    return handler
+
+
 @asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[str]:
     """The base URL of a server that completes by `handler`, and lists no models."""

@@ -24,7 +24,7 @@ from coderepairrl.types import Finish
 from .clients import anthropic_client, openai_client
 from .conftest import SHELL, Said, World, identical
 from .speech import SPEAKERS
-from .test_remote import WAYS, completion, listening, post, relay
+from .test_remote import WAYS, calling, completion, listening, post, relay
 
 ASK: list[Any] = [{"role": "user", "content": "Fix it."}]
 EVERY = pytest.mark.parametrize("name", SPEAKERS)
@@ -227,12 +227,10 @@ async def test_a_tool_that_is_named_by_its_type_is_called_by_an_item_of_its_own(
     ("kind", "arguments"),
     [("local_shell", {"command": 3}), ("shell", {}), ("apply_patch", {"type": "update_file"}), ("apply_patch", [])],
 )
-async def test_arguments_that_do_not_fit_stay_a_function_call(
-    world: World, said: Said, kind: str, arguments: Any
-) -> None:
-    world.engine.script = lambda *_: said("", (kind, arguments))
-    api = openai_client(world.open().endpoint).responses
-    [item] = (await api.create(model="policy", input=ASK, tools=[{"type": kind}])).output  # type: ignore[list-item]
+async def test_arguments_that_do_not_fit_stay_a_function_call(world: World, kind: str, arguments: Any) -> None:
+    async with listening(calling(kind, arguments)) as url, relay(url) as session:
+        api = openai_client(session.endpoint).responses
+        [item] = (await api.create(model="policy", input=ASK, tools=[{"type": kind}])).output  # type: ignore[list-item]
     assert (item.type, json.loads(item.arguments)) == ("function_call", arguments)  # type: ignore[union-attr]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from coderepairrl.tokens.reading import Tool, parse_json
 
-KINDS = {
+KINDS: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
     "boolean": (bool,),
     "integer": (int,),
@@ -17,7 +17,7 @@ KINDS = {
     "object": (dict,),
 }
 """Python's types by JSON's."""
-IMPLIED = {
+IMPLIED: dict[str, str] = {
     **dict.fromkeys(("properties", "additionalProperties", "patternProperties"), "object"),
     **dict.fromkeys(("items", "prefixItems"), "array"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),

@@ -60,7 +60,7 @@ def list_steps(python: str, work: Path, *, toy: bool) -> list[Step]:
     trees, learner = ([gpu[0], f"{gpu[1]}/{name}.py"] for name in ("trees", "learner"))
     if toy:
         cpu = ["engine.devices=[]", "train.devices=[]", "train.precision=fp32", "engine.options.args=[]"]
-        cpu += ["rollout.tokens=4096", "engine.options.context=4096", "engine.options.slots=4"]
+        cpu += ["rollout.tokens=4096", "engine.options.context=4096", "engine.options.slots=4", "gpu.memory_gb=80"]
         return [
             Step("trees", [*trees, "--toy"], 100, False),
             Step("learner", [*learner, "--toy", "--rows", "3", "--parts", "group", "--json"], 100, False),
@@ -140,7 +140,7 @@ def main() -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     about = {"device": device, "torch": torch.__version__, "vllm": vllm}
     with tempfile.TemporaryDirectory() as name:
-        write_shape(Path(name, "shape"), TOY if options.toy else PUBLISHED["Qwen3-0.6B"])
+        write_shape(Path(name, "shape"), {**TOY, "head_dim": 32} if options.toy else PUBLISHED["Qwen3-0.6B"])
         for step in list_steps(options.python, Path(name), toy=options.toy):
             if options.only and step.name not in options.only:
                 continue

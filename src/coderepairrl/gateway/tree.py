@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
 from coderepairrl.gateway.workers import Offload
@@ -41,6 +41,16 @@ class Placement:
         return len(self.prompt) - len(self.given)
 
 
+class Recognised(NamedTuple):
+    """A conversation in which replies stand as they were sampled."""
+
+    messages: tuple[Message, ...]
+    places: Sequence[int]
+    """Where each message of the client's is in `messages`: a reply may have been sent as several."""
+    rewritten: frozenset[int] = frozenset()
+    """Turns whose replies the client sent back otherwise than they were sampled."""
+
+
 class Tree(ABC):
     """Turns in order of commitment, indexed by two 16-byte keys each."""
 
@@ -51,6 +61,8 @@ class Tree(ABC):
         """Turns by the key of the conversation that they complete."""
         self._by_reply: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
         """Turns by the key of their reply alone and the ids of its tool calls; also under None for any ids."""
+        self._by_call: dict[str, list[int]] = {}
+        """Turns by the id of a call; several where a remote gives an id twice."""
         self._prefix_keys = PrefixKeys()
 
     @abstractmethod
@@ -59,6 +71,10 @@ class Tree(ABC):
 
         Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
         """
+
+    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
+        """`messages` as a client sent them: who renders them itself is sent them as they are."""
+        return Recognised(messages, range(len(messages)))
 
     @abstractmethod
     def prompt_tokens(self, placement: Placement) -> int:
@@ -73,6 +89,8 @@ class Tree(ABC):
             name = next_key(b"", reply, defaults)
             for ids in (tuple(_call_ids(reply)), None):
                 self._by_reply.setdefault((name, ids), []).append(turn.index)
+            for id in _call_ids(reply):
+                self._by_call.setdefault(id, []).append(turn.index)
 
     def extended(self, index: int) -> bool:
         """Whether a later turn continues turn `index`."""
@@ -114,6 +132,70 @@ class TurnTree(Tree):
         self._trie = Trie()
         self._ends: list[Node] = []
         """Trie nodes at which the sequences of turns end; turns are added lazily."""
+        self._judged: dict[int, tuple[Message, bool]] = {}
+        """How a client last sent a turn's reply, and whether that has its key."""
+
+    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
+        """`messages` with replies as they were sampled, which the ids of their calls name.
+
+        Clients rewrite the arguments of calls, and send one reply as several messages, with results between them.
+        """
+        known: list[Message] = []
+        places: list[int] = []
+        rewritten: set[int] = set()
+        while (at := len(places)) < len(messages):
+            index, end = self._reply_at(messages, at) if messages[at]["role"] == "assistant" else (None, at + 1)
+            if index is None or (end == at + 1 and self._is_alike(index, messages[at])):
+                places.append(len(known))
+                known.append(messages[at])
+                continue
+            rewritten.add(index)
+            reply = len(known)
+            known.append(self.turns[index].messages[-1])
+            for part in messages[at:end]:
+                places.append(reply if part["role"] == "assistant" else len(known))
+                known += [part] if part["role"] != "assistant" else []
+        return Recognised(tuple(known), places, frozenset(rewritten)) if rewritten else super().recognised(messages)
+
+    def _reply_at(self, messages: Sequence[Message], at: int) -> tuple[int | None, int]:
+        """The turn whose reply the messages from `at` on are, results between its calls included, and their end."""
+        words: list[str] = []
+        ids: list[str] = []
+        turns: list[int] = []
+        for end, message in enumerate(messages[at:], at):
+            if message["role"] == "assistant":
+                called = _call_ids(message)
+                words.append(message["content"])
+                ids += called
+                turns = self._by_call.get(ids[0], []) if ids else []
+                if ids and len(turns) != 1:
+                    return None, end
+                if ids and ids == _call_ids(reply := self.turns[turns[0]].messages[-1]):
+                    is_whole = messages[at].get("tool_calls") or "".join(words).split() == reply["content"].split()
+                    return (turns[0] if is_whole else None), end + 1
+            elif message["role"] != "tool" or message.get("tool_call_id") not in ids:
+                break
+        else:
+            end = len(messages)
+        if ids or len(words) < 2:
+            return None, end
+        for between in ("", "\n", "\n\n"):
+            reply = {"role": "assistant", "content": between.join(words)}
+            if turns := self._by_reply.get((next_key(b"", reply, {}), ()), []):
+                return turns[-1], end
+        return None, end
+
+    def _is_alike(self, index: int, message: Message) -> bool:
+        """Whether `message` has the key of the reply of turn `index`: it differs in what clients fill in at most."""
+        reply = self.turns[index].messages[-1]
+        if (message["content"], message.get("tool_calls")) == (reply["content"], reply.get("tool_calls")):
+            return True
+        before, is_alike = self._judged.get(index, (None, False))
+        if before != message:
+            defaults = self._prefix_keys.defaults
+            is_alike = next_key(b"", message, defaults) == next_key(b"", reply, defaults)
+            self._judged[index] = message, is_alike
+        return is_alike
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the recorded turn with the longest matching conversation by the remaining messages.
@@ -175,7 +257,8 @@ class TurnTree(Tree):
         for end in (*replies, len(messages)):
             if output is None or seen == end:
                 return None
-            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
+            calls = len(_call_ids(messages[seen - 1]))
+            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
             if given is None:
                 return None
             prompt += output

@@ -74,7 +74,9 @@ class Codec:
     ) -> list[int]:
         """Ids of a whole conversation, with the generation prompt of the next reply (unless `prompt` is false).
 
-        A shape that the model's template cannot write is rewritten first (`changes`). Raises ValueError for messages that cannot be rendered (none, or text that is not Unicode), and `TooLong` for
+        A shape that the model's template cannot write is rewritten first (`changes`).
+
+        Raises ValueError for messages that cannot be rendered (none, or text that is not Unicode), and `TooLong` for
         more than `most` ids: before tokenizing if the number of bytes is proof enough.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))

@@ -132,70 +132,60 @@ class TurnTree(Tree):
         self._trie = Trie()
         self._ends: list[Node] = []
         """Trie nodes at which the sequences of turns end; turns are added lazily."""
-        self._judged: dict[int, tuple[Message, bool]] = {}
-        """How a client last sent a turn's reply, and whether that has its key."""
+        self._compared: dict[int, tuple[Message, bool]] = {}
+        """How a client last sent a turn's reply, and whether that differs from what was sampled."""
 
     def recognised(self, messages: tuple[Message, ...]) -> Recognised:
-        """`messages` with replies as they were sampled, which the ids of their calls name.
+        """`messages` with replies as they were sampled, recognised by the ids of their calls.
 
-        Clients rewrite the arguments of calls, and send one reply as several messages, with results between them.
+        Clients change arguments, leave out words, and send one reply as several messages. A reply with other words, or
+        without some of its calls, is the client's own and stays.
         """
+        turns = [self._called_by(message) for message in messages]
+        parts: dict[int, list[Message]] = {}
+        for turn, message in zip(turns, messages, strict=True):
+            if turn is not None:
+                parts.setdefault(turn, []).append(message)
+        replies = {turn: self.turns[turn].messages[-1] for turn in parts}
+        rewritten = {
+            turn
+            for turn, reply in replies.items()
+            if _is_whole(parts[turn], reply) and self._differs(turn, parts[turn][0], reply)
+        }
+        if not rewritten:
+            return super().recognised(messages)
         known: list[Message] = []
         places: list[int] = []
-        rewritten: set[int] = set()
-        while (at := len(places)) < len(messages):
-            index, end = self._reply_at(messages, at) if messages[at]["role"] == "assistant" else (None, at + 1)
-            if index is None or (end == at + 1 and self._is_alike(index, messages[at])):
-                places.append(len(known))
-                known.append(messages[at])
+        first: dict[int, int] = {}
+        """Where rewritten replies are in `known`."""
+        for turn, message in zip(turns, messages, strict=True):
+            if turn in first:
+                places.append(first[turn])
                 continue
-            rewritten.add(index)
-            reply = len(known)
-            known.append(self.turns[index].messages[-1])
-            for part in messages[at:end]:
-                places.append(reply if part["role"] == "assistant" else len(known))
-                known += [part] if part["role"] != "assistant" else []
-        return Recognised(tuple(known), places, frozenset(rewritten)) if rewritten else super().recognised(messages)
+            if turn in rewritten:
+                reply = replies[turn]
+                if known and _is_begun(reply, known[-1], message):
+                    known.pop()
+                first[turn] = len(known)
+                message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
+            places.append(len(known))
+            known.append(message)
+        return Recognised(tuple(known), places, frozenset(rewritten))
 
-    def _reply_at(self, messages: Sequence[Message], at: int) -> tuple[int | None, int]:
-        """The turn whose reply the messages from `at` on are, results between its calls included, and their end."""
-        words: list[str] = []
-        ids: list[str] = []
-        turns: list[int] = []
-        for end, message in enumerate(messages[at:], at):
-            if message["role"] == "assistant":
-                called = _call_ids(message)
-                words.append(message["content"])
-                ids += called
-                turns = self._by_call.get(ids[0], []) if ids else []
-                if ids and len(turns) != 1:
-                    return None, end
-                if ids and ids == _call_ids(reply := self.turns[turns[0]].messages[-1]):
-                    is_whole = messages[at].get("tool_calls") or "".join(words).split() == reply["content"].split()
-                    return (turns[0] if is_whole else None), end + 1
-            elif message["role"] != "tool" or message.get("tool_call_id") not in ids:
-                break
-        else:
-            end = len(messages)
-        if ids or len(words) < 2:
-            return None, end
-        for between in ("", "\n", "\n\n"):
-            reply = {"role": "assistant", "content": between.join(words)}
-            if turns := self._by_reply.get((next_key(b"", reply, {}), ()), []):
-                return turns[-1], end
-        return None, end
+    def _called_by(self, message: Message) -> int | None:
+        """The turn whose reply made the first call of `message`."""
+        ids = _call_ids(message)
+        turns = self._by_call.get(ids[0], ()) if ids else ()
+        return turns[0] if len(turns) == 1 else None
 
-    def _is_alike(self, index: int, message: Message) -> bool:
-        """Whether `message` has the key of the reply of turn `index`: it differs in what clients fill in at most."""
-        reply = self.turns[index].messages[-1]
-        if (message["content"], message.get("tool_calls")) == (reply["content"], reply.get("tool_calls")):
-            return True
-        before, is_alike = self._judged.get(index, (None, False))
-        if before != message:
-            defaults = self._prefix_keys.defaults
-            is_alike = next_key(b"", message, defaults) == next_key(b"", reply, defaults)
-            self._judged[index] = message, is_alike
-        return is_alike
+    def _differs(self, turn: int, message: Message, reply: Message) -> bool:
+        """Whether `message` has another key than the `reply` of `turn`."""
+        before, differs = self._compared.get(turn, (reply, False))
+        if message != before:
+            keys = {next_key(b"", each, self._prefix_keys.defaults) for each in (message, reply)}
+            differs = len(keys) > 1
+            self._compared[turn] = message, differs
+        return differs
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the recorded turn with the longest matching conversation by the remaining messages.
@@ -317,6 +307,19 @@ class TurnTree(Tree):
         pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
+
+
+def _is_whole(parts: Sequence[Message], reply: Message) -> bool:
+    """Whether `parts` have the calls of `reply`, and no words but its own."""
+    ids = [id for part in parts for id in _call_ids(part)]
+    return ids == _call_ids(reply) and all(part["content"].strip() in reply["content"] for part in parts)
+
+
+def _is_begun(reply: Message, words: Message, calls: Message) -> bool:
+    """Whether `reply` was sent back as two messages: its `words`, then its `calls`."""
+    if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
+        return False
+    return f"{words['content']} {calls['content']}".split() == reply["content"].split()
 
 
 def _call_ids(message: Message) -> list[str]:

@@ -30,6 +30,8 @@ class Family:
     """What thoughts begin and end with, and the text after their first token."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
+    rewritten: tuple[str, ...] = ()
+    """Shapes of conversations that its template cannot write."""
     forks: tuple[str, ...] = ()
     """Words in the names of conversations that are rendered again, not extended."""
     engines: tuple[str, ...] = ("vllm",)

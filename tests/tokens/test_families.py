@@ -45,6 +45,7 @@ def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.C
     assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
     assert bool(found.refused) == bool(family.refused)
     assert all(any(word in each for word in family.refused) for each in found.refused)
+    assert found.rewritten == family.rewritten
     assert (codec.family, codec.format.name) == (family.renderer, family.format)
     assert [codec.tokenizer.to_bytes(stop).decode() for stop in codec.stop_ids] == list(family.eos)
 
@@ -206,7 +207,8 @@ def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str,
     assert off.decode(off.render(OPENING, TOOLS)).endswith(without)
     assert on.decode(on.render(OPENING, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
     assert all(
-        "user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in verify(on).forks
+        any(word in fork for word in ("user message", "system message", *FAMILIES[name].forks))
+        for fork in verify(on).forks
     )
     added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
@@ -381,7 +383,8 @@ def test_the_page_says_what_is_tested(name: str) -> None:
     switch = "always" if family.always else "on or off" if family.thinks else "none"
     refused = "; ".join(family.refused) or "-"
     names = " | ".join(f"`{each}`" for each in (family.model_type, family.renderer, family.format))
-    row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} |"
+    rewritten = "; ".join(family.rewritten) or "-"
+    row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} | {rewritten} |"
     assert row in page.read_text()
 
 

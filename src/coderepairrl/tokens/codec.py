@@ -12,7 +12,7 @@ from coderepairrl.tokens.formats import QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-from coderepairrl.tokens.shapes import Rules, reshape
+from coderepairrl.tokens.shapes import Shape, reshape, unwritten
 
 GENERATION_PROMPT = 64
 """The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
@@ -87,7 +87,7 @@ class Codec:
         """`render`, but only with the check by bytes: the result may have more than `most` ids."""
         if not messages:
             raise ValueError("a conversation has at least one message")
-        shaped = reshape(messages, self.rules).messages if any(self.rules) else messages
+        shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
         with self._bounded(most, messages):
             return self._written(shaped, tools, prompt=prompt)
 
@@ -99,27 +99,25 @@ class Codec:
         return ids
 
     @cached_property
-    def rules(self) -> Rules:
-        """What is rewritten before the model's template is applied."""
-        rules = Rules.of(lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)))
-        return rules if rules.late else rules._replace(late=not self._ends_before_system())
+    def unwritten(self) -> frozenset[Shape]:
+        """Shapes of conversations that the model's template cannot write: they are rewritten before it is applied."""
+        shapes = unwritten(lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)))
+        return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
         """Whether a system message may follow a reply: where the next role ends replies, it may be no stop token."""
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
-        prompt, whole, more = (
-            self._written(messages, [TOOL], prompt=asks)
-            for messages, asks in (
-                ([QUESTION], True),
-                (answered, False),
-                ([*answered, {"role": "system", "content": "system"}], False),
-            )
-        )
-        return any(token in self.stop_ids for token in [*whole[len(prompt) :], more[len(whole)]])
+        prompt = self._written([QUESTION], [TOOL], prompt=True)
+        whole = self._written(answered, [TOOL], prompt=False)
+        try:
+            more = self._written([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
+        except ValueError:
+            return False
+        return any(token in self.stop_ids for token in more[len(prompt) : len(whole) + 1])
 
-    def changes(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
-        """What is rewritten in a conversation before it is rendered: the index of a message, and how it changes."""
-        return reshape(messages, self.rules).changes if any(self.rules) else []
+    def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
+        """What is rewritten in a conversation before it is rendered: indices of messages, and their shapes."""
+        return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(
         self,
@@ -140,9 +138,9 @@ class Codec:
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
-        if any(self.rules):
-            answered = sum(message["role"] == "tool" for message in new_messages)
-            new_messages = reshape(new_messages, self.rules, calls=answered if calls is None else calls).messages
+        if self.unwritten:
+            results = sum(message["role"] == "tool" for message in new_messages)
+            new_messages = reshape(new_messages, self.unwritten, calls=results if calls is None else calls).messages
         with self._bounded(most, new_messages):
             bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:

@@ -1,151 +1,140 @@
 """Conversations in shapes that a model's template refuses, drops, or takes for replies, in shapes that it writes.
 
 Agents send several and late system messages, a user message after another or after a result, results without their
-calls, no user message at all. Which of these a template cannot write is asked of the template itself (`Rules.of`).
+calls, no user message at all. Which of these a template cannot write is asked of the template itself (`unwritten`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
 
 from coderepairrl.tokens.formats import CALL
 from coderepairrl.tokens.reading import Message
 
+Render = Callable[[Sequence[Message]], str]
+"""Writes a conversation; raises ValueError for one that it refuses."""
 BEGIN = "Please continue."
 """The user message that is added to a conversation without one, in the words of LiteLLM."""
 
 
-def _says(role: str, text: str) -> dict[str, Any]:
+class Shape(StrEnum):
+    """What a template may be unable to write, and what is written instead."""
+
+    SYSTEMS = "several system messages"
+    """They join the first; after a reply, see `LATE`."""
+    LATE = "a late system message"
+    """After a reply it is a user's."""
+    USERS = "a user after a user"
+    """They are joined."""
+    AFTER_RESULT = "a user after a result"
+    """It joins the result."""
+    AFTER_CALL = "a user after a call"
+    """It is the call's result."""
+    ORPHAN = "a result without a call"
+    """It is a user's."""
+    REPLIES = "a reply after a reply"
+    """They are joined."""
+    NO_USER = "no user first"
+    """`BEGIN` is added before the first reply."""
+
+
+def _says(role: str, text: str) -> Message:
     return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
 
 
-_S, _U, _A, _T = (_says(role, f"{role} one") for role in ("system", "user", "assistant", "tool"))
-_S2, _U2, _A2 = (_says(role, f"{role} two") for role in ("system", "user", "assistant"))
-_C = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+_S, _U, _A, _T = (_says(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
+_S2, _U2, _A2 = (_says(role, f"{role}2") for role in ("system", "user", "assistant"))
+_C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
+    Shape.SYSTEMS: ((_S, _S2, _U), (_S, _U, _S2)),
+    Shape.LATE: ((_S, _U, _A, _S2, _U2), (_S, _U, _A, _S2), (_S, _U, _C, _T, _S2)),
+    Shape.USERS: ((_S, _U, _U2),),
+    Shape.AFTER_RESULT: ((_S, _U, _C, _T, _U2),),
+    Shape.AFTER_CALL: ((_S, _U, _C, _U2), (_S, _U, _C, _U2, _T)),
+    Shape.ORPHAN: ((_S, _U, _T), (_S, _U, _A, _T)),
+    Shape.REPLIES: ((_S, _U, _A, _A2, _U2), (_S, _U, _A, _C, _T)),
+    Shape.NO_USER: ((_S, _A, _U), (_A, _U), (_S,)),
+}
 
 
-class Rules(NamedTuple):
-    """What is rewritten before a model's template is applied; all False for a template that writes every shape."""
-
-    systems: bool = False
-    """System messages before the first reply join the first."""
-    late: bool = False
-    """System messages after a reply are a user's."""
-    users: bool = False
-    """A user message after another joins it."""
-    results: bool = False
-    """A user message after a result joins it."""
-    calls: bool = False
-    """A user message after a call without a result is the result."""
-    orphans: bool = False
-    """A result without its call is a user message."""
-    replies: bool = False
-    """A reply after another joins it."""
-    opening: bool = False
-    """`BEGIN` is added where no user message comes before the first reply."""
-
-    @classmethod
-    def of(cls, render: Callable[[Sequence[Message]], str]) -> Rules:
-        """The rules that a template needs; `render` writes a conversation and raises ValueError if that is refused."""
-
-        def fails(*conversation: Message) -> bool:
-            """Whether a message is refused or lost, or the last system message is written as a reply."""
-            try:
-                text = render(conversation)
-            except ValueError:
-                return True
-            if any(message["content"] not in text for message in conversation):
-                return True
-            late = max(at for at, each in enumerate(conversation) if each["role"] == "system" or not at)
-            reply = {**conversation[late], "role": "assistant"}
-            try:
-                return bool(late) and render([*conversation[:late], reply, *conversation[late + 1 :]]) == text
-            except ValueError:
-                return False
-
-        return cls(
-            systems=fails(_S, _S2, _U) or fails(_S, _U, _S2),
-            late=fails(_S, _U, _A, _S2, _U2) or fails(_S, _U, _A, _S2) or fails(_S, _U, _C, _T, _S2),
-            users=fails(_S, _U, _U2),
-            results=fails(_S, _U, _C, _T, _U2),
-            calls=fails(_S, _U, _C, _U2),
-            orphans=fails(_S, _U, _T) or fails(_S, _U, _A, _T),
-            replies=fails(_S, _U, _A, _A2, _U2),
-            opening=fails(_S, _A, _U) or fails(_A, _U) or fails(_S),
-        )
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The shapes that are rewritten."""
-        return tuple(name for name, is_needed in zip(_NAMES, self, strict=True) if is_needed)
+def unwritten(render: Render) -> frozenset[Shape]:
+    """The shapes that a template cannot write."""
+    return frozenset(shape for shape, each in EXAMPLES.items() if not all(is_written(render, one) for one in each))
 
 
-_NAMES = (
-    *("several system messages", "a late system message", "a user after a user", "a user after a result"),
-    *("a user after a call", "a result without a call", "a reply after a reply", "no user first"),
-)
+def is_written(render: Render, conversation: Sequence[Message]) -> bool:
+    """Whether all that `conversation` says is written, and its last system message not as a reply."""
+    try:
+        text = render(conversation)
+    except ValueError:
+        return False
+    if any(message["content"] not in text for message in conversation):
+        return False
+    last = max((at for at, message in enumerate(conversation) if message["role"] == "system"), default=0)
+    reply = {**conversation[last], "role": "assistant"}
+    try:
+        return not last or render([*conversation[:last], reply, *conversation[last + 1 :]]) != text
+    except ValueError:
+        return True
 
 
 class Reshaped(NamedTuple):
     """A conversation in another shape, and what was changed: the index of a message before, and a description."""
 
     messages: list[Message]
-    changes: list[tuple[int, str]]
+    changes: list[tuple[int, Shape]]
 
 
-def reshape(messages: Sequence[Message], rules: Rules, *, calls: int | None = None) -> Reshaped:
-    """`messages` by `rules`: a whole conversation, or what follows a reply with so many `calls`.
+_JOINED = {
+    ("user", "user"): Shape.USERS,
+    ("tool", "user"): Shape.AFTER_RESULT,
+    ("assistant", "assistant"): Shape.REPLIES,
+}
+"""Shapes of a message that follows another, by their roles."""
 
-    Messages between two replies are rewritten for themselves, so that a longer conversation begins as a shorter one.
+
+def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
+    """Write `messages` without `shapes`: a whole conversation, or what follows a reply with that number of `calls`.
+
+    What is between two replies is rewritten by itself, so that a longer conversation begins as a shorter one.
     """
     shaped: list[Message] = []
-    changes: list[tuple[int, str]] = []
+    changes: list[tuple[int, Shape]] = []
     opening, unanswered = calls is None, calls or 0
 
-    def begin(at: int) -> None:
-        """Add the user message that `Rules.opening` demands before the first reply."""
-        if opening and rules.opening and all(each["role"] == "system" for each in shaped):
-            changes.append((at, "a user message is added before the first reply"))
-            shaped.append({"role": "user", "content": BEGIN})
+    def rewrites(at: int, shape: Shape) -> bool:
+        if shape in shapes:
+            changes.append((at, shape))
+        return shape in shapes
 
-    for at, message in enumerate(messages):
-        role, who, how = message["role"], "a user message", ""
-        last = shaped[-1]["role"] if shaped else "" if opening else "assistant"
-        if role == "system" and last and (rules.systems if opening else rules.late):
-            if opening:
-                changes.append((at, "a late system message joins the first"))
-                has_first = shaped[0]["role"] == "system"
-                shaped[:has_first] = [_joined(shaped[0], message) if has_first else message]
-                continue
-            role, who, how = "user", "a late system message", "is a user's"
-        elif role == "tool" and rules.orphans and not (unanswered and last in ("assistant", "tool")):
-            role, who, how = "user", "a result without its call", "is a user's"
-        if role == "assistant":
-            begin(at)
-            if last == "assistant" and rules.replies and shaped:
-                who, how = "a reply", "joins the one before it"
-                shaped[-1] = _joined(shaped[-1], message)
-            else:
-                shaped.append(message)
-            opening, unanswered = False, len(shaped[-1].get("tool_calls") or ())
-        elif role == "user" and last == "tool" and rules.results:
-            how = "joins the result before it"
-            shaped[-1] = _joined(shaped[-1], message)
-        elif role == "user" and last == "assistant" and unanswered and rules.calls:
-            how = "is the result of the call before it"
+    numbered = list(enumerate(messages))
+    first = next((at for at, message in numbered if message["role"] == "assistant"), len(messages))
+    has_user = any(message["role"] != "system" for message in messages[:first])
+    if opening and not has_user and rewrites(min(first, len(messages) - 1), Shape.NO_USER):
+        numbered.insert(first, (first, {"role": "user", "content": BEGIN}))
+    for at, message in numbered:
+        role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
+        if role == "system" and opening and last and rewrites(at, Shape.SYSTEMS):
+            has_system = shaped[0]["role"] == "system"
+            shaped[:has_system] = [_joined(shaped[0], message) if has_system else message]
+            continue
+        is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
+        if (role == "system" and not opening and rewrites(at, Shape.LATE)) or (
+            is_orphan and rewrites(at, Shape.ORPHAN)
+        ):
+            role, message = "user", {"role": "user", "content": message["content"]}
+        if role == "user" and last == "assistant" and unanswered and rewrites(at, Shape.AFTER_CALL):
             call = shaped[-1]["tool_calls"][0] if shaped else CALL
-            shaped.append({"role": "tool", "tool_call_id": call["id"], "content": message["content"]})
-            unanswered -= 1
-        elif role == "user" and last == "user" and rules.users:
-            how = "joins the one before it"
+            role, message = "tool", {"role": "tool", "tool_call_id": call["id"], "content": message["content"]}
+        if shaped and (last, role) in _JOINED and rewrites(at, _JOINED[last, role]):
             shaped[-1] = _joined(shaped[-1], message)
         else:
-            shaped.append({"role": role, "content": message["content"]} if how else message)
+            shaped.append(message)
             unanswered -= role == "tool"
-        if how:
-            changes.append((at, f"{who} {how}"))
-    begin(len(messages) - 1)
+        if role == "assistant":
+            opening, unanswered = False, len(shaped[-1].get("tool_calls") or ())
     return Reshaped(shaped, changes)
 
 

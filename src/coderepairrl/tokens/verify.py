@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.codec import Codec
+from coderepairrl.tokens.shapes import EXAMPLES, Shape, is_written
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -53,17 +54,6 @@ _ADDED: dict[str, Messages] = {
     "a system message": ({"role": "system", "content": "Be short."},),
     "a tool result and a system message": (*_TOOL, {"role": "system", "content": "Be short."}),
 }
-SHAPES: dict[str, Messages] = {
-    "several system messages": (OPENING[0], {"role": "system", "content": "Be short."}, OPENING[1]),
-    "a system message after a user's": (*OPENING, {"role": "system", "content": "Be short."}),
-    "two user messages": (*OPENING, {"role": "user", "content": "Go on."}),
-    "no user message": OPENING[:1],
-    "a reply first": ({"role": "assistant", "content": "A test fails."}, OPENING[1]),
-    "two replies": (*OPENING, *_REPLIES["a reply in words"], *_REPLIES["a reply with a tool call"], *_TOOL),
-    "a result without its call": (*OPENING, *_TOOL),
-    "a user message before a result": (*OPENING, *_REPLIES["a reply with a tool call"], OPENING[1], *_TOOL),
-}
-"""Whole conversations that agents send, beside those that follow from `_REPLIES` and `_ADDED`."""
 FOLLOWED: tuple[tuple[Messages, str], ...] = (
     (({"role": "assistant", "content": "A test fails."}, {"role": "user", "content": "Go on."}), "A test fails."),
     (
@@ -99,7 +89,7 @@ class Findings(NamedTuple):
     """Conversations with restrictions.
 
     `forks` cannot be extended, only rendered again (a user message, with thinking); `refused` are refused by the
-    template, such as several calls at once; `rewritten` are shapes that it can write only as others (`Rules`).
+    template, such as several calls at once; `rewritten` are shapes that it writes as others (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]
@@ -141,7 +131,7 @@ def _verify(codec: Codec) -> Findings:
             except ValueError as error:
                 _refuse(codec, kind if _never(codec, plain) else name, refused, error)
                 continue
-            user = any(message["role"] in ("user", *["system"] * codec.rules.late) for message in news)
+            user = any(message["role"] in ("user", *["system"] * (Shape.LATE in codec.unwritten)) for message in news)
             if whole is None:
                 # A conversation that agents can do without may fork, and is reported: its prompt is rendered anew, so
                 # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
@@ -164,29 +154,20 @@ def _verify(codec: Codec) -> Findings:
             read = len(codec.parse(output[:-2], prompt, TOOLS).calls)
             cut = codec.extend(prompt, output[:-2], news, calls=read)
             results = sum(message["role"] == "tool" for message in news)
-            # what follows a call that was not read may be rewritten otherwise than what follows the call
-            other = read != calls and (codec.rules.calls or codec.rules.orphans)
+            # a call that was not read has no results: what follows it may be another shape
+            other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
             if cut is None or cut[0] not in codec.stop_ids or (cut[-len(whole) :] != whole and not other):
                 # Nobody sends results of a call that was not read, since no client hears of one: templates that write
                 # them with a call's name, number or id have none to write. Results of calls that were read, and any
                 # question, must do, whatever the reply was cut from.
                 unnamed = cut is None or codec.format.numbered or codec.format.ids
-                if unnamed and results > read:
+                if unnamed and (results > read or other):
                     continue
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
-    for name, conversation in SHAPES.items():
-        if not _is_written(codec, conversation):
-            refused.append(name)
-    return Findings(tuple(forks), tuple(dict.fromkeys(refused)), codec.rules.names)
-
-
-def _is_written(codec: Codec, conversation: Messages) -> bool:
-    """Whether the template takes `conversation` and writes all that it says."""
-    try:
-        text = codec.decode(codec.render(conversation, TOOLS))
-    except ValueError:
-        return False
-    return all(word in text for message in conversation for word in message["content"].split())
+    for shape, examples in EXAMPLES.items():
+        if not all(is_written(lambda messages: codec.decode(codec.render(messages, TOOLS)), each) for each in examples):
+            refused.append(shape)
+    return Findings(tuple(forks), tuple(dict.fromkeys(refused)), tuple(sorted(codec.unwritten)))
 
 
 def _thoughtful(reply: Messages) -> Messages:

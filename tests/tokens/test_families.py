@@ -111,6 +111,15 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
     assert structure(text, escaped="<>[|｜]/") == structure("harmless")
 
 
+@EVERY
+def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    def rendered(arguments: str) -> list[int]:
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "shell", "arguments": arguments}}
+        return codecs[name].render([*OPENING, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+
+    assert rendered("") == rendered("null") == rendered("{}")
+
+
 @pytest.mark.parametrize("name", package.CLASSES)
 def test_every_renderer_can_be_named(name: str, tmp_path: Path) -> None:
     """Also where the model has no template to compare it with; what its prompts write is read."""

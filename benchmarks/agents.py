@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 import resource
 import sys
 import tempfile
@@ -90,7 +89,7 @@ def row(name: str, family: str, outcome: Any, processor: float) -> str:
         account.row_tokens,
         f"{account.expansion:.2f}",
         f"{account.delivered:.2f}",
-        sum(int(count) for turn in episode.turns for count in re.findall("rewritten=([0-9]+)", str(turn.overridden))),
+        sum("rewritten=true" in turn.overridden for turn in episode.turns),
         f"{episode.reward:g}" if episode.scores else episode.fault,
         f"{episode.timings['total']:.0f}",
         f"{processor:.0f}",

@@ -114,7 +114,7 @@ async def test_claude_code(tmp_path: Path, policy: Path) -> None:
     turns = check_repair(outcome)
     assert bases(outcome) == [None, 0, 1, 2, 3]
     assert {turn.dialect for turn in turns} == {"messages"}
-    assert ["rewritten=1" in turn.overridden for turn in turns] == [False, True, False, False, True]  # without cd
+    assert ["rewritten=true" in turn.overridden for turn in turns] == [False, True, False, False, True]  # without cd
     assert "    return a - b" in outcome.prompts[1]
     assert "passes" in outcome.prompts[4]
     train_on(outcome, policy)

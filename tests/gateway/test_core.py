@@ -153,7 +153,7 @@ class TestTree:
             reply["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
             await http.ask(session, [*ASK, reply, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[tool])
         assert [turn.base for turn in session.turns] == [None, 0, None, 2, None, 4]
-        assert ["rewritten=1" in turn.overridden for turn in session.turns[1::2]] == [False, True, True]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns[1::2]] == [False, True, True]
         identical(session.turns, world.engine)
 
     @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ class TestTree:
             id = reply["tool_calls"][0]["id"]
             messages += [reply, {"role": "tool", "tool_call_id": id, "content": result}]
         assert [turn.base for turn in session.turns] == [None, 0, 1]
-        assert ["rewritten=1" in turn.overridden for turn in session.turns] == [False, True, True]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, True, True]
         identical(session.turns, world.engine)
 
     async def test_a_reply_sent_back_as_several_messages_is_one(self, world: World, said: Said, http: Http) -> None:

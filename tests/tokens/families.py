@@ -167,12 +167,7 @@ FAMILIES = {
         thought=("<|channel>", "thought\n", "<channel|>"),
         forks=("in words, then a tool", "in words, then several", "words and a tool call", "call, then several"),
         config=(("hidden_size_per_layer_input", 8), ("vocab_size_per_layer_input", 512)),
-        rewritten=(
-            "a late system message",
-            "a result without a call",
-            "a user after a call",
-            "several system messages",
-        ),
+        rewritten=tuple(sorted({*SYSTEMS, Shape.ORPHAN, Shape.AFTER_CALL})),
     ),
     "LFM2": Family(
         "lfm2",

@@ -35,8 +35,6 @@ class _Placed(NamedTuple):
     placement: Placement
     budget: ReplyBudget
     generation: Generating
-    rewritten: frozenset[int]
-    """`Recognised.rewritten`."""
 
 
 class Session:
@@ -75,8 +73,6 @@ class Session:
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
         self._commits = asyncio.Lock()
-        self._rewritten: frozenset[int] = frozenset()
-        """Turns whose replies came back rewritten, as far as that is recorded."""
 
     @property
     def key(self) -> str:
@@ -173,8 +169,7 @@ class Session:
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
-        request, _ = self._recognised(self._with_history(request))
-        return self._tree.prompt_tokens(await self._place(request))
+        return self._tree.prompt_tokens(await self._place(self._recognised(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -201,11 +196,12 @@ class Session:
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
-    def _recognised(self, request: Request) -> tuple[Request, frozenset[int]]:
-        """`request` with replies as they were sampled, and the turns whose replies differed (`Tree.recognised`)."""
+    def _recognised(self, request: Request) -> Request:
+        """`request` with replies as they were sampled (`Tree.recognised`)."""
         known = self._tree.recognised(request.messages)
         hidden = tuple((known.places[at], what) for at, what in request.hidden)
-        return replace(request, messages=known.messages, hidden=hidden), known.rewritten
+        wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
+        return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
 
     def _with_history(self, request: Request) -> Request:
         """`request` with the messages of the call that it continues (`Request.after`)."""
@@ -245,14 +241,14 @@ class Session:
 
         async def work() -> None:
             nonlocal placed, request
-            request, rewritten = self._recognised(request)
+            request = self._recognised(request)
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
             wanted = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
             budget = self._budget.reply(call.prompt, wanted)
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
-            placed = _Placed(placement, budget, generation, rewritten)
+            placed = _Placed(placement, budget, generation)
             await generation.run(self._budget.deadline, call.publish)
 
         async def finish(error: BaseException | None) -> None:
@@ -298,11 +294,10 @@ class Session:
             if inspect.isawaitable(recorded):
                 await recorded
             self._tree.add(turn, None if unfinished else placed.placement)
-            self._rewritten |= placed.rewritten
         return turn
 
     def _turn(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
-        placement, _, generation, _ = placed
+        placement, _, generation = placed
         output, tail = generation.spans()
         return Turn(
             index=len(self._tree.turns),
@@ -312,7 +307,7 @@ class Session:
             tail=tail,
             versions=tuple(generation.versions),
             sampling=generation.sampling,
-            overridden=_overridden(self._wishes(request, placed), self._sampling),
+            overridden=_overridden(self._wishes(request, placement), self._sampling),
             finish=Finish.ABORT if unfinished else generation.finish,
             dialect=request.dialect,
             digest=call.digest,
@@ -351,16 +346,14 @@ class Session:
             limit=self.limit,
         )
 
-    def _wishes(self, request: Request, placed: _Placed) -> dict[str, Any]:
+    def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
         """The client's settings and messages that do not take effect as they are, for `Turn.overridden`."""
         wishes = dict(request.wishes)
         if request.model != self.endpoint.model:
             wishes["model"] = request.model
         if request.messages[-1]["role"] == "assistant":
             wishes["prefill"] = True
-        if rewritten := placed.rewritten - self._rewritten:
-            wishes["rewritten"] = len(rewritten)
-        seen = len(request.messages) - len(placed.placement.new_messages)
+        seen = len(request.messages) - len(placement.new_messages)
         changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
         if reshaped := dict.fromkeys(what for index, what in changes if index >= seen):
             wishes["reshaped"] = list(reshaped)

@@ -47,8 +47,8 @@ class Recognised(NamedTuple):
     messages: tuple[Message, ...]
     places: Sequence[int]
     """Where each message of the client's is in `messages`: a reply may have been sent as several."""
-    rewritten: frozenset[int] = frozenset()
-    """Turns whose replies the client sent back otherwise than they were sampled."""
+    is_rewritten: bool = False
+    """Whether the client sent the last reply otherwise than it was sampled."""
 
 
 class Tree(ABC):
@@ -170,7 +170,8 @@ class TurnTree(Tree):
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
             places.append(len(known))
             known.append(message)
-        return Recognised(tuple(known), places, frozenset(rewritten))
+        last = max(at for at, message in enumerate(known) if message["role"] == "assistant")
+        return Recognised(tuple(known), places, last in first.values())
 
     def _called_by(self, message: Message) -> int | None:
         """The turn whose reply made the first call of `message`."""
@@ -319,7 +320,7 @@ def _is_begun(reply: Message, words: Message, calls: Message) -> bool:
     """Whether `reply` was sent back as two messages: its `words`, then its `calls`."""
     if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
         return False
-    return f"{words['content']} {calls['content']}".split() == reply["content"].split()
+    return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())
 
 
 def _call_ids(message: Message) -> list[str]:

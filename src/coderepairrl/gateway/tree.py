@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
-from coderepairrl.gateway.workers import Offload
+from coderepairrl.gateway.workers import LIGHT_KEYS, Offload
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, Turn, conversation, sequence_list
@@ -180,11 +180,12 @@ class TurnTree(Tree):
         return turns[0] if len(turns) == 1 else None
 
     def _differs(self, turn: int, message: Message, reply: Message) -> bool:
-        """Whether `message` has another key than the `reply` of `turn`."""
+        """Whether `message` has another key than the `reply` of `turn`; long ones only have to be other text."""
         before, differs = self._compared.get(turn, (reply, False))
         if message != before:
-            keys = {next_key(b"", each, self._prefix_keys.defaults) for each in (message, reply)}
-            differs = len(keys) > 1
+            is_long = sum(len(call["function"]["arguments"]) for call in message["tool_calls"]) > LIGHT_KEYS
+            defaults = self._prefix_keys.defaults
+            differs = is_long or next_key(b"", message, defaults) != next_key(b"", reply, defaults)
             self._compared[turn] = message, differs
         return differs
 

@@ -81,7 +81,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """A conversation in another shape, and what was changed: the index of a message before, and a description."""
+    """A conversation in another shape, and what was changed: indices of messages before, and their shapes."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]
@@ -105,6 +105,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
+        """Whether message `at` is to be rewritten because of `shape`, which is noted."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes
@@ -120,10 +121,9 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
             has_system = shaped[0]["role"] == "system"
             shaped[:has_system] = [_joined(shaped[0], message) if has_system else message]
             continue
+        is_late = role == "system" and not opening
         is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
-        if (role == "system" and not opening and rewrites(at, Shape.LATE)) or (
-            is_orphan and rewrites(at, Shape.ORPHAN)
-        ):
+        if (is_late or is_orphan) and rewrites(at, Shape.LATE if is_late else Shape.ORPHAN):
             role, message = "user", {"role": "user", "content": message["content"]}
         if role == "user" and last == "assistant" and unanswered and rewrites(at, Shape.AFTER_CALL):
             call = shaped[-1]["tool_calls"][0] if shaped else CALL

@@ -3,9 +3,9 @@
     python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 
 Every installed program is asked unless some are named, one at a time, at the limits that docs/guides/agents.md
-recommends, and prompted as two families of models. The engine says what a script tells it to, in no time: the seconds, by the clock and of processors, are
-those of the program and its sandbox. With --outside there is none (sandbox=unsafe-local), to compare; edits by a path
-in /workspace fail there.
+recommends, and prompted as two families of models. The engine says what a script tells it to, in no time: the seconds,
+by the clock and of processors, are those of the program and its sandbox. With --outside there is none
+(sandbox=unsafe-local), to compare; edits by a path in /workspace fail there.
 """
 
 from __future__ import annotations

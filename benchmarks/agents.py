@@ -3,14 +3,15 @@
     python benchmarks/agents.py [--outside] [NAME | RECIPE.toml ...]
 
 Every installed program is asked unless some are named, one at a time, at the limits that docs/guides/agents.md
-recommends. The engine says what a script tells it to, in no time: the seconds, by the clock and of processors, are
-those of the program and its sandbox. With --outside there is none (sandbox=unsafe-local), to compare; edits by a path
-in /workspace fail there.
+recommends, and prompted as two families of models. The engine says what a script tells it to, in no time: the seconds,
+by the clock and of processors, are those of the program and its sandbox. With --outside there is none
+(sandbox=unsafe-local), to compare; edits by a path in /workspace fail there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import resource
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from coderepairrl.learn.stitch import stitch
 TESTS = Path(__file__).parents[1] / "tests"
 COLUMNS = (
     "agent",
+    "model",
     "program",
     "dialect",
     "calls",
@@ -35,6 +37,7 @@ COLUMNS = (
     "row tokens",
     "expansion",
     "delivered",
+    "rewritten",
     "reward",
     "seconds",
     "processor",
@@ -44,23 +47,23 @@ COLUMNS = (
 
 async def main(names: list[str], outside: bool) -> None:
     """Print the table in Markdown."""
-    sys.path[:0] = [str(TESTS), str(TESTS / "agents")]  # which have the repairs, and check more
-    from programs import RECOMMENDED, SCRIPTS, build_policy, play
+    sys.path[:0] = [str(TESTS), str(TESTS / "agents"), str(TESTS / "tokens")]  # which have the repairs, and check more
+    from families import FAMILIES
+    from programs import RECOMMENDED, SCRIPTS, learn_vocabulary, play
 
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     with tempfile.TemporaryDirectory(prefix="crrl-agents-") as work:
-        model = build_policy(Path(work, "model"))
-        for name in names:
-            folder = Path(work, recipe.label(name))
-            folder.mkdir()
-            for path in (Path(work), folder):
-                path.chmod(0o755)  # sandboxes may be another user's
+        Path(work).chmod(0o755)  # sandboxes may be another user's
+        for name, family in itertools.product(names, ("Qwen3", "Qwen3.5, 3.6")):
+            folder = Path(work, f"{recipe.label(name)}-{FAMILIES[family].model_type}")
+            model = FAMILIES[family].write(folder / "model", learn_vocabulary(), max_position_embeddings=1 << 16)
+            folder.chmod(0o755)
             script = SCRIPTS[recipe.label(name)]
             agent = agents.make(name)
             spent = _processor()
             options = {"backend": sandbox.make("unsafe-local")} if outside else {}
             played = await play(agent, script, folder=folder, model=model, context=RECOMMENDED.tokens, **options)
-            print(row(name, played, _processor() - spent), flush=True)
+            print(row(name, family, played, _processor() - spent), flush=True)
 
 
 def _processor() -> float:
@@ -69,13 +72,14 @@ def _processor() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def row(name: str, outcome: Any, processor: float) -> str:
+def row(name: str, family: str, outcome: Any, processor: float) -> str:
     """One line of the table. `processor`: seconds that the program computed."""
     found, episode = recipe.load(name), outcome.episode
     rows, account = stitch(episode, 1.0, max_tokens=1 << 20)
     prompts = [len(asked.ids) for at, asked in enumerate(outcome.engine.requests) if at not in episode.side]
     values = (
         f"`{recipe.label(name)}`",
+        family,
         program(found),
         found.dialect,
         len(episode.turns),
@@ -85,6 +89,7 @@ def row(name: str, outcome: Any, processor: float) -> str:
         account.row_tokens,
         f"{account.expansion:.2f}",
         f"{account.delivered:.2f}",
+        sum("rewritten=true" in turn.overridden for turn in episode.turns),
         f"{episode.reward:g}" if episode.scores else episode.fault,
         f"{episode.timings['total']:.0f}",
         f"{processor:.0f}",

@@ -82,6 +82,7 @@ apply_patch <<'EOF'
 EOF
 """
 ADD = "/workspace/calc/add.py"
+CD = "cd /workspace &&"
 
 SCRIPTS: Mapping[str, Sequence[Reply]] = {
     "mini-swe-agent": [
@@ -102,16 +103,23 @@ SCRIPTS: Mapping[str, Sequence[Reply]] = {
         Reply("Repaired."),
     ],
     "codex": [
-        call("exec_command", cmd="cat calc/add.py"),
+        call("exec_command", cmd=f"{CD} cat calc/add.py"),
         call("exec_command", cmd=CODEX_PATCH),
-        call("exec_command", cmd="python3 check_add.py && echo passes"),
+        call("exec_command", cmd=f"{CD} python3 check_add.py && echo passes"),
         Reply("Repaired."),
     ],
     "claude-code": [
-        call("Bash", command="cat calc/add.py", description="look"),
+        call("Bash", command=f"{CD} cat calc/add.py", description="look"),
         call("Read", file_path=ADD),
         call("Edit", file_path=ADD, old_string="a - b", new_string="a + b"),
-        call("Bash", command="python3 check_add.py && echo passes", description="check"),
+        call("Bash", command=f"{CD} python3 check_add.py && echo passes", description="check"),
+        Reply("Repaired."),
+    ],
+    "copilot": [
+        call("bash", command=f"{CD} cat calc/add.py", description="look"),
+        call("view", path=ADD),
+        call("edit", path=ADD, old_str="a - b", new_str="a + b"),
+        call("bash", command=f"{CD} python3 check_add.py && echo passes", description="check"),
         Reply("Repaired."),
     ],
     "qwen-code": [
@@ -148,9 +156,9 @@ SCRIPTS: Mapping[str, Sequence[Reply]] = {
         Reply("Repaired."),
     ],
     "gptme": [
-        call("shell", command="cat calc/add.py"),
+        call("shell", command=f"{CD} cat calc/add.py"),
         call("shell", command=FIX),
-        call("shell", command="python3 check_add.py && echo passes"),
+        call("shell", command=f"{CD} python3 check_add.py && echo passes"),
         call("complete"),
     ],
     "smolagents": [
@@ -198,7 +206,12 @@ class Outcome:
 
 
 def build_policy(folder: Path) -> Path:
-    """A random 2-layer Qwen3 for 64k tokens, its vocabulary of 8k learnt from Python's standard library."""
+    """A random 2-layer Qwen3 for 64k tokens, with the tokens of `learn_vocabulary`."""
+    return save_policy(folder, learn_vocabulary(), context=1 << 16)
+
+
+def learn_vocabulary() -> Any:
+    """A tokenizer of 8k tokens learnt from Python's standard library."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -208,7 +221,7 @@ def build_policy(folder: Path) -> Path:
     sources = sorted(Path(os.__file__).parent.glob("*.py"))
     trainer = trainers.BpeTrainer(vocab_size=8192 - 16, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train([str(path) for path in sources], trainer)
-    return save_policy(folder, tokenizer, context=1 << 16)
+    return tokenizer
 
 
 class Forced(ScriptedEngine):
@@ -339,14 +352,14 @@ async def play(
 
 
 def write(codec: tokens.Codec, reply: Reply) -> list[int]:
-    """`reply` as the ids with which a Qwen3 policy would say it."""
-    added = codec.tokenizer.added
-    ids = codec.encode(reply.text)
-    for name, arguments in reply.calls:
-        body = json.dumps({"name": name, "arguments": arguments})
-        ids += codec.encode("\n" if ids else "")
-        ids += [added["<tool_call>"], *codec.encode(f"\n{body}\n"), added["</tool_call>"]]
-    return [*ids, added["<|im_end|>"]]
+    """`reply` as the ids with which the policy would say it."""
+    calls = [
+        {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for at, (name, arguments) in enumerate(reply.calls)
+    ]
+    ids = codec.spell({"role": "assistant", "content": reply.text, **({"tool_calls": calls} if calls else {})})
+    assert ids is not None
+    return ids
 
 
 def check_repair(outcome: Outcome, *, turns: int = 3, ending: Ending = Ending.DONE) -> tuple[Turn, ...]:

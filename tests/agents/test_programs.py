@@ -114,6 +114,7 @@ async def test_claude_code(tmp_path: Path, policy: Path) -> None:
     turns = check_repair(outcome)
     assert bases(outcome) == [None, 0, 1, 2, 3]
     assert {turn.dialect for turn in turns} == {"messages"}
+    assert ["rewritten=true" in turn.overridden for turn in turns] == [False, True, False, False, True]  # without cd
     assert "    return a - b" in outcome.prompts[1]
     assert "passes" in outcome.prompts[4]
     train_on(outcome, policy)
@@ -140,6 +141,24 @@ async def test_who_opens_an_image_goes_on(tmp_path: Path, policy: Path, name: st
     assert [f'not_shown=["{shown}"]' in turn.overridden for turn in turns] == [False, True] + [False] * (len(turns) - 2)
     if name == "claude-code":
         assert '"notebook_path"' not in outcome.prompts[0] and '"notebook_path"' in outcome.prompts[2]
+
+
+COPILOT = {
+    "chat": {},
+    "responses": {"COPILOT_PROVIDER_WIRE_API": "responses"},
+    "messages": {"COPILOT_PROVIDER_TYPE": "anthropic", "COPILOT_PROVIDER_BASE_URL": "{root_url}"},
+}
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize("dialect", COPILOT)
+async def test_copilot_speaks_three_dialects(tmp_path: Path, policy: Path, dialect: str) -> None:
+    install_named("copilot")
+    agent = agents.make("copilot", env=COPILOT[dialect])
+    outcome = await play(agent, SCRIPTS["copilot"], folder=tmp_path, model=policy)
+    turns = check_repair(outcome)
+    assert bases(outcome) == [None, 0, 1, 2, 3]
+    assert {turn.dialect for turn in turns} == {dialect}
 
 
 @pytest.mark.by_hand

@@ -152,8 +152,64 @@ class TestTree:
             reply = message(await http.ask(session, tools=[tool]))
             reply["tool_calls"][0]["function"]["arguments"] = json.dumps(arguments)
             await http.ask(session, [*ASK, reply, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[tool])
-        assert [turn.base for turn in session.turns] == [None, 0, None, None, None, None]
+        assert [turn.base for turn in session.turns] == [None, 0, None, 2, None, 4]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns[1::2]] == [False, True, True]
         identical(session.turns, world.engine)
+
+    @pytest.mark.parametrize(
+        ("sampled", "sent"),
+        [  # as Claude Code 2.1.330 rewrites its own calls
+            ({"command": "cd /workspace && cat calc.py"}, {"command": "cat calc.py"}),
+            ({"command": "find . -exec head -1 {} \\\\;"}, {"command": "find . -exec head -1 {} \\;"}),
+            ({"content": "x = 1   \n\n\n"}, {"content": "x = 1\n\n\n"}),
+            ({"new_string": "    return a - b   \n"}, {"new_string": "    return a - b\n"}),
+        ],
+    )
+    async def test_a_call_that_the_client_rewrites_is_what_was_sampled(
+        self, world: World, said: Said, http: Http, sampled: dict[str, str], sent: dict[str, str]
+    ) -> None:
+        world.engine.script = lambda *_: said("I look.", ("shell", sampled))
+        session, messages = world.open(), list(ASK)
+        for result in ("one", "two", "three"):
+            reply = message(await http.ask(session, messages, tools=[SHELL]))
+            reply["tool_calls"][0]["function"]["arguments"] = json.dumps(sent)
+            id = reply["tool_calls"][0]["id"]
+            messages += [reply, {"role": "tool", "tool_call_id": id, "content": result}]
+        assert [turn.base for turn in session.turns] == [None, 0, 1]
+        assert ["rewritten=true" in turn.overridden for turn in session.turns] == [False, True, True]
+        identical(session.turns, world.engine)
+
+    async def test_a_reply_sent_back_as_several_messages_is_one(self, world: World, said: Said, http: Http) -> None:
+        calls = (("shell", {"cmd": "ls"}), ("shell", {"cmd": "pwd"}))
+        world.engine.script = lambda *_: said("I look.", *calls)
+        session = world.open()
+        first, second = message(await http.ask(session, tools=[SHELL]))["tool_calls"]
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "ok"} for call in (first, second)]
+        words, one, two = (
+            {"role": "assistant", "content": text, "tool_calls": calls} | ({} if calls else {"tool_calls": None})
+            for text, calls in (("I look.", []), (None, [first]), ("", [second]))
+        )
+        whole = {"role": "assistant", "content": None, "tool_calls": [first, second]}
+        for sent in ([words, whole, *results], [words, one, results[0], two, results[1]], [whole, *results]):
+            await http.ask(session, [*ASK, *sent], tools=[SHELL])
+        assert [turn.base for turn in session.turns] == [None, 0, 0, 0]
+        await http.ask(session, [*ASK, one, results[0]], tools=[SHELL])  # a call is left out
+        await http.ask(session, [*ASK, {**whole, "content": "I do not look."}, *results], tools=[SHELL])
+        assert [turn.base for turn in session.turns[4:]] == [None, None]
+        identical(session.turns, world.engine)
+
+    async def test_a_call_without_arguments_may_come_back_as_nothing(
+        self, world: World, said: Said, http: Http
+    ) -> None:
+        world.engine.script = lambda *_: said("", ("shell", {}))
+        session = world.open()
+        reply = message(await http.ask(session, tools=[SHELL]))
+        for arguments in ("", "null", "{}"):
+            reply["tool_calls"][0]["function"]["arguments"] = arguments
+            result = {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": arguments}
+            await http.ask(session, [*ASK, reply, result], tools=[SHELL])
+        assert [turn.base for turn in session.turns] == [None, 0, 0, 0]
+        assert not any("rewritten" in each for turn in session.turns for each in turn.overridden)
 
     async def test_rewritten_history_forks_where_it_differs(self, world: World, said: Said, http: Http) -> None:
         world.engine.script = lambda *_: said(f"reply {len(world.engine.seen)}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import pyarrow
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -387,6 +388,14 @@ async def test_every_limit_ends_as_the_dialect_has_it(world: World, said: Said, 
     assert cut[name]()
     world.engine.context = prompt
     assert await refused(world.open()) == ("context_length_exceeded", "context")
+
+
+@EVERY
+async def test_a_body_may_be_compressed(world: World, http: Http, name: str) -> None:
+    speech = SPEECHES[name]
+    body = json.dumps(speech.plain).encode()
+    for encoding, packed in (("zstd", pyarrow.compress(body, "zstd", asbytes=True)), ("deflate", zlib.compress(body))):
+        assert (await http.send(world.open(), speech, packed, Content_Encoding=encoding))[0] == 200
 
 
 @EVERY

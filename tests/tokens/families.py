@@ -10,7 +10,10 @@ import frames
 import lists
 from family import Family
 
+from coderepairrl.tokens.shapes import Shape
+
 ONE_CALL = ("several tool calls",)
+SYSTEMS = ("a late system message", "several system messages")
 _GLM = (
     *(("n_routed_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16)),
     *(("first_k_dense_replace", 1), ("n_group", 1), ("topk_group", 1)),
@@ -48,6 +51,7 @@ FAMILIES = {
             *(("linear_num_key_heads", 2), ("linear_num_value_heads", 4), ("linear_key_head_dim", 8)),
             *(("linear_value_head_dim", 8), ("layer_types", ["linear_attention", "full_attention"])),
         ),
+        rewritten=SYSTEMS,
     ),
     "Qwen3-Coder": Family(
         "qwen3_moe",
@@ -66,6 +70,7 @@ FAMILIES = {
         bos="<|begin_of_text|>",
         format="llama3_json",
         refused=ONE_CALL,
+        rewritten=SYSTEMS[1:],
     ),
     "Mistral (Tekken, v13)": Family(
         "mistral",
@@ -74,8 +79,8 @@ FAMILIES = {
         ("</s>",),
         bos="<s>",
         format="mistral",
-        refused=("tool call, then a user", "tool calls, then a user", "result and a user"),
         config=(("sliding_window", None),),  # as all with this tokenizer have it
+        rewritten=tuple(sorted(set(Shape) - {Shape.ORPHAN})),
     ),
     "GLM-4.5, 4.6": Family(
         "glm4_moe",
@@ -87,6 +92,7 @@ FAMILIES = {
         thinks=True,
         prompts=("<|assistant|>\n<think></think>", "<|assistant|>"),
         config=_GLM,
+        rewritten=SYSTEMS[:1],
     ),
     "GLM-4.7": Family(
         "glm4_moe",
@@ -99,6 +105,7 @@ FAMILIES = {
         opens=True,
         prompts=("<|assistant|></think>", "<|assistant|><think>"),
         config=_GLM,
+        rewritten=SYSTEMS[:1],
     ),
     "gpt-oss": Family(
         "gpt_oss",
@@ -107,9 +114,10 @@ FAMILIES = {
         ("<|return|>", "<|endoftext|>", "<|call|>"),
         format="openai",
         always=True,
-        refused=(*ONE_CALL, "a reply in words, then a tool", "in words, then several tool"),
-        forks=("in words, then a user", "tool call, then several"),
+        refused=ONE_CALL,
+        forks=("in words, then",),
         config=(("num_local_experts", 4), ("num_experts_per_tok", 2), ("sliding_window", 8)),
+        rewritten=tuple(sorted({*SYSTEMS, Shape.ORPHAN})),
     ),
     "DeepSeek-V3.1": Family(
         "deepseek_v3",
@@ -118,7 +126,6 @@ FAMILIES = {
         ("<｜end▁of▁sentence｜>",),
         bos="<｜begin▁of▁sentence｜>",
         format="deepseek_v31",
-        refused=(),
         config=(
             *(("n_routed_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16), ("n_group", 1)),
             *(("topk_group", 1), ("q_lora_rank", 8), ("kv_lora_rank", 8), ("qk_nope_head_dim", 8)),
@@ -130,6 +137,7 @@ FAMILIES = {
                 ("head_dim", 4),
             ),
         ),
+        rewritten=SYSTEMS,
     ),
     "MiniMax-M2": Family(
         "minimax_m2",
@@ -140,8 +148,9 @@ FAMILIES = {
         format="minimax_m2",
         always=True,
         opens=True,
-        forks=("user message",),
+        forks=("user message", "system message"),
         config=(("num_local_experts", 4), ("num_experts_per_tok", 2)),
+        rewritten=SYSTEMS,
     ),
     "Seed-OSS": Family(
         "seed_oss", frames.SEED_TOKENS, frames.SEED, ("<seed:eos>",), bos="<seed:bos>", format="seed_oss"
@@ -158,6 +167,7 @@ FAMILIES = {
         thought=("<|channel>", "thought\n", "<channel|>"),
         forks=("in words, then a tool", "in words, then several", "words and a tool call", "call, then several"),
         config=(("hidden_size_per_layer_input", 8), ("vocab_size_per_layer_input", 512)),
+        rewritten=tuple(sorted({*SYSTEMS, Shape.ORPHAN, Shape.AFTER_CALL})),
     ),
     "LFM2": Family(
         "lfm2",
@@ -216,6 +226,7 @@ FAMILIES = {
         bos="<s>",
         format="mistral",
         config=(("sliding_window", None),),
+        rewritten=SYSTEMS,
     ),
     "Mistral (v11)": Family(
         "mistral",
@@ -225,6 +236,7 @@ FAMILIES = {
         bos="<s>",
         format="mistral",
         config=(("sliding_window", None),),
+        rewritten=SYSTEMS,
     ),
     "SmolLM3": Family(
         "smollm3",
@@ -275,6 +287,7 @@ FAMILIES = {
             *(("layer_types", ["sliding_attention", "full_attention"]), ("sliding_window", 8)),
             ("logit_scale", 0.25),
         ),
+        rewritten=SYSTEMS,
     ),
     "DeepSeek-V3.2": Family(
         "deepseek_v32",
@@ -293,5 +306,6 @@ FAMILIES = {
             *(("num_key_value_heads", 4), ("head_dim", 4), ("index_n_heads", 2), ("index_head_dim", 8)),
             ("index_topk", 4),
         ),
+        rewritten=SYSTEMS,
     ),
 }

@@ -30,14 +30,19 @@ class Family:
     """What thoughts begin and end with, and the text after their first token."""
     refused: tuple[str, ...] = ()
     """Words in the names of conversations that the family does not know."""
+    rewritten: tuple[str, ...] = ()
+    """Shapes of conversations that its template cannot write."""
     forks: tuple[str, ...] = ()
     """Words in the names of conversations that are rendered again, not extended."""
     engines: tuple[str, ...] = ("vllm",)
     config: tuple[tuple[str, Any], ...] = ()
 
-    def write(self, folder: Path, **changes: Any) -> Path:
-        """A folder with the family's config, tokenizer and template, and no weights."""
-        spec, size = tokenizer(self.tokens)
+    def write(self, folder: Path, vocabulary: Any = None, **changes: Any) -> Path:
+        """A folder with the family's config, tokenizer and template, and no weights.
+
+        `vocabulary` is a `tokenizers.Tokenizer` without special tokens; by default bytes.
+        """
+        spec, size = tokenizer(self.tokens, vocabulary)
         ids = {token: size - len(self.tokens) + at for at, token in enumerate(self.tokens)}
         config = {
             **{"model_type": self.model_type, "vocab_size": size, "max_position_embeddings": 4096},
@@ -55,16 +60,24 @@ class Family:
         return folder
 
 
-def tokenizer(added: tuple[str, ...]) -> tuple[str, int]:
-    """A byte-level ``tokenizer.json`` with special tokens, and its size."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+def tokenizer(added: tuple[str, ...], vocabulary: Any = None) -> tuple[str, int]:
+    """A ``tokenizer.json`` with special tokens, and its size."""
+    from tokenizers import AddedToken
+
+    made = vocabulary or split_bytes()
+    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
+    return made.to_str(), made.get_vocab_size()
+
+
+def split_bytes() -> Any:
+    """A tokenizer whose tokens are bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in added])
-    return made.to_str(), made.get_vocab_size()
+    return made
 
 
 def sampled(codec: Any, messages: list[dict[str, Any]], news: list[dict[str, Any]], tools: Any) -> list[int]:

@@ -45,6 +45,7 @@ def test_recorded_ids_are_extended_exactly(name: str, codecs: dict[str, tokens.C
     assert all(any(word in each for word in family.forks) for each in found.forks), found.forks
     assert bool(found.refused) == bool(family.refused)
     assert all(any(word in each for word in family.refused) for each in found.refused)
+    assert found.rewritten == family.rewritten
     assert (codec.family, codec.format.name) == (family.renderer, family.format)
     assert [codec.tokenizer.to_bytes(stop).decode() for stop in codec.stop_ids] == list(family.eos)
 
@@ -108,6 +109,15 @@ def test_text_that_looks_like_structure_is_text(name: str, codecs: dict[str, tok
 
     assert structure(text) == structure("harmless")
     assert structure(text, escaped="<>[|｜]/") == structure("harmless")
+
+
+@EVERY
+def test_a_call_without_arguments_may_come_as_nothing(name: str, codecs: dict[str, tokens.Codec]) -> None:
+    def rendered(arguments: str) -> list[int]:
+        call = {"id": "abcdefgh1", "type": "function", "function": {"name": "shell", "arguments": arguments}}
+        return codecs[name].render([*OPENING, {"role": "assistant", "content": "", "tool_calls": [call]}], TOOLS)
+
+    assert rendered("") == rendered("null") == rendered("{}")
 
 
 @pytest.mark.parametrize("name", package.CLASSES)
@@ -206,7 +216,8 @@ def test_reasoning_is_switched_where_there_is_some(name: str, folders: dict[str,
     assert off.decode(off.render(OPENING, TOOLS)).endswith(without)
     assert on.decode(on.render(OPENING, TOOLS)).endswith(within + "<think>\n" * (opened and "<think>" not in within))
     assert all(
-        "user message" in fork or any(word in fork for word in FAMILIES[name].forks) for fork in verify(on).forks
+        any(word in fork for word in ("user message", "system message", *FAMILIES[name].forks))
+        for fork in verify(on).forks
     )
     added, (begin, text, end) = on.tokenizer.added, FAMILIES[name].thought
     ids = [
@@ -381,7 +392,8 @@ def test_the_page_says_what_is_tested(name: str) -> None:
     switch = "always" if family.always else "on or off" if family.thinks else "none"
     refused = "; ".join(family.refused) or "-"
     names = " | ".join(f"`{each}`" for each in (family.model_type, family.renderer, family.format))
-    row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} |"
+    rewritten = "; ".join(family.rewritten) or "-"
+    row = f"| {name} | {names} | {switch} | {', '.join(family.engines)} | {refused} | {rewritten} |"
     assert row in page.read_text()
 
 

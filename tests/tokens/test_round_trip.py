@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from families import FAMILIES
 from spoken import said
@@ -12,7 +14,7 @@ from coderepairrl import agents, tokens
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.gateway import Gateway, PolicySource
-from coderepairrl.types import Limits, Sampling, Task, sequence
+from coderepairrl.types import Limits, Sampling, Task, Turn, sequence
 
 FILES = {"add.py": b"def add(a, b):\n    return a - b\n"}
 TASK = Task("toy/add", "add() subtracts <|im_end|><|call|></s>", "python", "dir:x", b"")
@@ -53,3 +55,60 @@ async def test_a_repair_in_every_format(name: str, tmp_path: Path) -> None:
         assert turn.sampled == len(turn.output) == len(reply)
         assert sequence(turns, turn.index) == (*asked.ids, *reply), "what was served is what is trained"
         assert not turn.masked
+
+
+async def ask(codec: tokens.Codec, path: str, *bodies: dict[str, Any]) -> tuple[tuple[Turn, ...], str]:
+    """The turns of requests that are answered "yes", and the last prompt."""
+    reply = said(codec, "yes", [], "hm" * codec.thinking)
+    if codec.format.name == "glm45":
+        reply[-1] = codec.tokenizer.added["<|user|>"]
+    engine = ScriptedEngine(lambda *_: reply, context=16384)
+    gateway = Gateway(PolicySource(codec, engine), sampling=Sampling(max_tokens=64), on_turn=lambda *_: None)
+    await gateway.start()
+    session = gateway.open("episode", limits=Limits(tokens=15000), seed=0)
+    async with aiohttp.ClientSession() as http:
+        for body in bodies:
+            async with http.post(session.endpoint.base_url + path, json={"model": "policy", **body}) as answer:
+                assert answer.status == 200, await answer.text()
+    turns = await gateway.close(session)
+    await gateway.stop()
+    return turns, codec.decode(engine.requests[-1].ids)
+
+
+def says(*texts: str) -> list[dict[str, Any]]:
+    """Messages of the roles that `texts` begin with."""
+    roles = [each.partition(" ")[::2] for each in texts]
+    return [
+        {"role": role, "content": text} | ({"tool_call_id": "abcdefgh1"} if role == "tool" else {})
+        for role, text in roles
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/messages", {"max_tokens": 50, "system": "Do well.", "messages": says("user Repair.", "system Linux")}),
+        ("/responses", {"input": says("developer Do well.", "developer Linux", "user Repair.")}),
+        ("/chat/completions", {"messages": says("system Do well.", "system Linux", "user Repair.")}),
+    ],
+    ids=["Claude Code", "Codex", "gptme"],
+)
+async def test_todays_agents_begin_with_several_system_messages(path: str, body: Any, tmp_path: Path) -> None:
+    """Which Qwen3.5 refuses: they are joined, and the turn says so."""
+    codec = tokens.load(FAMILIES["Qwen3.5, 3.6"].write(tmp_path))
+    (turn,), prompt = await ask(codec, path, body)
+    assert prompt == codec.decode(codec.render(says("system Do well.\n\nLinux", "user Repair.")))
+    assert 'reshaped=["several system messages"]' in turn.overridden
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_all_that_agents_send_in_any_order_is_shown(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    codec = tokens.load(family.write(tmp_path, max_position_embeddings=16384), thinking=family.always)
+    messages = says("system 1-s", "user 1-u", "system 2-s", "user 2-u", "tool 1-t", "assistant yes", "system 3-s")
+    later = says("assistant yes", "user 3-u", "assistant 1-a", "assistant 2-a", "user 4-u", "system 4-s")
+    bodies = [{"messages": messages[:2]}, {"messages": messages}, {"messages": [*messages, *later]}]
+    turns, prompt = await ask(codec, "/chat/completions", *bodies)
+    assert [message["content"] for message in messages + later if message["content"] not in prompt] == []
+    reshaped = [wish for turn in turns for wish in turn.overridden if wish.startswith("reshaped")]
+    assert bool(reshaped) == bool(family.rewritten)

@@ -400,10 +400,18 @@ class TestOtherFamilies:
         spec["added_tokens"] = [token | {"id": first + number} for number, token in enumerate(kept)]
         (folder / "tokenizer.json").write_text(json.dumps(spec))
 
-    def test_what_the_template_refuses_is_no_conversation(self, merging: Path, tmp_path: Path) -> None:
+    def test_a_shape_that_the_template_refuses_is_written_as_another(self, merging: Path, tmp_path: Path) -> None:
+        """Above all a system message that is not the first, as Claude Code, Codex and gptme send."""
         codec = tokens.load(self.folder(merging, tmp_path))
-        with pytest.raises(ValueError, match="system comes first"):
-            codec.render([*OPENING, {"role": "system", "content": "a"}])
+        system, late = OPENING[0]["content"], {"role": "system", "content": "a"}
+        joined = [{"role": "system", "content": f"{system}\n\na"}, OPENING[1]]
+        for opening in ([*OPENING, late], [OPENING[0], late, OPENING[1]]):
+            assert codec.render(opening) == codec.render(joined)
+            assert codec.changes(opening) == [(opening.index(late), "several system messages")]
+        answered = [*OPENING, {"role": "assistant", "content": "b"}]
+        assert codec.render([*answered, late]) == codec.render([*answered, {"role": "user", "content": "a"}])
+        assert codec.changes([*answered, late]) == [(3, "a late system message")]
+        assert codec.changes(answered) == []
 
     @pytest.mark.parametrize(
         ("change", "why"),

@@ -26,6 +26,7 @@ def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> 
         Finding("tool calls are read", True, f"format {codec.format.name}; replies end with {ends}"),
         Finding("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
         Finding("conversations it knows", True, _listed("its template refuses ", found.refused)),
+        Finding("shapes that agents send", True, _listed("written in another shape: ", found.rewritten)),
         _embedding(folder, codec),
         Finding("engines", True, _engines(folder)),
     ]

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 KeylessSession = Callable[[Mapping[str, Any], bool], Session]
 """Chooses the session of a request without a key, from its body and whether the client marks it as a retry."""
+_UNLIMITED = Limits(tokens=1 << 30)
 _KEY = re.compile("[0-9a-f]{32}")
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
@@ -229,7 +230,7 @@ class Gateway:
             timer.cancel()
         body = await self._keyless_incoming.body(request, dialect.name)
         await asyncio.to_thread(dialect.parse, body.whole())  # a malformed request opens no session
-        data = await asyncio.to_thread(json.loads, body.whole())
+        data = await asyncio.to_thread(json.loads, body.whole().decode(errors="replace"))
         session = self.keyless_session(data, bool(replies.retry_count(request)))
         session.incoming.admit_connection(request.protocol)
         return session, body
@@ -250,11 +251,18 @@ class Gateway:
 
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            session = self._session(request)
-            with _void_on_bug(session), _count_refusals(session):
-                asked = await session.read(counter.path, await session.incoming.body(request, counter.path))
-                asked = responses.resolve(asked, session.find) if asked.unread else asked
-                return web.json_response(counter.reply(await session.count(asked)))
+            keyless = self._may_be_keyless(request)
+            # without a key, no conversation begins: a session that holds the request alone counts it
+            session = self.open("count", limits=_UNLIMITED, seed=0) if keyless else self._session(request)
+            incoming = self._keyless_incoming if keyless else session.incoming
+            try:
+                with _void_on_bug(session), _count_refusals(session):
+                    asked = await session.read(counter.path, await incoming.body(request, counter.path))
+                    asked = responses.resolve(asked, session.find) if asked.unread else asked
+                    return web.json_response(counter.reply(await session.count(asked)))
+            finally:
+                if keyless:
+                    await self.close(session)
 
         return handle
 

@@ -169,7 +169,7 @@ class Session:
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
-        return self._tree.prompt_tokens(await self._place(self._with_history(request)))
+        return self._tree.prompt_tokens(await self._place(self._recognised(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -195,6 +195,13 @@ class Session:
             raise self._budget.too_long(error.tokens) from error
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
+
+    def _recognised(self, request: Request) -> Request:
+        """`request` with replies as they were sampled (`Tree.recognised`)."""
+        known = self._tree.recognised(request.messages)
+        hidden = tuple((known.places[at], what) for at, what in request.hidden)
+        wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
+        return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
 
     def _with_history(self, request: Request) -> Request:
         """`request` with the messages of the call that it continues (`Request.after`)."""
@@ -233,7 +240,8 @@ class Session:
         placed: _Placed | None = None
 
         async def work() -> None:
-            nonlocal placed
+            nonlocal placed, request
+            request = self._recognised(request)
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
             wanted = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
@@ -339,13 +347,16 @@ class Session:
         )
 
     def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
-        """The client's settings that do not take effect, for `Turn.overridden`."""
+        """The client's settings and messages that do not take effect as they are, for `Turn.overridden`."""
         wishes = dict(request.wishes)
         if request.model != self.endpoint.model:
             wishes["model"] = request.model
         if request.messages[-1]["role"] == "assistant":
             wishes["prefill"] = True
         seen = len(request.messages) - len(placement.new_messages)
+        changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
+        if reshaped := dict.fromkeys(what for index, what in changes if index >= seen):
+            wishes["reshaped"] = list(reshaped)
         if hidden := [what for index, what in request.hidden if index >= seen]:
             wishes["not_shown"] = hidden
         forwarded = self._source.forwarded(request)

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 from coderepairrl.gateway.request import Defaults, Message, PrefixKeys, next_key
-from coderepairrl.gateway.workers import Offload
+from coderepairrl.gateway.workers import LIGHT_KEYS, Offload
 from coderepairrl.tokens import GENERATION_PROMPT
 from coderepairrl.tokens.trie import Node, Trie
 from coderepairrl.types import Fork, Turn, conversation, sequence_list
@@ -43,6 +43,16 @@ class Placement:
         return len(self.prompt) - len(self.given)
 
 
+class Recognised(NamedTuple):
+    """A conversation in which replies stand as they were sampled."""
+
+    messages: tuple[Message, ...]
+    places: Sequence[int]
+    """Where each message of the client's is in `messages`: a reply may have been sent as several."""
+    is_rewritten: bool = False
+    """Whether the client sent the last reply otherwise than it was sampled."""
+
+
 class Tree(ABC):
     """Turns in order of commitment, indexed by two 16-byte keys each."""
 
@@ -53,6 +63,8 @@ class Tree(ABC):
         """Turns by the key of the conversation that they complete."""
         self._by_reply: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
         """Turns by the key of their reply alone and the ids of its tool calls; also under None for any ids."""
+        self._by_call: dict[str, list[int]] = {}
+        """Turns by the id of a call; several where a remote gives an id twice."""
         self._prefix_keys = PrefixKeys()
 
     @abstractmethod
@@ -61,6 +73,10 @@ class Tree(ABC):
 
         Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
         """
+
+    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
+        """`messages` as a client sent them: who renders them itself is sent them as they are."""
+        return Recognised(messages, range(len(messages)))
 
     @abstractmethod
     def prompt_tokens(self, placement: Placement) -> int:
@@ -75,6 +91,8 @@ class Tree(ABC):
             name = next_key(b"", reply, defaults)
             for ids in (tuple(_call_ids(reply)), None):
                 self._by_reply.setdefault((name, ids), []).append(turn.index)
+            for id in _call_ids(reply):
+                self._by_call.setdefault(id, []).append(turn.index)
 
     def extended(self, index: int) -> bool:
         """Whether a later turn continues turn `index`."""
@@ -140,6 +158,62 @@ class TurnTree(Tree):
         self._trie = Trie()
         self._ends: list[Node] = []
         """Trie nodes at which the sequences of turns end; turns are added lazily."""
+        self._compared: dict[int, tuple[Message, bool]] = {}
+        """How a client last sent a turn's reply, and whether that differs from what was sampled."""
+
+    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
+        """`messages` with replies as they were sampled, recognised by the ids of their calls.
+
+        Clients change arguments, leave out words, and send one reply as several messages. A reply with other words, or
+        without some of its calls, is the client's own and stays.
+        """
+        turns = [self._called_by(message) for message in messages]
+        parts: dict[int, list[Message]] = {}
+        for turn, message in zip(turns, messages, strict=True):
+            if turn is not None:
+                parts.setdefault(turn, []).append(message)
+        replies = {turn: self.turns[turn].messages[-1] for turn in parts}
+        rewritten = {
+            turn
+            for turn, reply in replies.items()
+            if _is_whole(parts[turn], reply) and self._differs(turn, parts[turn][0], reply)
+        }
+        if not rewritten:
+            return super().recognised(messages)
+        known: list[Message] = []
+        places: list[int] = []
+        first: dict[int, int] = {}
+        """Where rewritten replies are in `known`."""
+        for turn, message in zip(turns, messages, strict=True):
+            if turn in first:
+                places.append(first[turn])
+                continue
+            if turn in rewritten:
+                reply = replies[turn]
+                if known and _is_begun(reply, known[-1], message):
+                    known.pop()
+                first[turn] = len(known)
+                message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
+            places.append(len(known))
+            known.append(message)
+        last = max(at for at, message in enumerate(known) if message["role"] == "assistant")
+        return Recognised(tuple(known), places, last in first.values())
+
+    def _called_by(self, message: Message) -> int | None:
+        """The turn whose reply made the first call of `message`."""
+        ids = _call_ids(message)
+        turns = self._by_call.get(ids[0], ()) if ids else ()
+        return turns[0] if len(turns) == 1 else None
+
+    def _differs(self, turn: int, message: Message, reply: Message) -> bool:
+        """Whether `message` has another key than the `reply` of `turn`; long ones only have to be other text."""
+        before, differs = self._compared.get(turn, (reply, False))
+        if message != before:
+            is_long = sum(len(call["function"]["arguments"]) for call in message["tool_calls"]) > LIGHT_KEYS
+            defaults = self._prefix_keys.defaults
+            differs = is_long or next_key(b"", message, defaults) != next_key(b"", reply, defaults)
+            self._compared[turn] = message, differs
+        return differs
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the recorded turn with the longest matching conversation by the remaining messages.
@@ -201,7 +275,8 @@ class TurnTree(Tree):
         for end in (*replies, len(messages)):
             if output is None or seen == end:
                 return None
-            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end])
+            calls = len(_call_ids(messages[seen - 1]))
+            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
             if given is None:
                 return None
             prompt += output
@@ -254,6 +329,19 @@ class TurnTree(Tree):
         pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
         alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         return None, Fork(owner if end is None else end, length, alike), length, alike
+
+
+def _is_whole(parts: Sequence[Message], reply: Message) -> bool:
+    """Whether `parts` have the calls of `reply`, and no words but its own."""
+    ids = [id for part in parts for id in _call_ids(part)]
+    return ids == _call_ids(reply) and all(part["content"].strip() in reply["content"] for part in parts)
+
+
+def _is_begun(reply: Message, words: Message, calls: Message) -> bool:
+    """Whether `reply` was sent back as two messages: its `words`, then its `calls`."""
+    if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
+        return False
+    return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())
 
 
 def _call_ids(message: Message) -> list[str]:

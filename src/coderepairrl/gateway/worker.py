@@ -85,8 +85,8 @@ class Jobs:
 
     def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
-        loaded_from, prompt, output, most = pickle.loads(about)
-        given = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), most=most)
+        loaded_from, prompt, output, calls, most = pickle.loads(about)
+        given = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
         return [] if given is None else [array("I", given).tobytes()]
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:

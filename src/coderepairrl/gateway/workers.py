@@ -225,14 +225,14 @@ class Offload:
         return array("I", ids).tolist()
 
     async def extend(
-        self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...]
+        self, prompt: Sequence[int], output: Sequence[int], messages: tuple[Message, ...], calls: int
     ) -> list[int] | None:
         """`Codec.extend`."""
         codec, most = self._renderer
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
-            return codec.extend(prompt, output, messages, most=most)
+            return codec.extend(prompt, output, messages, calls=calls, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.loaded_from, list(prompt), list(output), most))
+        about = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
         ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from coderepairrl.tokens.formats import QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
+from coderepairrl.tokens.shapes import Shape, reshape, unwritten
 
 GENERATION_PROMPT = 64
 """The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
@@ -72,6 +74,8 @@ class Codec:
     ) -> list[int]:
         """Ids of a whole conversation, with the generation prompt of the next reply (unless `prompt` is false).
 
+        A shape that the model's template cannot write is rewritten first (`changes`).
+
         Raises ValueError for messages that cannot be rendered (none, or text that is not Unicode), and `TooLong` for
         more than `most` ids: before tokenizing if the number of bytes is proof enough.
         """
@@ -83,11 +87,37 @@ class Codec:
         """`render`, but only with the check by bytes: the result may have more than `most` ids."""
         if not messages:
             raise ValueError("a conversation has at least one message")
+        shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
         with self._bounded(most, messages):
-            ids: list[int] = self.renderer.render_ids(
-                self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
-            )
-            return ids
+            return self._written(shaped, tools, prompt=prompt)
+
+    def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
+        """Ids of `messages` as they are."""
+        ids: list[int] = self.renderer.render_ids(
+            self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
+        )
+        return ids
+
+    @cached_property
+    def unwritten(self) -> frozenset[Shape]:
+        """Shapes of conversations that the model's template cannot write: they are rewritten before it is applied."""
+        shapes = unwritten(lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)))
+        return shapes if self._ends_before_system() else shapes | {Shape.LATE}
+
+    def _ends_before_system(self) -> bool:
+        """Whether a system message may follow a reply: where the next role ends replies, it may be no stop token."""
+        answered = [QUESTION, {"role": "assistant", "content": "answer"}]
+        prompt = self._written([QUESTION], [TOOL], prompt=True)
+        whole = self._written(answered, [TOOL], prompt=False)
+        try:
+            more = self._written([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
+        except ValueError:
+            return False
+        return any(token in self.stop_ids for token in more[len(prompt) : len(whole) + 1])
+
+    def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
+        """What is rewritten in a conversation before it is rendered: indices of messages, and their shapes."""
+        return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(
         self,
@@ -95,17 +125,22 @@ class Codec:
         output: Sequence[int],
         new_messages: Sequence[Message],
         *,
+        calls: int | None = None,
         most: int | None = None,
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` are enough. Raises as `render` does.
+        The last `GENERATION_PROMPT` ids of `prompt` are enough. `calls` are those of the reply, by default as many as
+        have results. Raises as `render` does.
 
         None when the model's family cannot be extended exactly: with an assistant message among the new ones, or (with
         thinking) a user message, after which the template drops earlier thoughts.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
+        if self.unwritten:
+            results = sum(message["role"] == "tool" for message in new_messages)
+            new_messages = reshape(new_messages, self.unwritten, calls=results if calls is None else calls).messages
         with self._bounded(most, new_messages):
             bridged = self.renderer.bridge_to_next_turn(tail, list(output), self._guard_all(new_messages))
             if bridged is None or bridged.token_ids[: len(before)] != before:
@@ -220,7 +255,12 @@ class Codec:
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _arguments(self, text: str) -> str:
-        """A call's arguments, guarded also where JSON escapes a special token's characters: renderers parse them."""
+        """A call's arguments, guarded also where JSON escapes a special token's characters: renderers parse them.
+
+        Clients send those of a call without arguments as nothing or null.
+        """
+        if text.strip() in ("", "null"):
+            return "{}"
         guarded = self.tokenizer.guard(text)
         if "\\" not in text:
             return guarded

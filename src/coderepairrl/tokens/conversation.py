@@ -45,7 +45,8 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
         trained += [False] * injected + [True] * (len(output) - injected)
         if next_reply is None:
             break
-        added = codec.extend(prompt, output, messages[at + 1 : next_reply])
+        calls = len(messages[at].get("tool_calls") or ())
+        added = codec.extend(prompt, output, messages[at + 1 : next_reply], calls=calls)
         if added is None:
             made.append(Row(tuple(ids), tuple(trained)))
             ids, trained = codec.render(messages[:next_reply], tools), []

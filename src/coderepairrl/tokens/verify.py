@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.codec import Codec
+from coderepairrl.tokens.shapes import EXAMPLES, Shape, is_written
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -50,6 +51,8 @@ _ADDED: dict[str, Messages] = {
     "several tool results": (*_TOOL, {"role": "tool", "tool_call_id": "call00002", "content": ""}),
     "a user message": ({"role": "user", "content": "\nGo on."},),
     "a tool result and a user message": (*_TOOL, {"role": "user", "content": "Two calls left."}),
+    "a system message": ({"role": "system", "content": "Be short."},),
+    "a tool result and a system message": (*_TOOL, {"role": "system", "content": "Be short."}),
 }
 FOLLOWED: tuple[tuple[Messages, str], ...] = (
     (({"role": "assistant", "content": "A test fails."}, {"role": "user", "content": "Go on."}), "A test fails."),
@@ -86,11 +89,12 @@ class Findings(NamedTuple):
     """Conversations with restrictions.
 
     `forks` cannot be extended, only rendered again (a user message, with thinking); `refused` are refused by the
-    template, such as several calls at once.
+    template, such as several calls at once; `rewritten` are shapes that it writes as others (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]
     refused: tuple[str, ...]
+    rewritten: tuple[str, ...]
 
 
 def verify(codec: Codec) -> Findings:
@@ -114,19 +118,20 @@ def _verify(codec: Codec) -> Findings:
     refused: list[str] = []
     for kind, plain in _REPLIES.items():
         reply = _thoughtful(plain) if codec.thinking else plain
+        calls = len(plain[0].get("tool_calls", ()))
         for added, news in _ADDED.items():
             name = f"{kind}, then {added}"
             try:
                 prompt, output = _canonical(codec, reply, kind, news)
-                if (read := _calls(codec, reply, output, prompt)) is not None:
-                    raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {read!r}")
+                if (unread := _calls(codec, reply, output, prompt)) is not None:
+                    raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {unread!r}")
                 conversation = (*OPENING, *reply, *news)
                 rendered = codec.render(conversation, TOOLS)
-                whole = codec.extend(prompt, output, news)
+                whole = codec.extend(prompt, output, news, calls=calls)
             except ValueError as error:
                 _refuse(codec, kind if _never(codec, plain) else name, refused, error)
                 continue
-            user = any(message["role"] == "user" for message in news)
+            user = any(message["role"] in ("user", *["system"] * (Shape.LATE in codec.unwritten)) for message in news)
             if whole is None:
                 # A conversation that agents can do without may fork, and is reported: its prompt is rendered anew, so
                 # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
@@ -146,17 +151,23 @@ def _verify(codec: Codec) -> Findings:
                 _check_next(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
                 _check_again(codec, rendered, conversation, name)
-            cut = codec.extend(prompt, output[:-2], news)
+            read = len(codec.parse(output[:-2], prompt, TOOLS).calls)
+            cut = codec.extend(prompt, output[:-2], news, calls=read)
             results = sum(message["role"] == "tool" for message in news)
-            if cut is None or cut[0] not in codec.stop_ids or cut[-len(whole) :] != whole:
+            # a call that was not read has no results: what follows it may be another shape
+            other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
+            if cut is None or cut[0] not in codec.stop_ids or (cut[-len(whole) :] != whole and not other):
                 # Nobody sends results of a call that was not read, since no client hears of one: templates that write
                 # them with a call's name, number or id have none to write. Results of calls that were read, and any
                 # question, must do, whatever the reply was cut from.
                 unnamed = cut is None or codec.format.numbered or codec.format.ids
-                if unnamed and results > len(codec.parse(output[:-2], prompt, TOOLS).calls):
+                if unnamed and (results > read or other):
                     continue
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
-    return Findings(tuple(forks), tuple(dict.fromkeys(refused)))
+    for shape, examples in EXAMPLES.items():
+        if not all(is_written(lambda messages: codec.decode(codec.render(messages, TOOLS)), each) for each in examples):
+            refused.append(shape)
+    return Findings(tuple(forks), tuple(dict.fromkeys(refused)), tuple(sorted(codec.unwritten)))
 
 
 def _thoughtful(reply: Messages) -> Messages:

@@ -145,3 +145,21 @@ async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_
         for number in range(4):
             assert await ask(f"{number} " + "much too long " * 4_000) == 400
         assert turns()[:2] == [2, 2] and len(turns()) <= 3
+
+
+async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature: Path) -> None:
+    codec = tokens.load(miniature)
+    engine = ScriptedEngine(lambda *_: [codec.stop_ids[0]])
+    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = visitors.Visitors(sessions)
+        body = b'{"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "cut \xe2\x82"}]}'
+
+        async def post(path: str) -> Any:
+            async with web.post(f"{server.url}/v1{path}", data=body) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+
+        counted = await post("/messages/count_tokens")
+        assert sessions.summary() == []
+        assert (await post("/messages"))["usage"]["input_tokens"] == counted["input_tokens"]
+        assert "cut \ufffd" in codec.decode(engine.requests[0].ids)

@@ -1,0 +1,145 @@
+"""Conversations in shapes that a model's template refuses, drops, or takes for replies, in shapes that it writes.
+
+Agents send several and late system messages, a user message after another or after a result, results without their
+calls, no user message at all. Which of these a template cannot write is asked of the template itself (`unwritten`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from coderepairrl.tokens.formats import CALL
+from coderepairrl.tokens.reading import Message
+
+Render = Callable[[Sequence[Message]], str]
+"""Writes a conversation; raises ValueError for one that it refuses."""
+BEGIN = "Please continue."
+"""The user message that is added to a conversation without one, in the words of LiteLLM."""
+
+
+class Shape(StrEnum):
+    """What a template may be unable to write, and what is written instead."""
+
+    SYSTEMS = "several system messages"
+    """They join the first; after a reply, see `LATE`."""
+    LATE = "a late system message"
+    """After a reply it is a user's."""
+    USERS = "a user after a user"
+    """They are joined."""
+    AFTER_RESULT = "a user after a result"
+    """It joins the result."""
+    AFTER_CALL = "a user after a call"
+    """It is the call's result."""
+    ORPHAN = "a result without a call"
+    """It is a user's."""
+    REPLIES = "a reply after a reply"
+    """They are joined."""
+    NO_USER = "no user first"
+    """`BEGIN` is added before the first reply."""
+
+
+def _says(role: str, text: str) -> Message:
+    return {"role": role, "content": text} | ({"tool_call_id": CALL["id"]} if role == "tool" else {})
+
+
+_S, _U, _A, _T = (_says(role, f"{role}1") for role in ("system", "user", "assistant", "tool"))
+_S2, _U2, _A2 = (_says(role, f"{role}2") for role in ("system", "user", "assistant"))
+_C: Message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
+    Shape.SYSTEMS: ((_S, _S2, _U), (_S, _U, _S2)),
+    Shape.LATE: ((_S, _U, _A, _S2, _U2), (_S, _U, _A, _S2), (_S, _U, _C, _T, _S2)),
+    Shape.USERS: ((_S, _U, _U2),),
+    Shape.AFTER_RESULT: ((_S, _U, _C, _T, _U2),),
+    Shape.AFTER_CALL: ((_S, _U, _C, _U2), (_S, _U, _C, _U2, _T)),
+    Shape.ORPHAN: ((_S, _U, _T), (_S, _U, _A, _T)),
+    Shape.REPLIES: ((_S, _U, _A, _A2, _U2), (_S, _U, _A, _C, _T)),
+    Shape.NO_USER: ((_S, _A, _U), (_A, _U), (_S,)),
+}
+
+
+def unwritten(render: Render) -> frozenset[Shape]:
+    """The shapes that a template cannot write."""
+    return frozenset(shape for shape, each in EXAMPLES.items() if not all(is_written(render, one) for one in each))
+
+
+def is_written(render: Render, conversation: Sequence[Message]) -> bool:
+    """Whether all that `conversation` says is written, and its last system message not as a reply."""
+    try:
+        text = render(conversation)
+    except ValueError:
+        return False
+    if any(message["content"] not in text for message in conversation):
+        return False
+    last = max((at for at, message in enumerate(conversation) if message["role"] == "system"), default=0)
+    reply = {**conversation[last], "role": "assistant"}
+    try:
+        return not last or render([*conversation[:last], reply, *conversation[last + 1 :]]) != text
+    except ValueError:
+        return True
+
+
+class Reshaped(NamedTuple):
+    """A conversation in another shape, and what was changed: indices of messages before, and their shapes."""
+
+    messages: list[Message]
+    changes: list[tuple[int, Shape]]
+
+
+_JOINED = {
+    ("user", "user"): Shape.USERS,
+    ("tool", "user"): Shape.AFTER_RESULT,
+    ("assistant", "assistant"): Shape.REPLIES,
+}
+"""Shapes of a message that follows another, by their roles."""
+
+
+def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
+    """Write `messages` without `shapes`: a whole conversation, or what follows a reply with that number of `calls`.
+
+    What is between two replies is rewritten by itself, so that a longer conversation begins as a shorter one.
+    """
+    shaped: list[Message] = []
+    changes: list[tuple[int, Shape]] = []
+    opening, unanswered = calls is None, calls or 0
+
+    def rewrites(at: int, shape: Shape) -> bool:
+        """Whether message `at` is to be rewritten because of `shape`, which is noted."""
+        if shape in shapes:
+            changes.append((at, shape))
+        return shape in shapes
+
+    numbered = list(enumerate(messages))
+    first = next((at for at, message in numbered if message["role"] == "assistant"), len(messages))
+    has_user = any(message["role"] != "system" for message in messages[:first])
+    if opening and not has_user and rewrites(min(first, len(messages) - 1), Shape.NO_USER):
+        numbered.insert(first, (first, {"role": "user", "content": BEGIN}))
+    for at, message in numbered:
+        role, last = message["role"], shaped[-1]["role"] if shaped else "" if opening else "assistant"
+        if role == "system" and opening and last and rewrites(at, Shape.SYSTEMS):
+            has_system = shaped[0]["role"] == "system"
+            shaped[:has_system] = [_joined(shaped[0], message) if has_system else message]
+            continue
+        is_late = role == "system" and not opening
+        is_orphan = role == "tool" and not (unanswered and last in ("assistant", "tool"))
+        if (is_late or is_orphan) and rewrites(at, Shape.LATE if is_late else Shape.ORPHAN):
+            role, message = "user", {"role": "user", "content": message["content"]}
+        if role == "user" and last == "assistant" and unanswered and rewrites(at, Shape.AFTER_CALL):
+            call = shaped[-1]["tool_calls"][0] if shaped else CALL
+            role, message = "tool", {"role": "tool", "tool_call_id": call["id"], "content": message["content"]}
+        if shaped and (last, role) in _JOINED and rewrites(at, _JOINED[last, role]):
+            shaped[-1] = _joined(shaped[-1], message)
+        else:
+            shaped.append(message)
+            unanswered -= role == "tool"
+        if role == "assistant":
+            opening, unanswered = False, len(shaped[-1].get("tool_calls") or ())
+    return Reshaped(shaped, changes)
+
+
+def _joined(message: Message, more: Message) -> Message:
+    """`message` followed by the text, and the calls, of `more`."""
+    text = "\n\n".join(each["content"] for each in (message, more) if each["content"])
+    calls = [*(message.get("tool_calls") or ()), *(more.get("tool_calls") or ())]
+    return {**message, "content": text, **({"tool_calls": calls} if calls else {})}

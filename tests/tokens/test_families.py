@@ -385,11 +385,11 @@ def test_the_page_says_what_is_tested(name: str) -> None:
     assert row in page.read_text()
 
 
-def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path, miniature: Path) -> None:
+async def test_the_exam_of_a_model_says_what_it_is(tmp_path: Path, miniature: Path) -> None:
     from coderepairrl.certify.model import examine
 
-    assert all(check.ok for check in examine(miniature))
-    checks = {check.name: check for check in examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}
+    assert all(check.ok for check in await examine(miniature))
+    checks = {check.name: check for check in await examine(FAMILIES["Qwen3-Coder"].write(tmp_path))}
     assert "qwen3_coder" in checks["tool calls are read"].detail
     assert checks["engines"].detail.startswith("vllm; not tiny: the tiny engine serves Qwen3ForCausalLM")
     weights = checks["its weights fit"]

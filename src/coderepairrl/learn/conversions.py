@@ -14,8 +14,9 @@ from coderepairrl import models
 from coderepairrl.config.sections.train import Lora, Precision, Quantise
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, shards
-from coderepairrl.learn.attention import TREE
+from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.policy import Policy, constants, copy_layout
+from coderepairrl.learn.probe import PLAIN
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.runs.storage import write_sums
 
@@ -32,7 +33,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=TREE, dtype=torch.float32
+            config, attn_implementation=PLAIN, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).export(target, "model")
@@ -45,14 +46,10 @@ def language_model(source: Path, target: Path) -> None:
     """Write the causal language model in `source`, of a multimodal one its language model, to `target`, weights with
     their values, under the names that files of the architecture have.
 
-    Raises `UsageError` where there is none.
+    Raises what `load_model` raises.
     """
-    try:
-        # a checkpoint of all weights is float32, whatever the config says that it was copied from
-        dtype = torch.float32 if (source / "learner.json").is_file() else "auto"
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UsageError(f"cannot load the model in {source}: {error}") from error
+    # a checkpoint of all weights is float32, whatever the config says that it was copied from
+    model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
     shards.write(
         target, shards.MODEL, shards.published(model, chain(model.named_parameters(), constants(model).items()))

@@ -13,16 +13,15 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-import safetensors
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, quantised, recurrence, shards
-from coderepairrl.learn.attention import TREE
+from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
 from coderepairrl.learn.probe import examine
@@ -77,9 +76,8 @@ class Policy:
     ) -> Policy:
         """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
 
-        Raises `UsageError` when there is none or it cannot be trained packed.
+        Raises what `load_model` raises, and `UsageError` for a model that cannot be trained packed.
         """
-        _check(folder)
         if frozen:
             settings = settings.but(
                 lora=None,
@@ -90,10 +88,9 @@ class Policy:
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         dtype = torch.bfloat16 if half else torch.float32
-        try:
-            model = _read(folder, settings, dtype, device)
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UsageError(f"cannot load the model in {folder}: {error}") from error
+        model = load_model(folder, dtype)
+        if settings.quantise == "nf4":
+            quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -239,39 +236,24 @@ class Policy:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
+        """Checkpoint each layer. Layers do so only in training mode, in which some apply dropout themselves: so each is
+        in training mode outside its forward pass alone."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise UsageError(f"{type(self.model).__name__} knows no gradient checkpointing")
+        if not layers or not self.model.supports_gradient_checkpointing:
+            raise UsageError(
+                f"{type(self.model).__name__} has no gradient checkpointing", fix="train.gradient_checkpointing=false"
+            )
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
-            layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+            layer.training = True
+            layer.register_forward_pre_hook(lambda each, _: setattr(each, "training", False))
+            layer.register_forward_hook(lambda each, *_: setattr(each, "training", True), always_call=True)
 
 
 def constants(model: nn.Module) -> dict[str, Tensor]:
     """What the files of a whole `model` have beside parameters, by name: buffers, such as biases of a router."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
-
-
-def _check(folder: Path) -> None:
-    """Raise `UsageError` or `PrerequisiteError` for what can be refused before anything is read."""
-    if (folder / adapters.CONFIG).is_file():
-        raise UsageError(
-            f"{folder} holds adapters, not a model", fix="merge them first (peft: merge_and_unload, save_pretrained)"
-        )
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no model: config.json is missing")
-
-
-def _read(folder: Path, settings: LearnSettings, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model in `folder`, quantised on `device` where that is asked for."""
-    models.require_plain_weights(folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
-    )
-    if settings.quantise == "nf4":
-        quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
-    return model
 
 
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:

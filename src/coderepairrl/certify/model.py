@@ -44,7 +44,7 @@ async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
     try:
         shapes = weights.tensors(folder)
     except EngineFault as fault:
-        return Finding(name, False, f"{fault}: only model.init=random can use it")
+        return Finding(name, False, f"{fault}: {fault.fix or 'only model.init=random can use it'}")
     try:
         with scratch("model") as logs:
             await check_weights(folder, log_dir=logs)

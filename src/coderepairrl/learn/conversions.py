@@ -38,6 +38,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).export(target, "model")
     config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
     config.save_pretrained(target)
     write_sums(target)
 
@@ -68,6 +69,7 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
+    copy_layout(source, target)  # numbers are those of its dtype, and are rounded to that when they are quantised again
     (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
     write_sums(target)
 

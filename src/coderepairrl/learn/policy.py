@@ -6,6 +6,7 @@ logits are not a linear head on the last hidden state is refused.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -195,7 +196,7 @@ class Policy:
         if self.values:
             shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
         if here:
-            self._write_layout(folder, self.stem)
+            self._write_layout(folder, self.stem, torch.float32)
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -211,7 +212,7 @@ class Policy:
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
         if here:
-            self._write_layout(folder, stem)
+            self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
         """The tensors that `export` writes, gathered one by one: all processes that share them must iterate.
@@ -224,15 +225,20 @@ class Policy:
         tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
         if form == "adapter" and self.settings.lora is not None:
             tensors = adapters.served(self.model, tensors)
-        dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
-        rounded = ((name, tensor.to(dtype)) for name, tensor in tensors)
+        rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return shards.published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
 
-    def _write_layout(self, folder: Path, stem: str) -> None:
+    @property
+    def _export_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
+
+    def _write_layout(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
         adapter = stem == adapters.FILE
         copy_layout(self.folder, folder, without=MODELS_OWN if adapter else ())
-        if adapter and self.settings.lora is not None:
+        if not adapter:
+            _write_dtype(folder / "config.json", dtype)
+        elif self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
@@ -254,6 +260,14 @@ def constants(model: nn.Module) -> dict[str, Tensor]:
     """What the files of a whole `model` have beside parameters, by name: buffers, such as biases of a router."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+def _write_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Write `dtype` where config.json names one: engines round weights to what it says."""
+    config = json.loads(file.read_text("utf-8"))
+    for part in (config, config.get("text_config") or {}):
+        part |= {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in part}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:

@@ -100,7 +100,9 @@ def read_config(folder: Path) -> Lora:
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     usual = LoraConfig().to_dict() | {"peft_type": "LORA"}
     for name, value in config.items():
-        plain = value in (_UNDERSTOOD[name] or [value]) if name in _UNDERSTOOD else not value or value == usual.get(name)
+        plain = (
+            value in (_UNDERSTOOD[name] or [value]) if name in _UNDERSTOOD else not value or value == usual.get(name)
+        )
         if not plain:
             raise UsageError(
                 f"{folder / CONFIG} has {name}={value!r}, which is not supported",

@@ -14,7 +14,7 @@ from coderepairrl import models
 from coderepairrl.config.sections.train import Lora, Precision, Quantise
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, shards
-from coderepairrl.learn.loading import load_model
+from coderepairrl.learn.loading import UNREADABLE, load_model
 from coderepairrl.learn.policy import Policy, constants, copy_layout
 from coderepairrl.learn.probe import PLAIN
 from coderepairrl.learn.settings import LearnSettings
@@ -28,7 +28,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     """
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"cannot read the model configuration in {source}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -9,6 +9,7 @@ from typing import Any
 
 import safetensors
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl import models
@@ -29,7 +30,8 @@ _WRAPPERS = {
 """Parts of names that training programs leave in files, whose they are, and what to do."""
 _FIX = "take config.json and all *.safetensors of one model, and remove tensors that it does not use"
 _SHOWN = 3
-_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError,
+              StrictDataclassError)  # fmt: skip
 """What transformers raises for files and configurations that it cannot use."""
 
 
@@ -43,8 +45,14 @@ def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise what `load_model` raises, from the headers of the files alone."""
-    _load(folder, dtype="auto", device_map="meta")
+    """Raise what `load_model` raises, from the headers of the files alone; codes of a `quant_method` are left to
+    engines."""
+    try:
+        plain = models.quant_method(folder) is None
+    except (OSError, ValueError):
+        plain = True  # `_load` says what is wrong
+    if plain:
+        _load(folder, dtype="auto", device_map="meta")
 
 
 def _load(folder: Path, **how: Any) -> PreTrainedModel:
@@ -68,7 +76,7 @@ def _load(folder: Path, **how: Any) -> PreTrainedModel:
         _check_copies(folder, model)
     except EngineFault as fault:
         raise UsageError(str(fault), fix=fault.fix) from fault
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         what = f"cannot load the model in {folder}: {type(error).__name__}: {error}"
         raise UsageError(what, fix=_FIX) from error
     return model  # type: ignore[no-any-return]

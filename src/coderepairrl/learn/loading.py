@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import torch
@@ -64,7 +64,7 @@ def _load(folder: Path, **how: Any) -> PreTrainedModel:
         models.require_plain_weights(folder)
         weights.files(folder)
         # its own attention: classes of older architectures are looked up by the name of one
-        model, names = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             attn_implementation=PLAIN,
             local_files_only=True,
@@ -72,6 +72,7 @@ def _load(folder: Path, **how: Any) -> PreTrainedModel:
             ignore_mismatched_sizes=True,  # they are refused here
             **how,
         )
+        model, names = cast(tuple[PreTrainedModel, dict[str, Any]], loaded)
         _check_names(folder, model, **names)
         _check_copies(folder, model)
     except EngineFault as fault:
@@ -79,7 +80,7 @@ def _load(folder: Path, **how: Any) -> PreTrainedModel:
     except UNREADABLE as error:
         what = f"cannot load the model in {folder}: {type(error).__name__}: {error}"
         raise UsageError(what, fix=_FIX) from error
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _check_names(

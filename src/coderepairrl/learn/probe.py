@@ -77,11 +77,11 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
             plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
         except torch.OutOfMemoryError:
             raise
-        except FAILURES as error:
+        except FAILURES as failure:
             raise UsageError(
-                f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(error).__name__}: {error}",
+                f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(failure).__name__}: {failure}",
                 fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
-            ) from error
+            ) from failure
         with torch.no_grad():
             error = _apart(head(plain.hidden_TD), logits_TV)
         if not error <= TOLERANCE:

@@ -26,13 +26,11 @@ _ADAPTER = ".default."
 _BELOW = ".base_layer"
 _PREFIX = "base_model.model."
 """What peft's own wrapper puts before a name."""
-_UNDERSTOOD: dict[str, tuple[object, ...]] = {
-    **dict.fromkeys(("r", "lora_alpha", "target_modules"), ()),
-    **dict.fromkeys(("base_model_name_or_path", "revision", "peft_version", "auto_mapping", "inference_mode"), ()),
-    **dict.fromkeys(("lora_dropout", "task_type", "eva_config"), ()),
-    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),  # others change the weights below, too
-}
-"""Options of peft that are followed or change no output; any value, or one of those."""
+_OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
+                      "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
+"""Options of peft that are followed, or do not change what adapters add."""
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Its ways to draw adapters that leave the weights below them as they are."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
@@ -54,9 +52,10 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
             f"train.lora.targets: the model has no linear layer {missing[0]!r}",
             fix=f"it has {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}",
         )
-    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    weights = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
+    uses = Counter(weights.values())
     for name in (name for target in targets for name in named(target)):
-        if uses[id(model.get_submodule(name).weight)] > 1:
+        if uses[weights.get(f"{name}.weight", 0)] > 1:
             raise UsageError(
                 f"train.lora.targets: {name} shares its weight with another layer, and no engine has adapters on one"
                 " alone",
@@ -98,12 +97,10 @@ def read_config(folder: Path) -> Lora:
     SafetensorError for what is no adapter.
     """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
-    usual = LoraConfig().to_dict() | {"peft_type": "LORA"}
+    defaults = LoraConfig().to_dict()
     for name, value in config.items():
-        plain = (
-            value in (_UNDERSTOOD[name] or [value]) if name in _UNDERSTOOD else not value or value == usual.get(name)
-        )
-        if not plain:
+        plain = not value or value == defaults.get(name) or (name == "init_lora_weights" and value in _STARTS)
+        if not plain and name not in _OPTIONS:
             raise UsageError(
                 f"{folder / CONFIG} has {name}={value!r}, which is not supported",
                 fix="merge the adapters with peft (merge_and_unload, save_pretrained), and name the merged model",

@@ -82,6 +82,8 @@ TIERS = {
     "learn/test_distributed.py::test_what_is_shared_makes_no_difference[lora, KL-zero3]": "ci",
     "learn/test_learner_process.py": "real",
     "learn/test_learner_process.py::test_the_process_does_what_the_trainer_does_bit_for_bit": "spine",
+    "learn/test_loading.py::test_an_export_refuses_what_the_learner_refuses": "ci",
+    "learn/test_loading.py::test_the_exam_refuses_what_the_learner_refuses": "ci",
     "learn/test_quantised.py": "real",
     "learn/test_torchrun.py": "real",
     "processes": "quick",

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from coderepairrl.assembly.sizing import Architecture, learner_memory
 from coderepairrl.learn import LearnSettings
-from coderepairrl.learn import policy as policies
+from coderepairrl.learn.attention import TREE
 from coderepairrl.learn.pack import pack, scored
 from coderepairrl.learn.policy import Policy
 from coderepairrl.types import Sample
@@ -41,7 +41,7 @@ def model_of(raw: Raw, settings: LearnSettings) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(**raw),
-        attn_implementation=policies.TREE,
+        attn_implementation=TREE,
         dtype=torch.bfloat16 if half else torch.float32,
     )
     return model

@@ -14,7 +14,7 @@ from coderepairrl.config import load
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn import RECIPES, LearnSettings, Shaping, batch, group_advantages
 from coderepairrl.learn.advantages import overlong, ties_broken
-from coderepairrl.learn.losses import AGGREGATIONS, OBJECTIVES, RATIOS, k3
+from coderepairrl.learn.losses import AGGREGATIONS, LOG_RATIOS, OBJECTIVES, k3
 from coderepairrl.types import Ending, Episode, Origin, Score, TokenSpan, Turn, VersionRange
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md"
@@ -30,7 +30,7 @@ def test_the_page_has_the_parts_of_every_algorithm():
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `") and line.count("|") == 8][1:]
     table = {cells[0]: cells[1:5] for cells in ([c.strip(" `") for c in line.split("|")[1:]] for line in lines)}
     assert table == {name: list(recipe[:4]) for name, recipe in RECIPES.items()}
-    for part in (*RATIOS, *OBJECTIVES, *AGGREGATIONS):
+    for part in (*LOG_RATIOS, *OBJECTIVES, *AGGREGATIONS):
         assert f"| `{part}` | " in PAGE.read_text().split("## Parts")[1], part
     for name, recipe in RECIPES.items():
         (line,) = (line for line in lines if line.startswith(f"| `{name}` "))

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, Lfm2Config, Lfm2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from coderepairrl.learn import LearnSettings, attention, policy, probe, recurrence
+from coderepairrl.learn import LearnSettings, attention, probe, recurrence
 from coderepairrl.learn.learner import Service
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
@@ -93,7 +93,6 @@ def test_a_deep_model_is_probed_by_its_first_layers(tmp_path, monkeypatch):
         ran.add(module.layer_idx)
         return attention.tree_attention(module, *arguments, **options)
 
-    monkeypatch.setattr(policy, "TREE", "counted")
     monkeypatch.setattr(probe, "TREE", "counted")
     AttentionInterface.register("counted", counted)
     Qwen3ForCausalLM(Qwen3Config(**SIZES, num_hidden_layers=9, head_dim=16)).save_pretrained(tmp_path)

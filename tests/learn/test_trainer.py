@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from coderepairrl.errors import ConfigError, UsageError
 from coderepairrl.learn import LearnSettings, group_advantages
+from coderepairrl.learn.losses import k3
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.types import Sample
 
@@ -319,6 +320,26 @@ def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_
     assert "skipped" not in trainer.step(rows)
     control.step(rows)
     assert equal(weights(trainer), weights(control))
+
+
+@pytest.mark.parametrize("settings", [{}, {"algorithm": "gspo"}, {"beta": 0.1}])
+def test_a_token_that_one_policy_almost_never_samples_costs_no_batch(settings, miniature, make_rows):
+    """60 nats apart, a ratio is 1e26, and its gradient squared infinite."""
+    rows = make_rows(LENGTHS)
+    far = tuple(-70.0 if on else 0.0 for on in rows[0].trained)
+    rows[0] = replace(rows[0], logprobs=far, advantage=-1.0)
+    trainer = Trainer(miniature, LearnSettings(**{"algorithm": "grpo", "lr": 1e-2} | settings))
+    before = weights(trainer)
+    metrics = trainer.step(rows)
+    assert "skipped" not in metrics and not equal(weights(trainer), before)
+    assert metrics["log_ratio_limited"] == (1 if settings.get("algorithm") == "gspo" else sum(rows[0].trained))
+    assert metrics["ratio_max"] == pytest.approx(math.exp(20))
+
+
+def test_an_estimate_of_kl_far_apart_has_a_finite_gradient():
+    logp = torch.tensor([-60.0, -1.0]).requires_grad_()
+    k3(logp, torch.tensor([0.0, -1.5])).sum().backward()
+    assert logp.grad[0] == 0 and logp.grad[1] == pytest.approx(1 - math.exp(-0.5))
 
 
 def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):

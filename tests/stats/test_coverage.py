@@ -37,6 +37,7 @@ def chances(rng: np.random.Generator, p: list[float], icc: float, clusters: int)
         (20, 4, 0.3, 0.1, 0.91),
         (20, 4, 0.7, 0.1, 0.91),
         (20, 4, 0.7, 0.98, 0.93),
+        (30, 4, 0.7, 0.05, 0.89),  # the least that is known
         (62, 4, 0.0, 0.02, 0.93),
         (62, 4, 0.3, 0.3, 0.93),
         (62, 4, 0.7, 0.1, 0.91),

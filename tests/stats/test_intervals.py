@@ -17,6 +17,8 @@ from coderepairrl.stats import (
     tango,
     wilson,
 )
+from coderepairrl.stats.intervals import median_interval
+from coderepairrl.stats.paired import holm
 
 Z = NormalDist().inv_cdf(0.975)
 
@@ -100,6 +102,23 @@ def test_too_few_have_no_interval() -> None:
     ):
         assert (found.low, found.high) == (None, None)
         assert str(found).endswith("[too few]") and not found.above(-1e9) and not found.below(1e9)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_nan_is_refused(share: bool) -> None:
+    """No comparison with it holds: in order, it would be anywhere, and a p-value of anything."""
+    nan = math.nan
+    for ask in (
+        lambda: mean_interval([0.0, nan, 1.0], "abc", share=share),
+        lambda: paired_difference([0.0, nan], [1.0, 1.0], "ab", share=share),
+        lambda: sign_flip_test([0.0, nan], [1.0, 1.0], "ab"),
+        lambda: median_interval([0.0, nan, 1.0], "abc"),
+        lambda: wilson(1, nan),
+        lambda: tango(1, 2, nan),
+        lambda: holm([0.01, nan, 0.02]),
+    ):
+        with pytest.raises(ValueError):
+            ask()
 
 
 def test_shares_stay_within_bounds_and_nothing_else_is_taken_for_one() -> None:

@@ -14,7 +14,7 @@ from coderepairrl import models
 from coderepairrl.assembly.learned import learned_by
 from coderepairrl.assembly.plan import require_trackers
 from coderepairrl.errors import CodeRepairError, RunError, UsageError
-from coderepairrl.learn import language_model, merge, survived
+from coderepairrl.learn import check_weights, language_model, merge, survived
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.report import trackers, trajectories
 from coderepairrl.runs import logged_episodes, open_run
@@ -103,6 +103,9 @@ async def _write(found: models.Named, target: Path, precision: Literal["fp32", "
             await language_model(found.folder, target, log_dir=logs)
         return None
     if found.adapter is None:
+        if not found.run:
+            with scratch("export") as logs:
+                await check_weights(found.folder, log_dir=logs)
         _copy(found.folder, target)
         return None
     if precision is None:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 from coderepairrl import tokens
 from coderepairrl.engines.tiny.config import ModelConfig, weights_of
-from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.errors import ConfigError, EngineFault, UsageError
+from coderepairrl.learn import check_weights
+from coderepairrl.processes.scratch import scratch
 from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
 from coderepairrl.tokens.verify import verify
 
 
-def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """The model in `folder`, used with `renderer` and `thinking` as `tokens.load` has them.
+async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
+    """Examine the model in `folder`, used with `renderer` and `thinking` as `tokens.load` has them.
 
     Raises `ConfigError` for one that cannot be used at all, with what is missing.
     """
@@ -27,7 +29,7 @@ def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> 
         Finding("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
         Finding("conversations it knows", True, _listed("its template refuses ", found.refused)),
         Finding("shapes that agents send", True, _listed("written in another shape: ", found.rewritten)),
-        _embedding(folder, codec),
+        await _weights(folder, codec),
         Finding("engines", True, _engines(folder)),
     ]
 
@@ -36,13 +38,19 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
     return what + "; ".join(names) if names else "all"
 
 
-def _embedding(folder: Path, codec: tokens.Codec) -> Finding:
-    """Rows that no token names are padding; a row too few, and a prompt could not be read."""
+async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
+    """Compare the weights with config.json. Rows of the embedding that no token names are padding; with a row too few,
+    a prompt could not be read."""
     name = "its weights fit"
     try:
         shapes = weights.tensors(folder)
     except EngineFault as fault:
-        return Finding(name, False, f"{fault}: only model.init=random can use it")
+        return Finding(name, False, f"{fault}: {fault.fix or 'only model.init=random can use it'}")
+    try:
+        with scratch("model") as logs:
+            await check_weights(folder, log_dir=logs)
+    except UsageError as error:
+        return Finding(name, False, f"{error} ({error.fix})" if error.fix else str(error))
     rows = next((each.shape[0] for key, each in shapes.items() if key.endswith("embed_tokens.weight")), None)
     detail = f"{codec.tokenizer.largest + 1} tokens, {codec.vocab_size} by its config, {rows} rows of its embedding"
     return Finding(name, rows == codec.vocab_size, detail)

@@ -5,7 +5,7 @@ The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process tha
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES
-from coderepairrl.learn.client import Learner, init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.client import Learner, check_weights, init_random, language_model, merge, rounded, survived
 from coderepairrl.learn.remote import torchrun_command
 from coderepairrl.learn.settings import Form, LearnSettings, require_packages
 from coderepairrl.learn.stitch import Account, Batch, Shaping, advantages, batch, stitch
@@ -20,6 +20,7 @@ __all__ = [
     "Shaping",
     "advantages",
     "batch",
+    "check_weights",
     "group_advantages",
     "init_random",
     "language_model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,22 +26,41 @@ _ADAPTER = ".default."
 _BELOW = ".base_layer"
 _PREFIX = "base_model.model."
 """What peft's own wrapper puts before a name."""
+_OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
+                      "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
+"""Options of peft that are followed, or do not change what adapters add."""
+_STARTS = (True, False, "gaussian", "orthogonal", "eva")
+"""Its ways to draw adapters that leave the weights below them as they are."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """`settings` with the names of linear layers of `model`. Raises `UsageError` when a target names none.
+    """Resolve the targets in `settings` to linear layers of `model`, by peft's rule: a name, or the end of one.
 
-    The default names those that the model has: not experts, which are no linear layers but one tensor for all.
+    The default names those that the model has: not experts, which are no linear layers but one tensor for all. Raises
+    `UsageError` for a target that names no linear layer, or one whose weight another layer shares.
     """
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+    def named(target: str) -> list[str]:
+        return [name for name in linear if f".{name}".endswith(f".{target}")]
+
     targets = settings.targets
     if targets == Lora().targets:
-        targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if name in linear)
-    if missing := [target for target in targets or settings.targets if target not in linear]:
+        targets = tuple(name for name in (*targets, *LINEAR_ATTENTION) if named(name))
+    if missing := [target for target in targets or settings.targets if not named(target)]:
         raise UsageError(
             f"train.lora.targets: the model has no linear layer {missing[0]!r}",
-            fix=f"it has {', '.join(sorted(linear))}",
+            fix=f"it has {', '.join(sorted({name.rpartition('.')[2] for name in linear}))}",
         )
+    weights = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
+    uses = Counter(weights.values())
+    for name in (name for target in targets for name in named(target)):
+        if uses[weights.get(f"{name}.weight", 0)] > 1:
+            raise UsageError(
+                f"train.lora.targets: {name} shares its weight with another layer, and no engine has adapters on one"
+                " alone",
+                fix=f"leave {name} out of the targets",
+            )
     return settings.model_copy(update={"targets": targets})
 
 
@@ -71,12 +91,25 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 
 
 def read_config(folder: Path) -> Lora:
-    """The settings in ``adapter_config.json``. Raises OSError, ValueError, KeyError, TypeError for what is none, and
-    for adapters on experts."""
+    """Read the settings in ``adapter_config.json``; targets that are a pattern become the layers in the weights' file.
+
+    Raises `UsageError` for an option that is not understood, and OSError, ValueError, KeyError, TypeError, or
+    SafetensorError for what is no adapter.
+    """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
-    if config.get("target_parameters"):
-        raise ValueError(f"{CONFIG} has target_parameters, adapters on experts, which are not supported")
-    return Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
+    defaults = LoraConfig().to_dict()
+    for name, value in config.items():
+        plain = not value or value == defaults.get(name) or (name == "init_lora_weights" and value in _STARTS)
+        if not plain and name not in _OPTIONS:
+            raise UsageError(
+                f"{folder / CONFIG} has {name}={value!r}, which is not supported",
+                fix="merge the adapters with peft (merge_and_unload, save_pretrained), and name the merged model",
+            )
+    targets = config["target_modules"]
+    if isinstance(targets, str):  # a regular expression, or all-linear
+        with shards.TensorFiles(folder, FILE) as files:
+            targets = sorted({name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in files})
+    return Lora(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(targets))
 
 
 def peft_name(name: str) -> str:

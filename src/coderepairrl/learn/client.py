@@ -223,6 +223,14 @@ class Learner:
         raise deaths[0] if len(deaths) == 1 else ChildDied("\n".join(map(str, deaths)))
 
 
+async def check_weights(folder: Path, *, log_dir: Path) -> None:
+    """Compare the weights in `folder` with those of its architecture, by name and shape, in a child process.
+
+    Raises `UsageError` where they differ, and `LearnerFault`, `RunError` as `Learner` does.
+    """
+    await _once("check_weights", log_dir, folder=folder)
+
+
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
     """Write a model with random weights to `target`, from config.json and tokenizer in `source`, in a child process.
 

@@ -14,8 +14,9 @@ from coderepairrl import models
 from coderepairrl.config.sections.train import Lora, Precision, Quantise
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, shards
-from coderepairrl.learn.attention import TREE
+from coderepairrl.learn.loading import UNREADABLE, load_model
 from coderepairrl.learn.policy import Policy, constants, copy_layout
+from coderepairrl.learn.probe import PLAIN
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.runs.storage import write_sums
 
@@ -27,16 +28,17 @@ def init_random(source: Path, target: Path, seed: int) -> None:
     """
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError, json.JSONDecodeError) as error:
+    except UNREADABLE as error:
         raise UsageError(f"cannot read the model configuration in {source}: {error}") from error
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=TREE, dtype=torch.float32
+            config, attn_implementation=PLAIN, dtype=torch.float32
         )
     target.mkdir(parents=True, exist_ok=True)
     Policy(model, source).export(target, "model")
     config.architectures = [type(model).__name__]
+    config.dtype = torch.float32
     config.save_pretrained(target)
     write_sums(target)
 
@@ -45,14 +47,10 @@ def language_model(source: Path, target: Path) -> None:
     """Write the causal language model in `source`, of a multimodal one its language model, to `target`, weights with
     their values, under the names that files of the architecture have.
 
-    Raises `UsageError` where there is none.
+    Raises what `load_model` raises.
     """
-    try:
-        # a checkpoint of all weights is float32, whatever the config says that it was copied from
-        dtype = torch.float32 if (source / "learner.json").is_file() else "auto"
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UsageError(f"cannot load the model in {source}: {error}") from error
+    # a checkpoint of all weights is float32, whatever the config says that it was copied from
+    model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
     shards.write(
         target, shards.MODEL, shards.published(model, chain(model.named_parameters(), constants(model).items()))
@@ -71,6 +69,7 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
+    copy_layout(source, target)  # numbers are those of its dtype, and are rounded to that when they are quantised again
     (target / models.QUANTISED).write_text(json.dumps({"form": form}) + "\n")
     write_sums(target)
 

@@ -23,15 +23,15 @@ from safetensors import SafetensorError
 
 from coderepairrl.errors import CodeRepairError, PrerequisiteError
 from coderepairrl.learn.conversions import init_random, language_model, merge, rounded, survived
+from coderepairrl.learn.loading import check_weights
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
 from coderepairrl.printable import logged
 from coderepairrl.processes.children import Frame, Parent
 from coderepairrl.types import Sample
 
-ON_FOLDERS: dict[str, Callable[..., Any]] = {
-    operation.__name__: operation for operation in (init_random, language_model, merge, rounded, survived)
-}
+_ON_FOLDERS = (check_weights, init_random, language_model, merge, rounded, survived)
+ON_FOLDERS: dict[str, Callable[..., Any]] = {operation.__name__: operation for operation in _ON_FOLDERS}
 """Operations that need no trainer."""
 OF_TRAINER = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "put_away", "take_back")

@@ -3,7 +3,7 @@
 A policy-gradient loss is ``- sum_t share_t objective(ratio_t, A)``, and an algorithm a choice of three parts and a
 baseline (`algorithms.RECIPES`). Shapes: R rows, N trained tokens; ``sg`` stops the gradient.
 
-Ratio of the policy to the one before, ``d_t = logp_t - old_t``:
+Ratio of the policy to the one before, ``d_t = logp_t - old_t``, whose logarithm is cut at `LOG_RATIO_LIMIT`:
 
 - ``token``: ``exp(d_t)``;
 - ``row``: ``exp(mean_t d_t)``, one of a whole row (GSPO, arXiv 2507.18071);
@@ -50,7 +50,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -63,6 +63,8 @@ from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
 """Largest weight of a token in the correction, the one of Yao et al. 2025."""
+LOG_RATIO_LIMIT = 20.0
+"""Nats by which logprobs of two policies differ at most in a loss, as in verl; beyond, a ratio has no gradient."""
 
 
 class Correction(NamedTuple):
@@ -145,7 +147,8 @@ class Loss:
     `ratio` and the masks `low` and `high` (where the objective's bound acts) are per token (N), or per row (R) where
     the ratio is, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher,
     `entropy_N` the entropy over the vocabulary, where there is a bonus for it. `value_N` is the value loss per token,
-    and `value_cut_N` where its clip acts, with a value head.
+    and `value_cut_N` where its clip acts, with a value head. `limited` is where the log ratio exceeds
+    `LOG_RATIO_LIMIT`, shaped as `ratio`.
     """
 
     value: Tensor
@@ -157,6 +160,7 @@ class Loss:
     entropy_N: Tensor | None
     value_N: Tensor | None = None
     value_cut_N: Tensor | None = None
+    limited: Tensor | None = None
 
 
 LossFunction = Callable[[Trained, Scale], Loss]
@@ -172,7 +176,8 @@ class Gain(NamedTuple):
 
 def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     """The loss of a recipe."""
-    ratio = RATIOS[recipe.ratio](trained)
+    log_ratio = LOG_RATIOS[recipe.ratio](trained)
+    ratio = _limited(log_ratio).exp()
     whole = recipe.ratio in ("row", "product")
     if trained.targets is not None:
         advantage = trained.targets.advantage_N
@@ -183,7 +188,8 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     if trained.correction_N is not None:
         gain_N = gain_N * trained.correction_N
     share_N = AGGREGATIONS[recipe.aggregation](trained, scale)
-    return _loss(-(share_N * gain_N).sum(), share_N, trained, scale, (ratio, low, high))
+    loss = _loss(-(share_N * gain_N).sum(), share_N, trained, scale, (ratio, low, high))
+    return replace(loss, limited=log_ratio.detach().abs() > LOG_RATIO_LIMIT)
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
@@ -192,19 +198,23 @@ def sft(trained: Trained, scale: Scale) -> Loss:
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
 
+def _limited(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
 def _token(t: Trained) -> Tensor:
-    return torch.exp(t.logp_N - t.old_N)
+    return t.logp_N - t.old_N
 
 
 def _row(t: Trained) -> Tensor:
-    return torch.exp(row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
+    return row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
 
 
 def _product(t: Trained) -> Tensor:
-    return torch.exp(t.count_R * row_means(t.logp_N - t.old_N, t.row_N, t.count_R))
+    return t.count_R * row_means(t.logp_N - t.old_N, t.row_N, t.count_R)
 
 
-RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
+LOG_RATIOS: dict[Ratio, Callable[[Trained], Tensor]] = {
     "token": _token,
     "row": _row,
     "product": _product,
@@ -274,7 +284,7 @@ def k3(logp: Tensor, ref: Tensor) -> Tensor:
     It is unbiased and never below 0; its gradient is on average that of ``KL(reference || policy)`` (Schulman 2020,
     "Approximating KL divergence"; on the gradient arXiv 2506.09477).
     """
-    d = logp - ref
+    d = _limited(logp - ref)
     return torch.exp(-d) - 1 + d
 
 

@@ -33,6 +33,7 @@ class Totals(NamedTuple):
     ratio_max: float = 0.0
     low: float = 0.0
     high: float = 0.0
+    limited: int = 0
     ratios: int = 0
     kl: float = 0.0
     kls: int = 0
@@ -68,6 +69,7 @@ class Metrics:
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
     - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: of importance ratios, per token or per row as the
       algorithm has it; the clip fractions are of those whose gradient the clip cut off.
+    - ``log_ratio_limited``: how many of these ratios are beyond ``exp(20)`` or ``exp(-20)`` and were cut there.
     - ``kl``: mean of the KL term per trained token, present with one: its estimate, for `sft` over the vocabulary.
     - ``entropy_exact``: mean entropy over the vocabulary per trained token; with a bonus for it.
     - ``teacher_kl``: mean divergence from the teacher per trained token; absent without one.
@@ -161,6 +163,7 @@ class Metrics:
                     ratio_max=loss.ratio.max().item(),
                     low=loss.low.sum().item(),
                     high=loss.high.sum().item(),
+                    limited=0 if loss.limited is None else int(loss.limited.sum()),
                     ratios=loss.ratio.numel(),
                 )
             )
@@ -208,6 +211,7 @@ class Metrics:
                 "ratio_max": total.ratio_max,
                 "clip_low": total.low / total.ratios,
                 "clip_high": total.high / total.ratios,
+                "log_ratio_limited": total.limited,
                 "entropy": total.surprise / total.scored,
                 "staleness_max": self._version - min(self._version, total.oldest),
                 "staleness_mean": total.behind / total.scored,

@@ -6,6 +6,7 @@ logits are not a linear head on the last hidden state is refused.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,16 +14,15 @@ from itertools import chain
 from pathlib import Path
 from typing import cast
 
-import safetensors
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coderepairrl import models
 from coderepairrl.errors import UsageError
 from coderepairrl.learn import adapters, quantised, recurrence, shards
-from coderepairrl.learn.attention import TREE
+from coderepairrl.learn.loading import load_model
 from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.learn.packed import Other, Packed, Scored
 from coderepairrl.learn.probe import examine
@@ -77,9 +77,8 @@ class Policy:
     ) -> Policy:
         """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
 
-        Raises `UsageError` when there is none or it cannot be trained packed.
+        Raises what `load_model` raises, and `UsageError` for a model that cannot be trained packed.
         """
-        _check(folder)
         if frozen:
             settings = settings.but(
                 lora=None,
@@ -90,10 +89,9 @@ class Policy:
             )
         half = settings.precision == "bf16" and (frozen or settings.lora is not None)
         dtype = torch.bfloat16 if half else torch.float32
-        try:
-            model = _read(folder, settings, dtype, device)
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise UsageError(f"cannot load the model in {folder}: {error}") from error
+        model = load_model(folder, dtype)
+        if settings.quantise == "nf4":
+            quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
         if frozen:
             model.requires_grad_(False)
         return cls(model, folder, settings, device)
@@ -198,7 +196,7 @@ class Policy:
         if self.values:
             shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
         if here:
-            self._write_layout(folder, self.stem)
+            self._write_layout(folder, self.stem, torch.float32)
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
@@ -214,7 +212,7 @@ class Policy:
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
         if here:
-            self._write_layout(folder, stem)
+            self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
         """The tensors that `export` writes, gathered one by one: all processes that share them must iterate.
@@ -227,24 +225,35 @@ class Policy:
         tensors = adapters.merged(self.model, self.whole) if merge else self._trained()
         if form == "adapter" and self.settings.lora is not None:
             tensors = adapters.served(self.model, tensors)
-        dtype = torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
-        rounded = ((name, tensor.to(dtype)) for name, tensor in tensors)
+        rounded = ((name, tensor.to(self._export_dtype)) for name, tensor in tensors)
         # constants as they are: a router's bias may be float32 in bfloat16, too
         return shards.published(self.model, chain(rounded, self.constants.items())) if form == "model" else rounded
 
-    def _write_layout(self, folder: Path, stem: str) -> None:
+    @property
+    def _export_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.settings.precision == "bf16" else torch.float32
+
+    def _write_layout(self, folder: Path, stem: str, dtype: torch.dtype) -> None:
         adapter = stem == adapters.FILE
         copy_layout(self.folder, folder, without=MODELS_OWN if adapter else ())
-        if adapter and self.settings.lora is not None:
+        if not adapter:
+            _write_dtype(folder / "config.json", dtype)
+        elif self.settings.lora is not None:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
+        """Checkpoint each layer. Layers do so only in training mode, in which some apply dropout themselves: so each is
+        in training mode outside its forward pass alone."""
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
-        if not layers:
-            raise UsageError(f"{type(self.model).__name__} knows no gradient checkpointing")
+        if not layers or not self.model.supports_gradient_checkpointing:
+            raise UsageError(
+                f"{type(self.model).__name__} has no gradient checkpointing", fix="train.gradient_checkpointing=false"
+            )
         self.model.gradient_checkpointing_enable({"use_reentrant": False})
         for layer in layers:
-            layer.training = True  # they checkpoint only in training mode; their submodules stay without dropout
+            layer.training = True
+            layer.register_forward_pre_hook(lambda each, _: setattr(each, "training", False))
+            layer.register_forward_hook(lambda each, *_: setattr(each, "training", True), always_call=True)
 
 
 def constants(model: nn.Module) -> dict[str, Tensor]:
@@ -253,25 +262,12 @@ def constants(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
-def _check(folder: Path) -> None:
-    """Raise `UsageError` or `PrerequisiteError` for what can be refused before anything is read."""
-    if (folder / adapters.CONFIG).is_file():
-        raise UsageError(
-            f"{folder} holds adapters, not a model", fix="merge them first (peft: merge_and_unload, save_pretrained)"
-        )
-    if not (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds no model: config.json is missing")
-
-
-def _read(folder: Path, settings: LearnSettings, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """The model in `folder`, quantised on `device` where that is asked for."""
-    models.require_plain_weights(folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=TREE, local_files_only=True
-    )
-    if settings.quantise == "nf4":
-        quantised.quantise(model, quantised.checkpoint_dtype(folder, model.dtype), device)
-    return model
+def _write_dtype(file: Path, dtype: torch.dtype) -> None:
+    """Write `dtype` where config.json names one: engines round weights to what it says."""
+    config = json.loads(file.read_text("utf-8"))
+    for part in (config, config.get("text_config") or {}):
+        part |= {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in part}
+    file.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:

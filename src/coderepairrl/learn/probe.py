@@ -25,6 +25,8 @@ LAYERS = 4
 WINDOW = 4
 """Tokens that a layer with a sliding window sees while it is asked: fewer than rows have."""
 TOLERANCE = 1e-4  # of the largest value
+FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
+"""What a model's code raises that cannot compute what it is asked."""
 Way = Literal["trees", "rows"]
 
 
@@ -69,9 +71,17 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
         small.enter_context(_precise(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
-        with torch.no_grad():
-            logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
-        plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+        try:
+            with torch.no_grad():
+                logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
+            plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+        except torch.OutOfMemoryError:
+            raise
+        except FAILURES as failure:
+            raise UsageError(
+                f"{type(model).__name__} fails on a row of {len(rows[0])} tokens: {type(failure).__name__}: {failure}",
+                fix="use another architecture: docs/reference/models.md has a table of those that were tested.",
+            ) from failure
         with torch.no_grad():
             error = _apart(head(plain.hidden_TD), logits_TV)
         if not error <= TOLERANCE:
@@ -87,7 +97,7 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
                 ours = compute()
             except torch.OutOfMemoryError:
                 raise
-            except (UsageError, TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as problem:
+            except (UsageError, *FAILURES) as problem:
                 return f"{type(problem).__name__}: {problem}"
             errors = [_apart(a, b) for a, b in zip(ours, plain, strict=True)]
             if max(errors) <= TOLERANCE:

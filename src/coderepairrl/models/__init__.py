@@ -33,14 +33,21 @@ def quantised(folder: Path) -> str:
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
 
 
-def require_plain_weights(folder: Path) -> None:
-    """Raise `UsageError` where the files of the model in `folder` have codes in place of weights (AWQ, FP8, ...), and
-    OSError and ValueError for what is no config."""
+def quant_method(folder: Path) -> str | None:
+    """Name the method (``awq``, ``fp8``, ...) of the codes that a model's files have in place of weights; None without.
+
+    Raises OSError and ValueError for what is no config.
+    """
     raw = json.loads((folder / "config.json").read_text("utf-8"))
-    if isinstance(raw, dict) and (found := raw.get("quantization_config")):
+    codes = raw.get("quantization_config") if isinstance(raw, dict) else None
+    return str(codes.get("quant_method")) if codes else None
+
+
+def require_plain_weights(folder: Path) -> None:
+    """Raise `UsageError` where the model in `folder` has a `quant_method`, and what that raises."""
+    if method := quant_method(folder):
         raise UsageError(
-            f"the weights in {folder} are quantised (quant_method={found.get('quant_method')}), and the learner reads"
-            " plain weights",
+            f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",
             fix="name the model as it was published, with model.quantise=nf4 to hold it in 4 bits",
         )
 

@@ -7,7 +7,8 @@ Graubard 1998). A share (a mean of values in [0, 1]) has the score interval of a
 of two shares that of paired proportions (Tango 1998), each for the effective number of observations: p (1 - p) over the
 variance, for a share p. They stay within bounds and hold for few clusters and for small p, where a percentile bootstrap
 covers far less than 95 % (Dean and Pagano 2015; simulated in tests/stats/test_coverage.py), and need no random
-numbers. Anything else has the interval of Student's t.
+numbers. They are too narrow for rare shares of strongly clustered values: a share of .05 with an intra-cluster
+correlation of .7 is held in 90 % with 30 clusters of 4. Anything else has the interval of Student's t.
 
 Equal values give no estimate of their variance. A share then has its score interval with one observation per cluster:
 the cautious choice, exact where values within a cluster always agree. With one cluster alone, and where values that are
@@ -79,7 +80,7 @@ def mean_interval(
     """Mean of `values`, one cluster label each. A `share` has values in [0, 1] only; of what cannot be below `least`
     (0 for a count), neither does the interval reach there.
 
-    Raises ValueError without values, and for a share beyond its bounds.
+    Raises ValueError without values, for NaN, and for a share beyond its bounds.
 
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
@@ -179,7 +180,7 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
     >>> str(wilson(36, 500))
     '0.072 [0.052, 0.098]'
     """
-    if trials <= 0:
+    if not trials > 0:
         raise ValueError("a proportion of no trials has no interval")
     square, p = quantile * quantile / trials, successes / trials
     centre = (p + square / 2) / (1 + square)
@@ -197,7 +198,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
     >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
     ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
     """
-    if pairs <= 0:
+    if not pairs > 0:
         raise ValueError("a difference of no pairs has no interval")
     share = (gained - lost) / pairs
 
@@ -270,6 +271,12 @@ def is_share(values: Iterable[float]) -> bool:
     return all(-_ROUNDING <= value <= 1 + _ROUNDING for value in values)
 
 
+def _check_numbers(values: Iterable[float]) -> None:
+    """Raise ValueError for a NaN among `values`: no comparison with it holds."""
+    if any(map(math.isnan, values)):
+        raise ValueError("one of the values is NaN")
+
+
 def _check_share(values: Iterable[float]) -> None:
     if not is_share(values):
         raise ValueError("a share has values from 0 to 1")
@@ -280,6 +287,7 @@ def _by_cluster(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     if not values:
         raise ValueError("a mean of no values has no interval")
+    _check_numbers(values)
     rows: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         rows.setdefault(cluster, []).append(value)
@@ -302,6 +310,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     >>> str(median_interval([3.0] * 9, range(9)))
     '3.000 [too few]'
     """
+    _check_numbers(values)
     middle, known = float(median(values)), sorted(set(values))
     if len(set(clusters)) < 2 or len(known) < 2:
         return Interval(middle, None, None)

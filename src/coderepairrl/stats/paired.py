@@ -110,7 +110,12 @@ def _ratio(distance: float, error: float) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order of `p`: below 0.05, at most 5 % of such families hold a false claim."""
+    """Holm's adjusted p-values, in the order of `p`: below 0.05, at most 5 % of such families hold a false claim.
+
+    Raises ValueError for what is no probability.
+    """
+    if not all(0 <= each <= 1 for each in p):
+        raise ValueError("p-values are from 0 to 1")
     adjusted, worst = [0.0] * len(p), 0.0
     for rank, at in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         worst = max(worst, min(1.0, (len(p) - rank) * p[at]))

@@ -58,7 +58,7 @@ def files(path: Path) -> list[Path]:
     """The safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
     Not simply all: a checkpoint also has its optimiser state, and some models a second copy in another layout.
-    Raises `EngineFault` when there are none.
+    Raises `EngineFault` when there are none, and for a `MODEL` that the index does not list.
     """
     if is_adapter(path):
         paths = [path / ADAPTER]
@@ -67,6 +67,8 @@ def files(path: Path) -> list[Path]:
             paths = sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineFault(f"{index} lists no files: {error!r}") from None
+        if (stale := path / MODEL).is_file() and stale not in paths:  # which transformers would load instead
+            raise EngineFault(f"{path} has {MODEL} beside the shards that {index.name} lists", fix=f"remove {stale}")
     elif (path / MODEL).is_file():
         paths = [path / MODEL]
     elif path.is_dir():

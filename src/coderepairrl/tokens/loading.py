@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,9 @@ def _read(name: str, folder: Path) -> _Model:
         length = "model_max_length"  # Kimi Linear's name for it
     config = _object(folder / "config.json", "vocab_size", length)
     spec = _object(folder / "tokenizer.json", "model")
-    eos = config.get("eos_token_id")
-    stops = () if eos is None else tuple(int(each) for each in (eos if isinstance(eos, list) else [eos]))
+    stops = _ends(config)
+    if (generation := folder / "generation_config.json").is_file():
+        stops = tuple(dict.fromkeys((*stops, *_ends(_object(generation)))))
     model = _Model(
         name=name,
         kind=config.get("model_type", ""),
@@ -97,6 +98,12 @@ def _read(name: str, folder: Path) -> _Model:
             fix="give the model the tokenizer that it was trained with, or resize its embedding and save both",
         )
     return model
+
+
+def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids of ``eos_token_id``: one, several, or none."""
+    ids = config.get("eos_token_id")
+    return () if ids is None else tuple(int(each) for each in (ids if isinstance(ids, list) else [ids]))
 
 
 def _families(model: _Model, renderer: str) -> tuple[str, ...]:

@@ -138,6 +138,8 @@ def _changes(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, d
 def as_text(report: Mapping[str, Any]) -> str:
     """The report as a plain table."""
     lines = [f"{'':<26}{'before':>8}{'after':>8}   change, with its 95 % interval", *_tables("", report)]
+    if "tests_passing_per_patch" in report:
+        lines += ["", "per patch: on the tasks with a patch both before and after"]
     lines += [
         "",
         f"{counted(report['tasks'], 'held-out task')}, {counted(report['episodes'], 'episode')}, "

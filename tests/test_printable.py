@@ -81,6 +81,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         progress.alarm(HOSTILE)
         progress.phase(HOSTILE)
         progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 0, Ending.VOID, fault=HOSTILE))
+        progress.episode(Episode(HOSTILE, "t", "train", 0, "g", 1, Ending.CRASH, HOSTILE, crash=HOSTILE))
         panel = Console(file=io.StringIO(), width=2000)
         panel.print(progress._panel())
     shown(capsys.readouterr().err)

@@ -142,6 +142,13 @@ def test_more_nodes_serve_together(cluster: Cluster) -> None:
     assert not Path(private).parent.exists()
 
 
+def test_a_server_that_ends_ends_the_job(cluster: Cluster) -> None:
+    (cluster.path / "bin" / "python-vllm").write_text('#!/bin/sh\n[ "$1" = -c ] || { echo no GPU >&2; exit 7; }\n')
+    done = cluster.submit("nodes.sh", "a.toml", MODEL="/models/m", VLLM_PYTHON="python-vllm")
+    assert done.returncode and not cluster.called("crrl")
+    assert (cluster.path / "logs" / f"engine-t{os.getpid()}.log").read_text() == "no GPU\n"
+
+
 def test_nodes_that_make_episodes(cluster: Cluster) -> None:
     done = cluster.submit("ray.sh", "a.toml", "run.steps=0", RAY="ray", PORT="6400", HEAD_CPUS="2")
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from nano_play import DONE, FILES, patch, play, shell
 from coderepairrl.agents.endpoint import Answer
 from coderepairrl.agents.folder import FolderSandbox
 from coderepairrl.agents.nano4 import NANO4, FourTools
-from coderepairrl.agents.patching import Ambiguous, Text, replace_once
+from coderepairrl.agents.patching import Ambiguous, NoMatch, Text, replace_once
 from coderepairrl.agents.stats import command_names
 
 TWICE = b"def f():\n    return 1\n\ndef g():\n    return 1\n"
@@ -49,6 +49,7 @@ async def test_shell_times_out_with_what_was_printed(tmp_path: Path) -> None:
     run = await play(tmp_path, shell("echo started; sleep 9 & sleep 9"), DONE, nudge=False, shell_seconds=0.3)
     assert run.results == ["command timed out after 0.3 s\nstarted"]
     assert run.ok == [False]
+    assert (run.report.exit, len(run.requests)) == ("submitted", 2), "nobody is nudged"
 
 
 @pytest.mark.parametrize("cmd", ["yes abcdefgh | head -c 5000", "printf 'é%.0s' {1..5000}", "yes | head -c 90000000"])
@@ -128,6 +129,13 @@ async def test_crlf_files_keep_their_endings(tmp_path: Path) -> None:
 )
 def test_only_what_was_asked_for_changes(data: bytes, old: str, new: str, expected: bytes) -> None:
     assert replace_once(data, old, new) == expected
+
+
+def test_overlapping_occurrences_are_ambiguous() -> None:
+    with pytest.raises(Ambiguous):
+        replace_once(b"aaa", "aa", "b")
+    with pytest.raises(NoMatch):
+        replace_once(b"aaa", "b", "c")
 
 
 def test_what_an_encoding_lacks_is_refused() -> None:

@@ -57,6 +57,30 @@ async def test_a_program_that_leaves_its_things_there_and_forgets_the_issue_fail
     assert "notes.txt" in found[1]
 
 
+TITLES = """
+import json, urllib.request
+def side(system):
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": "Name this: " + sys.argv[4]}]
+    headers = {"Authorization": "Bearer " + sys.argv[2], "Content-Type": "application/json"}
+    body = json.dumps({"model": sys.argv[3], "messages": messages}).encode()
+    urllib.request.urlopen(urllib.request.Request(sys.argv[1] + "/chat/completions", body, headers)).read()
+for _ in range(3):
+    side("You write titles.")
+"""
+
+
+async def test_side_calls_take_no_step_of_the_script() -> None:
+    """Such as those with which a program asks for a title before it begins."""
+    agent = program(TITLES)
+    backend = sandbox_or_skip(agent)
+    try:
+        checks = {check.name: check for check in await programs.examine(agent, backend)}
+    finally:
+        backend.close()
+    assert [name for name, check in checks.items() if not check.ok] == []
+    assert checks["its calls are recorded"].detail == "6 calls, 3 of which beside the conversation"
+
+
 async def test_a_program_that_edits_nothing_is_shown_with_what_it_printed() -> None:
     found = await failing(program('print("no such model\\x1b[2J"); sys.exit()'))
     [line] = (line for line in found if line.startswith("edits arrive"))

@@ -147,6 +147,13 @@ def test_by_turns_the_engine_can_sleep_and_starts_first(tmp_path: Path, monkeypa
     assert isinstance(apart, Vllm) and not apart.sleeps
     with pytest.raises(ConfigError, match="no GPU in common"):
         resolve(config(tmp_path, "engine.devices=[0]", "train.devices=[1]", "engine.share_devices=turns"))
+    for overrides, said in (
+        (("engine=tiny",), "engine 'tiny' cannot sleep"),
+        (("train.processes=2", "train.devices=[0,1]"), "train.processes=2"),
+        (("engine.weights=ipc",), "engine.weights=ipc"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolve(config(tmp_path, *turns[:2], *overrides, turns[2]))
     monkeypatch.setenv(GPUS, "")  # without a GPU there is nothing to have in common
     assert resolve(config(tmp_path, "engine.share_devices=turns")).in_turn
 

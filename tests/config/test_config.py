@@ -91,6 +91,18 @@ def test_a_mistake_is_named_by_where_it_was_written(tmp_path: Path) -> None:
     ]
 
 
+def test_unreadable_files(tmp_path: Path) -> None:
+    for content in ("run = [", "\udcff"):
+        broken = tmp_path / "broken.toml"
+        broken.write_bytes(content.encode("utf-8", "surrogateescape"))
+        with pytest.raises(ConfigError, match="broken.toml"):
+            load(broken)
+    with pytest.raises(ConfigError, match="no config file"):
+        load(tmp_path / "missing.toml")
+    with pytest.raises(ConfigError, match="run"):
+        load(write(tmp_path / "nameless.toml", "[train]\nlr = 1.0\n"))
+
+
 def test_resolved_config_reads_back(tmp_path: Path) -> None:
     config = load(write(tmp_path / "a.toml", '[run]\nname = "a"\n[tasks.options]\npath = "x.jsonl"\n'))
     again = write(tmp_path / "again.toml", to_toml(config))

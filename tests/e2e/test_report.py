@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from coderepairrl.apps import export
 from coderepairrl.runs import logged_episodes
 from coderepairrl.stats import Interval
 from coderepairrl.stats.clusters import clusters_of
+from coderepairrl.sync import weights
 from coderepairrl.types import sequence
 from pages import Page
 
@@ -52,6 +55,20 @@ def test_a_real_run_is_exported_with_the_ids_that_were_served(finished: Project)
         ]
     done = project.crrl("export", str(project.run.path), "out.parquet", "--to", "parquet")
     assert f"{len(episodes)} episodes" in done.stderr and (project.path / "out.parquet").is_file()
+
+
+async def test_full_weights_are_exported_without_the_learners_state(finished: Project, tmp_path: Path) -> None:
+    plain, checkpoint = tmp_path / "plain", max(finished.run.saved_checkpoints().items())[1]
+    await export.model(str(finished.run.path), plain)
+    assert weights.checksum(plain) == weights.checksum(checkpoint)
+    assert (checkpoint / "learner.json").exists()
+    assert not [file.name for file in plain.iterdir() if file.name.startswith(("learner.", "optimizer"))]
+
+
+def test_differing_conditions_are_said_once_and_kept(finished: Project) -> None:
+    assert (finished.path / "stderr").read_text().count("evaluation greedy has temperature 0, and training 1") == 1
+    kept = {(each["evaluation"], each["condition"]) for each in finished.run.about()["differences"]}
+    assert ("greedy", "temperature") in kept
 
 
 def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import inspect
 import os
 import subprocess
 import sys
+import tarfile
 from importlib import import_module
 from pathlib import Path
 
@@ -22,17 +24,19 @@ from coderepairrl.environments import (
     build,
     check_unchanged,
     conda,
+    differences,
+    record,
     states,
 )
 from coderepairrl.environments.pythons import _copied
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes import caches
 from coderepairrl.processes.installs import alone
 from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.tasks.jsonl import write_jsonl
 from coderepairrl.types import Task
-from projects import SHOP, cache, system_python, write
+from projects import SHOP, cache, system_python, wheel, write
 
 __all__ = ["cache"]
 
@@ -112,6 +116,24 @@ async def test_an_environment_has_what_a_conda_file_asks_for(cache: Path, tmp_pa
         await build(Specification(workspace=after, python="", conda=there.model_copy(update={"workspace": ""})))
 
 
+async def test_a_frozen_list_holds_whatever_else_is_asked_for_and_loses_what_cannot_be_had(
+    cache: Path, tmp_path: Path, isolating: None
+) -> None:
+    wheel(cache / "wheels", version="2.0")
+    wheel(cache / "wheels", name="crrl_test_asking", requires="crrl-test-helper>=2")
+    frozen = ("crrl-test-nowhere==1.0", "crrl-test-helper==1.0", "crrl-test-nothing==0.0.0")
+    asked = Specification(
+        workspace=project(tmp_path / "plain", {"a.py": ""}),
+        python=system_python(),
+        frozen=frozen,
+        requirements=("crrl-test-asking",),
+    )
+    made = await build(asked)
+    assert (made.packages["crrl_test_helper"], made.packages["crrl_test_asking"]) == ("1.0", "1.0")
+    assert made.left_out == (frozen[0], frozen[2])
+    assert (await build(asked)) == made, "from the cache"
+
+
 def test_environments_of_other_rules_are_built_again() -> None:
     """Their folders are named by a number that somebody has to raise, since most changes leave what was built as it is:
     after such a one, write the new digest here; after another, raise the number, too."""
@@ -155,6 +177,39 @@ async def test_one_flipped_byte_is_noticed(cache: Path, tmp_path: Path, isolatin
     check_unchanged(made.folder)
 
 
+async def test_a_full_disk_leaves_nothing_half_built(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    """A file that cannot be written stands for it."""
+    asked = Specification(workspace=project(tmp_path / "shop"), python=system_python())
+    extract = tarfile.TarFile.extract
+
+    def full(self: tarfile.TarFile, member: tarfile.TarInfo, *more: object, **options: object) -> None:
+        if member.name.endswith("/METADATA"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        extract(self, member, *more, **options)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched, pytest.raises(PrerequisiteError, match="No space left") as caught:
+        patched.setattr(tarfile.TarFile, "extract", full)
+        await build(asked)
+    assert "CRRL_CACHE" in caught.value.fix and "TMPDIR" in caught.value.fix
+    left = [path.name for path in (cache / "environments").iterdir() if path.suffix != ".lock"]
+    assert all(name.startswith("uv-") for name in left), left
+    check_unchanged((await build(asked)).folder)
+
+
+async def test_what_two_environments_do_not_share_is_listed(cache: Path, tmp_path: Path, isolating: None) -> None:
+    first = Specification(workspace=project(tmp_path / "shop"), python=system_python())
+    second = first.model_copy(update={"requirements": ("crrl_test_helper",)})
+    one, other = [record((await build(each)).folder.name) for each in (first, second)]
+    found = {each.fact: (each.first, each.second) for each in differences(one, other)}
+    assert found.pop("files") == (one["digest"], other["digest"])
+    assert found == {
+        "package crrl_test_helper": ("", "1.0"),
+        "specification requirements": ("[]", '["crrl_test_helper"]'),
+    }
+
+
 async def test_a_build_reaches_the_index_alone_and_nothing_of_the_host(
     cache: Path, tmp_path: Path, isolating: None
 ) -> None:
@@ -177,6 +232,12 @@ raise SystemExit("reached")
     assert "it wanted example.org:443, which a build may not reach" in str(caught.value)
     assert "reached" not in str(caught.value).replace("not reach", "")
     assert not list((cache / "environments").glob("*/environment.json")), "nothing half built is kept as built"
+
+
+async def test_a_python_that_is_not_here_is_named(cache: Path, tmp_path: Path, isolating: None) -> None:
+    with pytest.raises(PrerequisiteError, match=r"no Python 3\.2") as caught:
+        await build(Specification(workspace=project(tmp_path / "shop"), python="3.2"))
+    assert "uv python install 3.2" in caught.value.fix
 
 
 def test_a_copied_interpreter_runs_elsewhere(cache: Path) -> None:

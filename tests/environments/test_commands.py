@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +16,7 @@ from coderepairrl.environments import ReadyImage, commands, dockerfile, prepare_
 from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import images_cache
 from coderepairrl.sandbox.bwrap import Bubblewrap
-from coderepairrl.sandbox.rootfs import find
+from coderepairrl.sandbox.rootfs import find, store
 from coderepairrl.types import Task
 
 from .conftest import open_folder
@@ -178,3 +182,28 @@ def test_a_command_is_stopped_before_the_disk_is_full(
     with pytest.raises(PrerequisiteError, match="line 3: the command needs"):
         build(context, base, "FROM base\nWORKDIR /app\nRUN touch /big; sleep 600")
     assert not list(images_cache().rglob(".building*/tree"))
+
+
+PROGRAM = """
+import sys
+from coderepairrl.environments import prepare_images
+from pathlib import Path
+prepare_images([sys.argv[1]], offered=Path(sys.argv[2]))
+"""
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(context: Path, base: Path, cache: Path) -> None:
+    slow = "FROM base\nWORKDIR /app\nRUN echo once > once\nRUN test -e /app/go || (echo half > /half; sleep 600)\n"
+    (context / "Dockerfile").write_text(slow)
+    images = store(65533 if os.geteuid() == 0 else None)
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, dockerfile.named(context), str(base)])
+    try:
+        while not list(images.glob(".building*/tree/half")):  # not from `cache` on, where folders come and go
+            assert child.poll() is None
+            time.sleep(0.05)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert len(list((cache / "images/commands").iterdir())) == 1
+    ready, ran = build(context, base, slow.replace("sleep 600", "sleep 0"))
+    assert len(ran) == 1 and (tree_of(ready) / "half").is_file() and (tree_of(ready) / "app/once").is_file()

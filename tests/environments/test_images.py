@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import shutil
 import subprocess
@@ -52,7 +53,7 @@ def zstandard(data: bytes) -> bytes:
     return subprocess.run(["zstd", "-q"], input=data, capture_output=True, check=True).stdout
 
 
-@pytest.mark.parametrize("compress", [gzipped, zstandard])
+@pytest.mark.parametrize("compress", [gzipped, zstandard, lzma.compress])
 def test_a_layout_is_unpacked(tmp_path: Path, compress: object) -> None:
     asked = layout(
         tmp_path / "oci", LAYERS, "v1", compress, WorkingDir="/testbed", Env=["A=b=c", "PATH=/x"], User="who:some"
@@ -220,7 +221,9 @@ def test_a_layer_that_is_not_what_the_configuration_says(tmp_path: Path) -> None
     ("settings", "words"),
     [
         ({"WorkingDir": "/nowhere/../etc/passwd"}, None),
+        ({"WorkingDir": "/"}, None),
         ({"User": "nobody-we-know"}, "nobody-we-know"),
+        ({"User": "-5"}, "-5"),
         ({}, None),
     ],
 )
@@ -258,6 +261,28 @@ def test_users_and_mount_points_are_no_links_out(tmp_path: Path) -> None:
     tree = tree_of(prepare(f"oci:{tmp_path}/oci:y"))
     assert all((tree / name).is_dir() and not (tree / name).is_symlink() for name in ("tmp", "run/crrl", "proc", "dev"))
     assert {path.name for path in tmp_path.iterdir()} == {"passwd", "oci"}
+
+
+def test_an_image_of_another_machine_is_refused(tmp_path: Path) -> None:
+    oci = tmp_path / "oci"
+    layout(oci, LAYERS, "x", WorkingDir="/testbed")
+    whole = json.dumps(json.loads(configuration(LAYERS)) | {"architecture": "s390x"}).encode()
+    manifest = {"schemaVersion": 2, "config": {"digest": digest(whole), "size": len(whole)},
+                "layers": [{"digest": digest(gzipped(layer)), "size": 1} for layer in LAYERS]}  # fmt: skip
+    for data in (whole, json.dumps(manifest).encode()):
+        blob_of(oci, data).write_bytes(data)
+    with pytest.raises(TaskError, match="s390x"):
+        prepare(f"oci:{oci}@{digest(json.dumps(manifest).encode())}")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("registry/x@sha256:12", "no digest"), ("-flag", "no name"), ("docker-archive:{}", "no archive")],
+)
+def test_what_names_no_image_is_refused(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(TaskError, match=words):
+        prepare(name.format(tmp_path / "text"))
 
 
 def test_all_problems_are_reported_and_the_others_are_prepared(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 
 from coderepairrl.environments import fetch, prepare_images
 from coderepairrl.environments.images import ReadyImage
-from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.errors import CodeRepairError, PrerequisiteError, TaskError
 from coderepairrl.sandbox import rootfs
 from coderepairrl.sandbox.privileges import SANDBOX_USER
 
@@ -158,14 +158,22 @@ class Throttling(BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(shutil.which("skopeo") is None, reason="needs skopeo (sudo apt-get install skopeo)")
-def test_a_registry_that_says_to_come_again_later_is_not_waited_for_silently(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("asked", "error", "words", "fix"),
+    [
+        (0, PrerequisiteError, "not give it in time: it throttles us", "skopeo login"),
+        (1, TaskError, "another manifest", ""),
+    ],
+)
+def test_a_registry_is_neither_waited_for_silently_nor_believed(
+    asked: int, error: type[CodeRepairError], words: str, fix: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetch, "_SECONDS", 2.0)
-    monkeypatch.setattr(Throttling, "asked", 0)
+    monkeypatch.setattr(Throttling, "asked", asked)
     with ThreadingHTTPServer(("127.0.0.1", 0), Throttling) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(PrerequisiteError, match="not give it in time: it throttles us") as refused:
+        with pytest.raises(error, match=words) as refused:
             prepare(f"127.0.0.1:{server.server_port}/x@sha256:{64 * '1'}")
         server.shutdown()
-    assert "skopeo login" in refused.value.fix
+    assert fix in refused.value.fix
+    assert not list((rootfs.images_cache() / "blobs").rglob("[0-9a-f]*"))

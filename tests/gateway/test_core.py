@@ -229,6 +229,21 @@ class TestRetries:
         assert (await http.ask(session, retry=1))["id"] != first["id"]
         assert [turn.base for turn in session.turns] == [None, 0, None]
 
+    async def test_without_a_count_a_repeated_body_is_a_retry_until_the_reply_was_read(
+        self, world: World, said: Said, http: Http
+    ) -> None:
+        world.engine.gate = asyncio.Event()
+        world.engine.script = lambda *_: said("a story")
+        session = world.open()
+        asked = [asyncio.create_task(http.ask(session, retry=None)) for _ in range(2)]
+        while not any(call._followers == 2 for call in session._calls.values()):
+            await asyncio.sleep(0.01)
+        world.engine.gate.set()
+        first, second = [await each for each in asked]
+        assert first["id"] == second["id"] and len(world.engine.seen) == 1
+        assert (await http.ask(session, retry=None))["id"] != first["id"], "a second sample"
+        assert [turn.base for turn in session.turns] == [None, None]
+
     async def test_a_joined_call_survives_its_first_client(self, world: World, said: Said, http: Http) -> None:
         world.engine.gate = asyncio.Event()
         world.engine.script = lambda *_: said("a story")
@@ -381,6 +396,12 @@ class TestBadInput:
 
 
 class TestLifetime:
+    async def test_an_engine_that_ends_early_is_a_fault(self, world: World, said: Said, http: Http) -> None:
+        world.engine.script = lambda *_: said("a story", end=False)
+        session = world.open()
+        assert (await http.try_(session))[0] == 503
+        assert session.turns[0].masked == "fault"
+
     async def test_a_closed_session_refuses_and_has_recorded_what_ran(
         self, world: World, said: Said, http: Http
     ) -> None:

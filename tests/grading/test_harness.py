@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,17 @@ async def test_what_a_command_prints_is_judged(task: Task, isolating: None) -> N
     async with backend.open(task) as box:
         nothing = await grading.grade(box, task, b"")
     assert nothing.problem.startswith("no test reported a result") and nothing.doubtful
+    backend.close()
+
+
+async def test_a_parser_that_there_is_not_is_no_verdict_on_a_patch(task: Task, isolating: None) -> None:
+    [command] = task.checks.commands
+    results = "swebench:parse_log_nonsense"
+    asked = replace(task, checks=replace(task.checks, commands=(replace(command, results=results),)))
+    backend = sandbox.make(sandbox.choose().name)
+    async with backend.open(asked) as box:
+        verdict = await grading.grade(box, asked, b"")
+    assert verdict.doubtful and "KeyError: 'parse_log_nonsense'" in verdict.problem
     backend.close()
 
 

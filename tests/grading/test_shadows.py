@@ -76,9 +76,9 @@ async def test_a_repair_is_graded_beside_what_is_left_out(repository: Repository
 
 
 async def test_what_nothing_imports_by_that_name_is_the_patchs_to_add(repository: Repository) -> None:
-    """Modules of a new package, of folders that are no packages, of no Python of today; programs without an ending."""
+    """Modules of packages, of folders that are none, of no Python of today; programs without an ending."""
     new = ("shop/__init__.py", "shop/types.py", "shop/json/__init__.py", "shop/json/tool.py", "docs/code/util.py")
-    new += ("calendar/models.py", "parser.py", "src/formatter.py", "bin/profile")
+    new += ("calendar/models.py", "parser.py", "src/formatter.py", "bin/profile", "src/limits/json.py")
     repaired = {"data.json": b"{}\n"} | dict.fromkeys(new, b"x = 1\n")
     backend, task = bwrap(), made(repository, "-m")
     patch = cheat(repository, repaired)

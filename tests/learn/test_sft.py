@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import ConfigError
 from coderepairrl.learn.conversions import init_random
+from coderepairrl.learn.losses import kl
 from coderepairrl.learn.packed import Packed
 from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.trainer import Trainer
@@ -210,6 +211,11 @@ def test_collected_tokens_are_distilled_by_the_divergence_of_the_student_from_th
         trainer.step(rows)
     assert trainer.measure(rows)["teacher_kl"] < 0.7 * before["teacher_kl"]
     assert before["teacher_kl"] == pytest.approx(metrics["teacher_kl"], abs=1e-6)
+
+
+def test_a_teacher_may_pad_the_vocabulary_otherwise() -> None:
+    ours, theirs = torch.randn(3, 11), torch.randn(3, 9)
+    assert torch.allclose(kl(ours, theirs), kl(ours[:, :9], theirs))
 
 
 def test_what_is_measured_is_what_a_step_would_find_and_moves_nothing(miniature: Path, rows: list[Sample]) -> None:

@@ -74,6 +74,23 @@ def test_a_checkpoint_continues_bit_for_bit(miniature, make_rows, tmp_path):
     assert {entry.name for entry in tmp_path.iterdir()} == {"2"}  # nothing half-written lies about
 
 
+def test_a_checkpoint_before_the_first_step_and_over_an_older_one(miniature, make_rows, tmp_path):
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2))
+    start = weights(trainer)
+    trainer.save(tmp_path / "c")
+    trainer.step(make_rows(LENGTHS))
+    after = weights(trainer)
+    assert not equal(start, after)
+    trainer.restore(tmp_path / "c")
+    assert equal(weights(trainer), start) and trainer.version == 0
+    trainer.step(make_rows(LENGTHS))
+    assert equal(weights(trainer), after)
+    trainer.save(tmp_path / "c")
+    fresh = Trainer(miniature, LearnSettings(algorithm="grpo"))
+    fresh.restore(tmp_path / "c")
+    assert equal(weights(fresh), after) and fresh.version == 1
+
+
 def test_a_checkpoint_is_a_hugging_face_model(miniature, make_rows, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -201,6 +218,26 @@ def test_metrics_say_what_happened(miniature, make_rows, on_policy):
     assert all(isinstance(value, int | float) and math.isfinite(value) for value in stale.values())
 
 
+def test_the_diagnostics_are_those_of_the_ratios(miniature, make_rows, on_policy):
+    trainer = Trainer(miniature, LearnSettings(algorithm="grpo", micro_tokens=64))
+    rows = on_policy(trainer, make_rows([40, 30, 50]))
+    metrics = trainer.measure(rows)
+    assert metrics["ess"] == pytest.approx(1.0) and metrics["behaviour_kl"] == pytest.approx(0.0, abs=1e-6)
+    moved = [replace(row, logprobs=tuple(p - 0.1 * (i % 7) for i, p in enumerate(row.logprobs))) for row in rows]
+    apart = [0.1 * (i % 7) for row in rows for i, on in enumerate(row.trained) if on]
+    ratios = [math.exp(difference) for difference in apart]
+    metrics = trainer.measure(
+        [replace(row, versions=tuple(v - (at > 0) for v in row.versions)) for at, row in enumerate(moved)]
+    )
+    assert metrics["ess"] == pytest.approx(sum(ratios) ** 2 / len(ratios) / sum(r * r for r in ratios), rel=1e-4)
+    assert metrics["behaviour_ratio_max"] == pytest.approx(max(ratios), rel=1e-4)
+    assert metrics["behaviour_ratio_min"] == pytest.approx(1.0, rel=1e-4)
+    expected = sum(r - d - 1 for r, d in zip(ratios, apart, strict=True)) / len(ratios)
+    assert metrics["behaviour_kl"] == pytest.approx(expected, rel=1e-3)
+    older = sum(sum(row.trained) for row in rows[1:])
+    assert metrics["staleness_mean"] == pytest.approx(older / len(ratios)) and metrics["staleness_max"] == 1
+
+
 def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
     rows = make_rows(LENGTHS)  # recorded logprobs far from the learner's
     recorded = Trainer(miniature, LearnSettings(algorithm="grpo")).step(rows)
@@ -209,6 +246,18 @@ def test_old_logprobs_recorded_or_recomputed(miniature, make_rows, monkeypatch):
     assert recomputed["ratio_max"] == recomputed["ratio_mean"] == 1.0
     twice = Trainer(miniature, LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", updates_per_batch=2))
     assert twice.step(rows)["ratio_max"] > 1.0 and twice.updates == 2  # against the logprobs before the batch
+
+
+def test_old_logprobs_are_those_from_before_the_batch_in_every_minibatch(miniature, make_rows):
+    """The last part's ratios show all updates before it, and its old logprobs none of them."""
+    rows = make_rows(LENGTHS)
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, old_logprobs="recomputed", minibatches=3, micro_tokens=40)
+    trainer, whole = Trainer(miniature, settings), Trainer(miniature, settings.but(minibatches=1))
+    metrics, once = trainer.step(rows), whole.step(rows)
+    assert (trainer.updates, trainer.version, whole.updates) == (3, 1, 1)
+    assert metrics["ratio_max"] > 1.01 and once["ratio_max"] == 1.0
+    assert metrics["entropy"] == pytest.approx(once["entropy"], abs=1e-6)  # of all parts, before the first update
+    assert metrics["denominator"] == len(rows) and metrics["micro_batches"] >= 3
 
 
 def test_minibatches_are_updates_on_disjoint_parts(miniature, make_rows):
@@ -268,6 +317,25 @@ def test_a_batch_without_a_finite_gradient_is_skipped(miniature, make_rows, tmp_
     assert trainer.step(bad) == metrics | {"staleness_max": 2, "staleness_mean": 2.0}  # the same again
     trainer.restore(tmp_path / "c")
     assert "skipped" not in trainer.step(rows)
+    control.step(rows)
+    assert equal(weights(trainer), weights(control))
+
+
+def test_of_several_updates_those_before_a_gradient_that_is_not_finite_stand(miniature, make_rows, monkeypatch):
+    rows = make_rows(LENGTHS)
+    settings = LearnSettings(algorithm="grpo", lr=1e-2, updates_per_batch=3)
+    trainer, control = Trainer(miniature, settings), Trainer(miniature, settings.but(updates_per_batch=1))
+    clip, calls = torch.nn.utils.clip_grad_norm_, []
+
+    def second_is_nan(*arguments, **options):
+        calls.append(clip(*arguments, **options))
+        return calls[-1] * (math.nan if len(calls) == 2 else 1.0)
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", second_is_nan)
+    metrics = trainer.step(rows)
+    assert metrics["skipped"] == 2 and metrics["grad_norm"] == calls[0].item()
+    assert (trainer.version, trainer.updates) == (1, 1)
+    calls.clear()
     control.step(rows)
     assert equal(weights(trainer), weights(control))
 

@@ -218,3 +218,10 @@ def test_what_a_program_left_in_the_background_ends_with_it() -> None:
     left = Path("/proc", done.stdout.decode().strip(), "stat")
     while left.exists() and left.read_text().rpartition(")")[2].split()[0] != "Z":  # or pytest's limit says so
         time.sleep(0.02)
+
+
+def test_too_slow_a_program_ends_though_one_that_left_it_still_writes() -> None:
+    program = "setsid sleep 1000 & echo $!; sleep 1000"
+    with pytest.raises(subprocess.TimeoutExpired) as caught:
+        run(["sh", "-c", program], stdout=subprocess.PIPE, timeout=1.0)
+    os.kill(int(caught.value.stdout), signal.SIGKILL)  # or it is not there

@@ -38,7 +38,7 @@ PATCH = b"""diff --git a/a.py b/a.py
 SOMEBODY = 54321
 
 
-@pytest.mark.parametrize("name", sorted(TRIGGERS))
+@pytest.mark.parametrize("name", sorted({*TRIGGERS, *SETTINGS}))
 def test_plain_git_runs_what_a_repository_says(name: str, tmp_path: Path) -> None:
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [name])
     hostile.shell(TRIGGERS[name], check=False)

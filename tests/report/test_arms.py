@@ -79,6 +79,20 @@ def test_what_differs_is_claimed_and_what_does_not_says_what_could_have_been_see
     assert "the smallest difference that 3 seeds x 24 tasks could have shown is" in text
 
 
+def test_what_is_missing_is_said_and_makes_nothing_more_certain(tmp_path: Path) -> None:
+    runs = grid(tmp_path)
+    runs["rl"][2] = evaluated(tmp_path / "short", lambda seed, at: True, 2, tasks=20)
+    found = answer(QUESTION, runs)
+    assert (found.means["base"].tasks, found.notes) == (20, ["RQ2: 4 tasks left out, which some run has no value of."])
+    assert "Not known yet" in said({"rl": runs["rl"]}), "nothing without the baseline"
+    del runs["rl"][1], runs["other"]
+    text = said(runs)
+    assert "2 seeds x 20 tasks (of 3 seeds)" in text
+    assert text.endswith("Not known yet: no seed of base and other is finished.")
+    [rl] = answer(QUESTION, runs).contrasts
+    assert rl.adjusted == pytest.approx(2 * (rl.change.p or 0)), "an arm that failed makes no other one more certain"
+
+
 def test_what_may_not_be_compared_is_an_answer_of_its_own(tmp_path: Path) -> None:
     runs = grid(tmp_path)
     runs["rl"][0] = evaluated(tmp_path / "judged", lambda seed, at: True, 0, version=2)

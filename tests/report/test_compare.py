@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from coderepairrl.cli import app
 from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import UsageError
+from coderepairrl.report import published
 from coderepairrl.report.comparing import Arguments, answer
 from coderepairrl.report.outcomes import Outcomes, read_outcomes
 from coderepairrl.runs import RunFolder
@@ -393,6 +394,96 @@ def test_where_a_task_lies_on_this_machine_makes_it_no_other_task(tmp_path: Path
         for name in "ab"
     ]  # fmt: skip
     assert numbers(*(side.path for side in sides))["comparisons"][0]["tasks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "is empty"),
+        ('{"instance_id": "a", "resolved": true}\n{"instance_id": "b", "res', "bad.jsonl, line 2: not read as JSON"),
+        ('{"resolved": true}\n', "bad.jsonl:1 names no task"),
+        ('{"instance_id": "a"}\n', "has no 'resolved' that is true or false: it is null"),
+        ('{"instance_id": "a", "resolved": NaN}\n', "has no 'resolved'"),
+        ('{"instance_id": "a", "resolved": 0.5}\n', "has no 'resolved'"),
+        ('{"id": "a", "resolved": true}\n{"id": "a", "resolved": false}\n', "bad.jsonl:2 has a again"),
+        ('{"id": "a", "model": "x", "resolved": 1}\n{"id": "a", "model": "y", "resolved": 1}\n', "holds 2 policies"),
+        ('{"instance_id": "a", "resolved": true, "resolved": false}\n', "'resolved' twice in one object"),
+        ("[" * 200_000, "nested too deep"),
+        ('{"resolved_ids": ["a"], "unresolved_ids": 5}', "unresolved_ids is no list of ids"),
+        ('{"resolved_ids": ["a"], "unresolved_ids": ["a", "b"]}', "a is among those resolved and those unresolved"),
+    ],
+)
+def test_bad_lines_are_named(tmp_path: Path, lines: str, message: str) -> None:
+    (tmp_path / "bad.jsonl").write_text(lines)
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
+        read_outcomes(str(tmp_path / "bad.jsonl"))
+    assert caught.value.fix
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
+    counts = ["31/500", "36/500"]
+    files = [str(outcomes(tmp_path / f"{name}.jsonl", [0, 1] * 10, cost=at + 0.5)) for at, name in enumerate("ab")]
+    other = str(written(tmp_path / "other.jsonl", [{"id": "x", "resolved": 1}]))
+    for asked, message in (
+        (Arguments(counts[:1]), "takes two policies"),
+        (Arguments([], plan=3.0), "takes two policies"),
+        (Arguments(["31/500", "36/400"]), "not of the same tasks"),
+        (Arguments(["31/0", "36/500"]), "no number of solved tasks"),
+        (Arguments(["501/500", "36/500"]), "no number of solved tasks"),
+        (Arguments(counts, plan=3.0), "do not say how often"),
+        (Arguments(counts, pass_at="1"), "nothing else"),
+        (Arguments(counts, power=1.0), "power of 1"),
+        (Arguments([], plan=0.0, discordance=0.1), "0 points"),
+        (Arguments([], plan=3.0, discordance=1.5), "discordance of 1.5"),
+        (Arguments(["36/500", "published:swe-rle"]), "swe-rle"),
+        (Arguments(files, pass_at="1,2"), "pass@2 cannot be estimated: a task has 1 attempt"),
+        (Arguments(files, pass_at="0"), "pass@0 cannot be estimated"),
+        (Arguments(files, pass_at="two"), "no list of numbers"),
+        (Arguments(files, metric="cost", pass_at="1"), "neither"),
+        (Arguments(files, metric="cost", plan=3.0), "no share"),
+        (Arguments(files, metric="speed"), "has no 'speed' that is a number"),
+        (Arguments(files, margin=-1.0), "margin of -1"),
+        (Arguments([files[0], other], common=True), "no task in common"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)) as caught:
+            answer(asked)
+        assert caught.value.fix
+
+
+# -- what is no share, and what nobody says which tasks of
+
+
+def test_any_score_is_a_metric(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    sides = [
+        Run(tmp_path / name)
+        .evaluated("eval-00000", {task: [float(rng.normal(c, 1))] for task in NAMES}, "cost")
+        .path
+        for name, c in (("a", -1.0), ("b", 1.0))
+    ]  # fmt: skip
+    found = numbers(*sides, "--metric", "cost", "--margin", 9)
+    assert found["verdicts"][0].startswith("b is above a: b - a = +") and "points" not in found["verdicts"][0]
+    assert not found["comparisons"][0]["share"] and found["comparisons"][0]["h"] is None
+    with pytest.raises(UsageError, match="no checks were run"):
+        read_outcomes(str(sides[0]))
+
+
+def test_counts_alone_are_compared_by_what_could_be() -> None:
+    [verdict] = numbers("31/500", "36/500")["verdicts"]
+    assert verdict.startswith("No difference can be claimed: 36/500 - 31/500 = +1.0 points [-2.3, 4.3]")
+    assert "p from 0.0625 to 0.625" in verdict and "could have shown is [1.6, 4.6] points" in verdict
+    assert numbers("31/500", "131/500")["comparisons"][0]["claimed"]
+    [depends] = numbers("31/500", "45/500")["verdicts"]
+    assert depends.startswith("Whether there is a difference depends on which tasks were solved")
+
+
+def test_published_numbers_are_those_of_their_counts() -> None:
+    for each in published.table().values():
+        assert (each.percent is None) != (each.similarity is None) and each.source, each.name
+        if each.percent is not None:
+            assert each.solved is not None and abs(100 * each.solved / each.tasks - each.percent) < 0.06, each.name
+    said = crrl("36/500", "published:swe-rl").stdout
+    assert f"({published.MARK})" in said and "compare neither with each other nor with ours" in said
 
 
 # -- how it is printed

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coderepairrl.report import localisation, metrics
-from coderepairrl.report.metrics import METRICS, PER_PATCH, Attempt, row, rows, summary
+from coderepairrl.report.metrics import METRICS, PER_PATCH, Attempt, parts, row, rows, summary
 from coderepairrl.sandbox.contents import files_at_hand
 from coderepairrl.types import Ending, Episode, Origin, Score, Task, TokenSpan, ToolCall, Turn
 
@@ -139,6 +139,18 @@ def test_tools_worked_out_by_hand() -> None:
     assert found["tool_success/shell"] == pytest.approx(4 / 7) and found["tool_success"] == 0.5
 
 
+def test_actions_of_a_program_are_those_that_its_model_asked_for() -> None:
+    def turn(index: int, asked: int, tools: tuple[str, ...]) -> Turn:
+        nothing = TokenSpan((), Origin.GIVEN)
+        reply = {"role": "assistant", "content": "", "tool_calls": [{"id": str(n)} for n in range(asked)]}
+        return Turn(index, None, nothing, TokenSpan((), Origin.POLICY), messages=(reply,), tools=tools)
+
+    turns = (turn(0, 2, ("bash",)), turn(1, 1, ("bash",)), turn(2, 5, ()))
+    asked = row(attempt(turns=turns, side=(2,), calls_known=False))
+    assert asked["actions"] == 3 and "calls" not in asked
+    assert "actions" not in row(attempt(turns=(turn(0, 0, ()),), calls_known=False)), "it acts on text"
+
+
 def test_what_it_took_to_resolve_is_of_the_resolved_and_a_median() -> None:
     made = []
     for at, (passed, calls) in enumerate([(True, 2), (True, 4), (True, 30), (False, 1), (True, 3)]):
@@ -229,3 +241,17 @@ def test_tools_that_a_policy_makes_up_are_one_metric() -> None:
     found = row(attempt(turns=turns, tool_calls=tuple(calls), calls_known=True))
     rates = {name: value for name, value in found.items() if name.startswith("tool_success/")}
     assert rates == {"tool_success/shell": 1.0, "tool_success/not_offered": 0.0}
+
+
+def test_parts_by_year_edit_and_agent() -> None:
+    names = {"t/a": REFERENCE, "t/b": diff(("x.py", 1, "a", "b")), "t/c": diff(("x.py", 1, "a\nb", "c"))}
+    tasks = {
+        name: replace(TASK, id=name, reference=own, created="" if name == "t/c" else f"202{at}-01-01")
+        for at, (name, own) in enumerate(names.items())
+    }
+    episodes = [replace(attempt().episode, task_id=name, kind="x" if name == "t/a" else "") for name in names]
+    assert parts(episodes, tasks, {"": "nano", "x": "aider"}) == {
+        "kind x": {"t/a"}, "year 2020": {"t/a"}, "year 2021": {"t/b"},
+        "edit of several files": {"t/a"}, "edit of one line": {"t/b"}, "edit of one hunk": {"t/c"},
+        "agent aider": {"t/a"}, "agent nano": {"t/b", "t/c"},
+    }  # fmt: skip

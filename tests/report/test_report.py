@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -147,6 +148,21 @@ def test_the_ledger_of_a_step_is_its_wall_time(run: Path) -> None:
     assert sum(found.ledger.values()) >= sum(sum(step["ledger"].values()) for step in found.steps)
 
 
+def test_evaluation_time_counts_only_the_process_that_spent_it(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "resumed")
+    maker.start()
+    maker.evaluate(0)
+    maker.log.close()
+    lines = maker.folder.log.read_text().splitlines()
+    spent = json.loads(lines[-1])["time"] - json.loads(lines[1])["time"]
+    assert report.load([maker.folder.path])[0].ledger["evaluation"] == pytest.approx(spent, abs=1e-3)
+    # Killed just before the record, resumed: the episodes are known, the evaluation is finished at once.
+    maker.folder.log.write_text("\n".join([*lines[:-1], lines[0], lines[-1]]) + "\n")
+    found = report.load([maker.folder.path])[0]
+    assert [e.step for e in found.evaluations] == [0] and found.ledger["evaluation"] == 0
+    assert found.episodes["starts"] == 2
+
+
 def test_runs_side_by_side(run: Path, other: Path) -> None:
     first, second = report.load([run, other])
     text = read_page([run, other]).text
@@ -215,6 +231,43 @@ def test_an_unfinished_run_with_a_torn_log(tmp_path: Path) -> None:
         assert said in text
 
 
+def test_a_log_damaged_inside_is_read_up_to_there(tmp_path: Path) -> None:
+    path = written(tmp_path / "damaged", steps=3, evaluations=())
+    log = RunFolder(path).log
+    lines = log.read_text().splitlines()
+    second = [at for at, line in enumerate(lines) if line.startswith('{"type":"step"')][1]
+    log.write_text("\n".join([*lines[: second + 1], "garbage", *lines[second + 1 :]]) + "\n")
+    (found,) = report.load([path])
+    assert len(found.steps) == 2 and found.account["balanced"]
+    assert f"log.jsonl:{second + 2} is not JSON" in read_page([path]).text
+
+
+def test_alarms_and_changed_settings_are_shown(tmp_path: Path) -> None:
+    path = written(tmp_path / "alarmed", steps=3, evaluations=())
+    records = list(RunFolder(path).records())
+    for record in records:
+        if record["type"] == "step":
+            gate = "kl" if record["step"] == 3 else "drift"
+            record["alarms"] = [{"gate": gate, "text": f"{gate} in step {record['step']}"}]
+    changed = {"type": "change", "time": records[-1]["time"], "step": 3, "key": "train.lr", "old": 1e-4, "new": 1e-5}
+    RunFolder(path).log.write_text("".join(json.dumps(record) + "\n" for record in [*records, changed]))
+    text = read_page([path]).text
+    assert "Alarm: drift in step 2. It is the last of 2 such alarms." in text
+    assert "Alarm: kl in step 3." in text and text.count("Alarm:") == 2
+    assert "Resumed with other settings: train.lr from 0.0001 to 1e-05 after step 3." in text
+
+
+def test_values_of_two_versions_of_a_reward_are_not_put_side_by_side_unnoticed(tmp_path: Path) -> None:
+    runs = [Maker(tmp_path / name).run(1).folder.path for name in ("first", "same", "newer")]
+    about = json.loads((runs[2] / "run.json").read_text())
+    (runs[2] / "run.json").write_text(json.dumps({**about, "rewards": {"patch_lines": 2, "tests": 1}}))
+    first, same, newer = report.load(runs)
+    said = "patch_lines is version 2 here and version 1 in first: their values do not compare."
+    assert said in newer.notices
+    assert not any("version" in notice for notice in (*first.notices, *same.notices))
+    assert said in report.write_page([first, newer], tmp_path / "page.html").read_text()
+
+
 def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "evil", agent={"name": "nano", "options": {EVIL: EVIL}})
     plain = maker._episode
@@ -231,3 +284,14 @@ def test_nothing_that_a_run_holds_can_act(tmp_path: Path) -> None:
     reader = read_page([path])
     assert "alert(1)" in reader.text and "49" not in re.findall(r"\{\{.*?\}\}", reader.text)
     assert "\x1b" not in reader.text and "\u202e" not in reader.text
+
+
+def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path) -> None:
+    output = tmp_path / "figure.svg"
+    arguments = ["report", str(run), str(other), "--figure", str(output)]
+    result = CliRunner().invoke(app, [*arguments, "--baseline", "junk a=0.04", "--baseline", "junk b=0.7"])
+    assert result.exit_code == 0 and result.stdout.strip() == str(output)
+    said = [each.text for each in ElementTree.parse(output).getroot().iter("{http://www.w3.org/2000/svg}text")]
+    assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
+    for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "different things")):
+        assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)

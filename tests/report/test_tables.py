@@ -14,6 +14,7 @@ from coderepairrl import report
 from coderepairrl.cli import app
 from coderepairrl.report import view
 from coderepairrl.report.plots import pdf
+from coderepairrl.report.tables import _csv
 from coderepairrl.types import Ending
 from pages import Page
 
@@ -87,3 +88,8 @@ def test_a_report_links_to_the_pages_that_are_there(tmp_path: Path) -> None:
         links = Page(written_to.read_text()).links
         assert [(written_to.parent / unquote(link)).resolve() for link in links] == wanted
         assert not any(link.startswith("/") for link in links), "both move together"
+
+
+def test_a_name_that_a_model_chose_is_no_formula() -> None:
+    evil = "=cmd|'/C calc'!A0"
+    assert list(csv.reader(_csv(("name", "value"), [(evil, -1.0)]).decode().splitlines()))[1] == [f"'{evil}", "-1.0"]

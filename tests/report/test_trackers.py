@@ -10,9 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from coderepairrl.cli import app
 from coderepairrl.errors import UsageError
 from coderepairrl.report.trackers import send, sending
 from coderepairrl.runs import RunFolder
@@ -144,3 +147,36 @@ def test_a_mark_that_says_nothing_is_an_error_that_names_it(mark: bytes, tmp_pat
     with pytest.raises(UsageError, match="sent does not say up to which byte"):
         send(run, "tensorboard")
     assert (run / "tensorboard/sent").read_bytes() == mark
+
+
+def test_a_tracker_that_fails_leaves_the_rest_for_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, had = written(tmp_path / "run", steps=3), list[int]()
+
+    class Tracker:
+        def __init__(self, run: Any) -> None:
+            pass
+
+        def send(self, metrics: Any, step: int, time: float) -> None:
+            if len(had) == 2 and not mended:
+                raise ConnectionError("the server went away")
+            had.append(step)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(sending, "TRACKERS", {"tensorboard": Tracker})
+    mended = False
+    done = CliRunner().invoke(app, ["export", str(run), "--to", "tensorboard"])
+    assert str(done.exception) == "tensorboard: the server went away"
+    mended = True
+    assert (send(run, "tensorboard"), send(run, "tensorboard")) == (2, 0)  # of 3 steps and an evaluation
+    assert had == [0, 1, 2, 3]
+
+
+def test_what_makes_no_sense_together_is_refused() -> None:
+    for arguments, error in (
+        (["--to", "wandb", "--precision", "fp32"], "--precision"),
+        (["place", "--to", "wandb"], "has a place of its own"),
+        ([], "nothing says where"),
+    ):
+        assert error in str(CliRunner().invoke(app, ["export", "run", *arguments]).exception)

@@ -80,7 +80,10 @@ async def test_names_and_weights(task: Task, backend: Local) -> None:
     [
         ("patch_line", "did you mean 'patch_lines'?"),
         ("quality", "module:Class"),
+        ({}, "known rewards"),
         ({"tests": float("nan")}, "tests = 1.0"),
+        ({"tests": True}, "tests = 1.0"),
+        ({"tests": 10**400}, "tests = 1.0"),
         (f"{__name__}:NotAReward", "define __call__, name"),
         ({f"{__name__}:Constant": 1, f"{__name__}:Twin": 1}, "a `name` of its own"),
     ],
@@ -241,6 +244,11 @@ async def test_crlf_and_binary_repairs_apply(repository: Repository, backend: Lo
     assert (await judge(task, patch, backend)).value == 1.0
 
 
+async def test_a_task_without_checks_is_refused(task: Task, backend: Local) -> None:
+    with pytest.raises(TaskError, match="no checks"):
+        await judge(replace(task, checks=Checks()), b"", backend)
+
+
 class Dying:
     """A sandbox that dies at its n-th command, or whose git is missing."""
 
@@ -294,6 +302,18 @@ def test_score_files(task: Task, repository: Repository, tmp_path: Path) -> None
         assert score_files(name, oracle, oracle) == 1.0
         assert score_files(name, oracle, empty) == 0.0
         assert 0.0 < score_files(name, oracle, patch) < 1.0
+
+
+def test_score_files_refuses_by_name(task: Task, tmp_path: Path) -> None:
+    good, bad, empty, none = (tmp_path / name for name in ("good", "bad", "empty", "none"))
+    for path, content in ((good, task.reference), (bad, b"--- a/x\n+++ b/x\n@@ -1,2 +1,2 @@\n-a\n"), (empty, b"")):
+        path.write_bytes(content)
+    for oracle, patch, says in (
+        (none, good, "oracle .*: No such file"), (bad, good, "oracle .*line"), (empty, good, "oracle .*empty"),
+        (good, none, "patch .*: No such file"), (good, bad, "patch .*line"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=says):
+            score_files("patch_lines", oracle, patch)
 
 
 def test_score_files_needs_a_reward_that_compares(tmp_path: Path) -> None:

@@ -125,6 +125,13 @@ async def test_where_nothing_can_be_remembered_it_is_asked_again(task: Task, bac
         assert await verify(asked(task, "patch_lines"), backend, cache=tmp_path / ("x" * 300)) == 0
 
 
+async def test_a_failure_is_not_remembered(task: Task, backend: Local, tmp_path: Path) -> None:
+    flawed = replace(task, checks=Checks((Command(("true",)),)))
+    for _ in range(2):
+        with pytest.raises(TaskError):
+            await verify(asked(flawed, "tests"), backend, cache=tmp_path)
+
+
 def test_which_tasks_are_asked(task: Task) -> None:
     def many(count: int, **fields: object) -> list[Task]:
         return [replace(task, id=f"{fields}/{n}", **fields) for n in range(count)]  # type: ignore[arg-type]

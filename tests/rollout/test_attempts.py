@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -88,6 +89,16 @@ async def test_an_agent_that_does_not_notice_the_time_is_stopped(
     [episode] = group.episodes
     assert (episode.ending, episode.reason, b"+x" in episode.patch) == (Ending.LIMIT, "time", True)
     assert episode.reward == 1.0, "it is scored on what stands"
+
+
+async def test_a_stop_is_not_taken_for_a_bug_of_the_agent(miniature: Path, tmp_path: Path) -> None:
+    async with rollout(miniature, tmp_path, ScriptedAgent([Wait(60.0)]), Limits()) as (made, _):
+        working = asyncio.create_task(groups(made, ONE))
+        await asyncio.sleep(0.2)
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+    assert not any(record["type"] == "verdict" for record in read(tmp_path / "log.jsonl"))
 
 
 async def test_an_interrupted_step_keeps_the_episodes_of_its_tasks_only(miniature: Path, tmp_path: Path) -> None:

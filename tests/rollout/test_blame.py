@@ -72,6 +72,11 @@ async def raises_first(*at: Any) -> object:
     raise ValueError("odd")
 
 
+async def gives_up_waiting(*at: Any) -> object:
+    await ask(*at)
+    raise TimeoutError
+
+
 async def exits(*at: Any) -> object:
     await ask(*at)
     raise AgentFault("ended with exit code 3", how="exit 3", printed="3")
@@ -132,6 +137,7 @@ WAYS = [
     Way(returns_nothing, Ending.CRASH, "no report", "crash"),
     Way(raises, Ending.CRASH, "ValueError", "crash"),
     Way(raises_first, Ending.VOID, "agent"),
+    Way(gives_up_waiting, Ending.CRASH, "TimeoutError", "crash"),
     Way(exits, Ending.CRASH, "exit 3", "crash", "3"),
     Way(exits_first, Ending.VOID, "agent", printed="3"),
     Way(cancels, Ending.CRASH, "CancelledError", "crash"),

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import tokens
+from coderepairrl.assembly.workers import check_executor
 from coderepairrl.config import Config
 from coderepairrl.engines import ScriptedEngine
-from coderepairrl.errors import CodeRepairError, PrerequisiteError, RunError, WorkerFault
+from coderepairrl.errors import CodeRepairError, ConfigError, PrerequisiteError, RunError, WorkerFault
 from coderepairrl.rollout import Terms, ray_cluster, ray_executor
 from coderepairrl.rollout.messages import pack, portable, unpack
 from coderepairrl.rollout.ray_executor import WorkerActor, versions
@@ -188,7 +189,27 @@ async def test_a_machine_with_other_versions(tmp_path: Path) -> None:
     error = await wrong(WorkerActor(versions() | {"transformers": "4.0"}, str(tmp_path), [], b"", 100))
     assert " has transformers " in str(error) and ", not 4.0: its episodes would not be the same" in str(error)
     assert "the same versions on all machines" in error.fix
+    error = await wrong(WorkerActor(versions(), str(tmp_path / "nowhere"), [], b"", 100))
+    assert "nowhere: No such file or directory" in str(error) and "share" in error.fix
+
+
+async def test_a_machine_without_our_package_ends_the_run_at_once(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "The actor died.\nWorkerActor failed to import on the worker. No module named 'coderepairrl'"
+    error = await opened(miniature, monkeypatch, fake(options=dying(words)))
+    assert isinstance(error, PrerequisiteError) and "No module named 'coderepairrl'" in str(error)
 
 
 def asked(address: str = "auto") -> Config:
     return Config.model_validate({"run": {"name": "a"}, "rollout": {"executor": "ray", "ray": {"address": address}}})
+
+
+def test_an_address_that_is_none_and_somebody_elses_model_are_refused() -> None:
+    for address in ("ray://head:10001", "head", "head:", ""):
+        with pytest.raises(ConfigError, match="rollout.ray.address="):
+            check_executor(asked(address))
+    for address in ("auto", "local", "head:6379", "[::1]:6379"):
+        check_executor(asked(address))
+    with pytest.raises(ConfigError, match="somebody else serves"):
+        check_executor(asked(), remote=True)

@@ -38,7 +38,7 @@ from coderepairrl.rollout import (
 from coderepairrl.runs import Log, logged_episodes
 from coderepairrl.runs.log import read
 from coderepairrl.sandbox.fake import ScriptedBackend
-from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task
+from coderepairrl.types import AgentReport, Ending, Endpoint, Episode, Limits, Sampling, Score, Task, Verified
 
 TASKS = [Task(f"toy/{i}", "add() subtracts.", "python", "dir:unused", b"") for i in range(5)]
 
@@ -263,6 +263,79 @@ def test_seeds_are_the_same_on_every_machine() -> None:
     assert derive_seed(0, "train", 1, "toy/0", 0) == 8794020450185706182
     assert derive_seed(0, "a", "bc") != derive_seed(0, "ab", "c")
     assert derive_seed(1) < 1 << 63
+
+
+async def test_a_dead_engine_is_replaced_with_the_current_weights_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (weights := tmp_path / "weights").write_bytes(b"w")
+    checksum = "50e721e49c013f00c62cf59f2163542a9d8df02464efeb615d31051b0fddc326"
+    made: list[ScriptedEngine] = []
+    loads: list[int] = []
+    stillborn = False
+    load = ScriptedEngine.load
+
+    async def counted(engine: ScriptedEngine, path: Path, version: int, checksum: str) -> int:
+        loads.append(await load(engine, path, version, checksum))
+        return version
+
+    async def start() -> ScriptedEngine:
+        made.append(ScriptedEngine(lambda ids, sampling, seed: [65, 66]))
+        if stillborn:
+            made[-1].kill("stillborn")
+        return made[-1]
+
+    async def ask() -> list[int]:
+        return [chunk.version async for chunk in engine.generate([1], Sampling(), 0)]
+
+    monkeypatch.setattr(ScriptedEngine, "load", counted)
+    engine = SupervisedEngine(await start(), start, restarts=2)
+    await engine.load(weights, 3, checksum)
+    made[0].kill("killed")
+    with pytest.raises(EngineFault, match="killed"):
+        await ask()
+    assert set(await ask()) == {3} and len(made) == 2, "the new one serves the weights of the old one"
+    for version in (4, 5):  # known to be dead, and found to be
+        made[-1].kill("before a load")
+        if version == 4:
+            with pytest.raises(EngineFault, match="before a load"):
+                await ask()
+        assert await engine.load(weights, version, checksum) == version and set(await ask()) == {version}
+    assert loads == [3, 3, 4, 5], "old weights may be gone by then"
+    stillborn = True
+    made[-1].kill("again")
+    for said in ("again", "stillborn", "stillborn", "died 3 times in a row"):
+        with pytest.raises(EngineFault, match=said):
+            await ask()
+    assert len(made) == 6, "it does not restart for ever"
+
+
+async def test_further_references_are_for_rewards_alone(gateway: Gateway, tmp_path: Path) -> None:
+    """Neither the agent, its sandbox nor the model sees one."""
+    repair = Verified(b"SECRET", "train-00001-000-00", 1)
+    shown: list[Task] = []
+    judged: dict[str, list[tuple[Verified, ...]]] = {}
+
+    class Watching(ScriptedBackend):
+        def open(self, task: Task) -> Any:
+            shown.append(task)
+            return super().open(task)
+
+    class Asking(ScriptedAgent):
+        async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
+            shown.append(task)
+            return await super().run(task, sandbox, endpoint)
+
+    class Judge(Chatter):
+        async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+            judged.setdefault(task.id, []).append(task.verified)
+            return await super().__call__(task, episode, sandbox)
+
+    rollout = make(gateway, tmp_path, Asking([Say("hello")]), backend=Watching({"a.py": b"x = 0\n"}), reward=Judge())
+    await groups_of(rollout, TASKS[:2], verified={TASKS[0].id: (repair,)})
+    assert len(shown) == 12 and all(task in TASKS for task in shown)
+    assert judged == {TASKS[0].id: [(repair,)] * 3, TASKS[1].id: [()] * 3}
+    assert b"SECRET" not in (tmp_path / "log.jsonl").read_bytes()
 
 
 async def test_weights_that_a_restarted_engine_refuses_cost_no_restart(tmp_path: Path) -> None:

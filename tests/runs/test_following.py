@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,15 @@ def test_a_log_that_grows_is_read_once_and_whole(log: Path, tmp_path: Path, size
             file.flush()
             found += list(follower.records())
     assert found == list(Follower(growing).records()) and not follower.notice
+
+
+def test_other_spacing_and_a_second_try_are_read(log: Path, tmp_path: Path) -> None:
+    spaced = tmp_path / "log.jsonl"
+    spaced.write_text("".join(json.dumps(record) + "\n" for record in [*read(log), *read(log)]))
+    follower, once = Follower(spaced), Follower(log)
+    assert list(follower.records()) == [*once.records(), *Follower(log).records()]
+    for episode in logged_episodes(read(log)):
+        assert follower.episode(episode.id) == episode, "of an episode that was begun again, only the last try"
 
 
 def test_turns_are_there_before_the_verdict(log: Path, tmp_path: Path) -> None:

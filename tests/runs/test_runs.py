@@ -52,6 +52,11 @@ def test_codec_is_exact(patch: bytes, logprobs: list[float], text: str) -> None:
     assert codec.load(Task, json.loads(json.dumps(codec.dump(task)))) == task
 
 
+def test_codec_refuses_unknown_fields() -> None:
+    with pytest.raises(ValueError, match="no field 'colour'"):
+        codec.load(Score, {"name": "x", "value": 1.0, "colour": "red"})
+
+
 def test_log_survives_a_torn_line_and_has_one_writer(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.create("", {})
@@ -177,6 +182,31 @@ def test_episodes_are_put_together_from_the_log(tmp_path: Path) -> None:
     assert list(logged_episodes(run.records())) == [episode]
     run.write_episodes("train-00001", [episode])
     assert list(run.episodes()) == [episode]
+
+
+def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not a run folder"):
+        open_run(tmp_path)
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    about = run.path / "run.json"
+    about.write_text(about.read_text().replace('"schema": 2', '"schema": 99'))
+    with pytest.raises(UsageError, match="schema 99"):
+        open_run(run.path)
+
+
+def test_a_start_that_failed_before_the_first_record_is_no_run(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("first = 1", {})
+    run.create("second = 2", {})
+    assert run.config.read_text() == "second = 2"
+    with closing(run.writer()) as log:
+        with pytest.raises(UsageError, match="another process"):
+            run.create("third = 3", {})
+        log.append("start")
+    with pytest.raises(UsageError, match="already holds a run"):
+        run.create("third = 3", {})
+    assert run.config.read_text() == "second = 2"
 
 
 def test_a_folder_of_somebody_elses_files_is_left_alone(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError
-from coderepairrl.processes.caches import user_cache
+from coderepairrl.processes import caches
+from coderepairrl.processes.caches import agents_cache, git_cache, user_cache
 from coderepairrl.sandbox import answers, make
 from coderepairrl.sandbox.backend import GuestBackend
 from coderepairrl.types import Task
@@ -102,6 +103,16 @@ def test_no_other_copy_of_the_package_is_shown_either(
     assert opened("bwrap", [], task, script).count(b"fix.patch") == len(ENVIRONMENTS), "control"
 
 
+def test_a_link_to_where_it_lies_shows_no_more(bwrap: GuestBackend, installed: Path, task: Task) -> None:
+    link = installed.parents[1].with_name(f"{installed.parents[1].name}-link")
+    link.symlink_to(installed.parent)
+    try:
+        shown = opened("bwrap", [link], task, f"find {link}/ -type f")
+    finally:
+        link.unlink()
+    assert b"module.py" in shown and b"fix.patch" not in shown
+
+
 def test_sandlock_cannot_hide_it_and_refuses(sandlock: GuestBackend, installed: Path, task: Task) -> None:
     with pytest.raises(PrerequisiteError, match="answers to tasks") as refused:
         opened("sandlock", [installed], task, "true")
@@ -116,3 +127,23 @@ def test_a_user_without_a_home_has_no_cache_in_it(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(PrerequisiteError, match="home"):
         user_cache()
     assert PACKAGE in answers.folders()
+    monkeypatch.setenv("CRRL_CACHE", "~nobody-of-this-name/cache")
+    assert PACKAGE in answers.folders()
+
+
+def test_every_cache_follows_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XDG_CACHE_HOME", "CRRL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    where = ["/home/somebody/.cache/coderepairrl", "/xdg/coderepairrl", "/chosen"]
+    for variable, base in zip(("HOME", "XDG_CACHE_HOME", "CRRL_CACHE"), where, strict=True):
+        if variable != "HOME":
+            monkeypatch.setenv(variable, base.removesuffix("/coderepairrl"))
+        assert user_cache() == Path(base)
+        assert [git_cache(), agents_cache()] == [Path(base, "git"), Path(base, "agents")]
+        assert Path(base) in caches.folders()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert agents_cache() == Path("/chosen/agents")
+    monkeypatch.delenv("CRRL_CACHE")
+    assert agents_cache() == Path("/var/cache/coderepairrl/agents") and git_cache() == Path("/xdg/coderepairrl/git")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_what_a_sandbox_would_hide_is_refused(place: str) -> None:
         sandbox.make("bwrap", binds=["/opt", "checks"])
 
 
+def test_what_cannot_be_bound_is_named(bwrap: Bubblewrap) -> None:
+    backend = Bubblewrap(binds=["/nowhere"])
+    with pytest.raises(PrerequisiteError, match="nowhere") as caught:
+        backend.require()
+    assert "sandbox.options.binds" in caught.value.fix
+    backend.close()
+
+
 async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Task) -> None:
     """The commands of the original's shell, and ways to what is not among them."""
     allowed = ["ls", "cd", "pwd", "find", "cat", "head", "tail", "grep", "awk", "sed", "sort", "git"]
@@ -56,3 +65,15 @@ async def test_an_allow_list_leaves_no_other_program(bwrap: Bubblewrap, task: Ta
     backend.close()
     with pytest.raises(PrerequisiteError, match="no nonsense here"):
         Bubblewrap(commands=["nonsense"]).require()
+
+
+@pytest.mark.parametrize("options", [{"memry": 1}, {"memory": "2G"}, {"processes": 0}])
+def test_limits_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        sandbox.make("bwrap", **options)
+
+
+@pytest.mark.parametrize("limit", ["processes", "tmp_bytes"])
+def test_unsafe_local_refuses_limits_it_could_not_keep(limit: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot bound {limit}"):
+        sandbox.make("unsafe-local", **{limit: 8})

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from coderepairrl import sandbox
+from coderepairrl.certify import machine
 from coderepairrl.errors import ExitCode, PrerequisiteError
+from coderepairrl.registry import Finding
 from coderepairrl.runs import open_run
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.interpreter import install_command
@@ -129,3 +131,14 @@ def test_what_sandlock_cannot_run_is_refused_before_the_run_folder(
     for text in (*words, install_command("bubblewrap")):
         assert text in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_check_does_not_take_a_container_for_a_sandbox_that_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("bwrap", "sandlock", "docker")
+    here = [Finding(name, name == "docker", "", f"install {name}") for name in names]
+    monkeypatch.setattr(sandbox, "_isolating", lambda: iter(here[:2]))
+    for offered, expected in ((here, (True, "only when named: sandbox=docker")), (here[:2], (False, "none"))):
+        monkeypatch.setattr(sandbox, "available", lambda offered=offered: offered)
+        [entry] = [entry for entry in machine.machine() if entry.name == "a sandbox that isolates"]
+        assert (entry.ok, entry.detail) == expected
+    assert entry.fix == "install bwrap; or: install sandlock"

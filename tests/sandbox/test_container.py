@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from coderepairrl import grading, sandbox
 from coderepairrl.certify import redteam
 from coderepairrl.certify import sandbox as exam
-from coderepairrl.errors import PrerequisiteError, SandboxFault
+from coderepairrl.errors import PrerequisiteError, SandboxFault, TaskError
 from coderepairrl.sandbox import container
 from coderepairrl.sandbox.container import Container
 from coderepairrl.types import Task
@@ -159,3 +159,62 @@ async def test_a_guest_that_is_killed_is_a_fault(made: tuple[str, dict[str, Any]
         with pytest.raises(SandboxFault):
             await box.exec(["true"])
     backend.close()
+
+
+FAKE = """#!/bin/sh
+case "$1" in
+info) echo '{info}' ;;
+image) echo /testbed ;;
+run) echo 'Error: OCI runtime error: cgroups in hybrid mode not supported' >&2; exit {code} ;;
+esac
+"""
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Container]:
+    """Docker that says `info` of itself, and whose containers end with `code`."""
+
+    def make(info: str, code: int = 0, **options: Any) -> Container:
+        (tmp_path / "docker").write_text(FAKE.format(info=info, code=code))
+        (tmp_path / "docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return container.Docker(**options)
+
+    return make
+
+
+async def test_limits_are_kept_by_the_groups_that_the_runtime_has_or_refused(
+    fake: Callable[..., Container], task: Task
+) -> None:
+    backend = fake('{"PidsLimit": true, "MemoryLimit": true}', cpus=2)
+    backend.require()
+    assert backend.ungrouped == ("cpu",)
+    words = backend._isolation("/w", 0)
+    assert "--pids-limit" in words and "--memory" in words and "--cpus" not in words
+    with pytest.raises(PrerequisiteError, match="cpus cannot be limited"):
+        async with backend.open(task):
+            pass
+    backend.close()
+
+
+@pytest.mark.parametrize(
+    ("info", "code", "says", "fix"),
+    [
+        ('{"SecurityOptions": ["name=rootless"]}', 0, "rootless", "podman"),
+        ("{}", 126, "cannot start containers here: .*hybrid mode", "--runtime"),
+        ("{}", 1, "cannot run python:1 as a sandbox", "sandbox.options.image"),
+    ],
+)
+def test_what_keeps_containers_from_working_is_named(
+    fake: Callable[..., Container], info: str, code: int, says: str, fix: str
+) -> None:
+    backend = fake(info, code, image="python:1")
+    with pytest.raises(PrerequisiteError, match=says) as caught:
+        backend.require()
+    assert fix in caught.value.fix
+    backend.close()
+
+
+def test_the_environment_of_a_task_is_not_for_the_python_of_an_image(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match="docker cannot use"):
+        container.Docker().launch(tmp_path, None, None, tmp_path)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ import pytest
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import environments_cache
 from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.environment import environment_of
 from coderepairrl.types import Task
 
 
@@ -54,3 +55,11 @@ async def test_a_file_of_tasks_cannot_show_any_folder(backend: GuestBackend, tas
         with pytest.raises(TaskError, match="no virtual environment"):
             async with backend.open(replace(task, environment=f"venv:{where}")):
                 pass
+
+
+def test_one_that_is_not_on_this_machine_is_named(tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CRRL_CACHE", str(tmp_path))
+    for asked, problem in ((f"venv:{tmp_path}/gone", "is not there"), ("python:{}", "is not built on this machine")):
+        with pytest.raises(TaskError, match=f"{task.id}: its environment .*{problem}") as caught:
+            environment_of(replace(task, environment=asked))
+        assert "data prepare" in caught.value.fix

@@ -59,6 +59,22 @@ def test_what_a_killed_process_left_is_no_obstacle(mirror: tuple[str, list[str]]
     assert number(url, first) == b"0" and not half.exists()
 
 
+def test_a_repository_that_was_begun_is_not_used_by_its_name(mirror: tuple[str, list[str]]) -> None:
+    """It gets its name when it is whole: whoever is killed between two of its files leaves none of that name."""
+    url, [first, _] = mirror
+    seen = []
+
+    def spy(self: Path, target: Path) -> Path:
+        seen.append(sorted(path.name for path in self.iterdir()))
+        return rename(self, target)
+
+    rename = Path.rename
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", spy)
+        number(url, first)
+    assert seen == [["HEAD", "config", "info", "objects", "refs"]]
+
+
 def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
     mirror: tuple[str, list[str]], tmp_path: Path
 ) -> None:
@@ -82,6 +98,22 @@ def test_nobody_fetches_where_the_git_of_a_killed_process_still_does(
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
             end.write(b"")
         gits.join()
+
+
+def test_a_cache_that_another_user_made_ready_needs_no_writing(
+    mirror: tuple[str, list[str]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, [first, second] = mirror
+    assert number(url, first) == b"0"
+
+    def refuse(self: Path, *args: object, **options: object) -> None:
+        raise OSError(30, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert number(url, first) == b"0"
+    with pytest.raises(PrerequisiteError, match="cannot write to .*Read-only") as caught:
+        number(url, second)
+    assert "CRRL_CACHE" in caught.value.fix
 
 
 def test_what_cannot_be_fetched_is_named_with_what_helps(mirror: tuple[str, list[str]], cache: Path) -> None:

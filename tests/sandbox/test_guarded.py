@@ -34,17 +34,20 @@ class Broken(ScriptedSandbox):
 class Box(SandboxBackend):
     name = "mine"
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: str = "") -> None:
         self.fails = fails
 
     def require(self):
-        pass
+        if self.fails == "require":
+            raise RuntimeError("cannot be checked")
 
     @asynccontextmanager
     async def open(self, task):
-        if self.fails:
+        if self.fails == "open":
             raise RuntimeError("cannot be opened")
         yield Broken({"a.py": b"x"})
+        if self.fails == "end":
+            raise RuntimeError("cannot be ended")
 """
 
 
@@ -75,7 +78,10 @@ async def test_what_its_methods_raise_beside_their_contract_is_a_fault(mine: str
             raise ZeroDivisionError("of whoever uses it")
 
 
-async def test_so_is_what_opening_it_raises(mine: str, task: Task) -> None:
-    with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be opened"):
-        async with sandbox.make(f"{mine}:Box", fails=True).open(task):
-            pass
+async def test_so_is_what_checking_opening_and_ending_it_raises(mine: str, task: Task) -> None:
+    for fails in ("open", "end"):
+        with pytest.raises(SandboxFault, match=rf"{mine}:Box\.open raised RuntimeError: cannot be {fails}ed"):
+            async with sandbox.make(f"{mine}:Box", fails=fails).open(task):
+                pass
+    with pytest.raises(SandboxFault, match=r"Box\.require raised RuntimeError"):
+        sandbox.make(f"{mine}:Box", fails="require").require()

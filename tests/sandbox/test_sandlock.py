@@ -9,16 +9,18 @@ import signal
 import socket
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from coderepairrl import sandbox
 from coderepairrl.certify import sandbox as exam
 from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.privileges import command_as
-from coderepairrl.sandbox.sandlock import PORTS, Sandlock
+from coderepairrl.sandbox.sandlock import MACHINES, PACKAGE, PORTS, Sandlock
 from coderepairrl.types import Task
 
 from .conftest import until_marked
@@ -287,7 +289,23 @@ async def test_names_that_are_not_utf8_are_in_the_diff(sandlock: Sandlock, task:
         assert (await box.exec(["ls"])).ok
 
 
-# -- refusal
+def test_it_comes_with_the_project_on_machines_that_it_has_wheels_for() -> None:
+    """And an installation never fails on others."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [marked] = [Requirement(line) for line in project["dependencies"] if line.startswith("sandlock")]
+    assert f"{marked.name}{marked.specifier}" == PACKAGE and marked.marker is not None
+    linux = {"sys_platform": "linux"}
+    for machine in (*MACHINES, "riscv64", "ppc64le"):
+        assert marked.marker.evaluate(linux | {"platform_machine": machine}) == (machine in MACHINES)
+    assert not marked.marker.evaluate({"sys_platform": "darwin", "platform_machine": "x86_64"})
+
+
+@pytest.mark.parametrize(("abi", "words"), [(-1, "no Landlock"), (5, "Landlock ABI 5")])
+def test_an_old_kernel_is_refused(monkeypatch: pytest.MonkeyPatch, abi: int, words: str) -> None:
+    package = pytest.importorskip("sandlock")
+    monkeypatch.setattr(package, "landlock_abi_version", lambda: abi)
+    with pytest.raises(PrerequisiteError, match=words):
+        Sandlock().require()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from coderepairrl.errors import PrerequisiteError
 from coderepairrl.sandbox import seccomp
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
@@ -79,6 +80,11 @@ def test_what_is_refused_besides_where_namespaces_are_shared(machine: str, arch:
         assert verdict(plain, arch, here.on_self[name][0], whom, 0) == refused(errno.EPERM)
     special = further | {number for number, _ in here.on_self.values()}
     assert all(verdict(program, arch, n) == verdict(plain, arch, n) for n in range(470) if n not in special)
+
+
+def test_a_machine_whose_numbers_are_not_known_is_refused() -> None:
+    with pytest.raises(PrerequisiteError):
+        seccomp.program("riscv64")
 
 
 def test_the_x32_interface_is_no_way_round() -> None:

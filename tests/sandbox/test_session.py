@@ -16,7 +16,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
 from coderepairrl.sandbox import bwrap as bwrap_module
 from coderepairrl.sandbox import make, session
-from coderepairrl.sandbox.backend import GuestBackend
+from coderepairrl.sandbox.backend import GuestBackend, _sweep
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.sandbox.guesthost import StartedGuest
 from coderepairrl.sandbox.session import GuestSandbox
@@ -94,6 +94,8 @@ async def test_input_and_output_larger_than_pipes(box: GuestSandbox) -> None:
     assert ignored.ok and ignored.output == b""
     cut = await box.exec(["cat"], stdin=data, max_bytes=1000)
     assert cut.output == data[:1000] and cut.truncated and cut.ok
+    whole = await box.exec(["printf", "12345"], max_bytes=5)
+    assert whole.output == b"12345" and not whole.truncated
 
 
 async def test_the_last_words_of_a_killed_tree_arrive(box: GuestSandbox) -> None:
@@ -351,6 +353,20 @@ async def test_a_bubblewrap_killed_while_it_starts_leaves_nobody(tmp_path: Path)
         await guest.close()
         groups.append(guest.pid)
     assert [group for group in groups if _lives(group)] == []
+
+
+def test_what_a_killed_owner_had_half_started_ends_with_the_next_sweep(tmp_path: Path) -> None:
+    """Nobody is left then to kill its group."""
+    stale = tmp_path / "crrl-sandbox-stale"
+    stale.mkdir()
+    (stale / ".lock").touch()
+    process = subprocess.Popen(["bwrap", "-f", stale / ".lock"], executable="/usr/bin/tail")  # looks like one
+    try:
+        _sweep(tmp_path)
+        assert process.wait(5) == -signal.SIGKILL and not stale.exists()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _lives(group: int) -> bool:

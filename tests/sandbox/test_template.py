@@ -7,11 +7,13 @@ import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import PrerequisiteError, SandboxFault
 from coderepairrl.sandbox.bwrap import WORKDIR, Bubblewrap
+from coderepairrl.sandbox.guest import forked as guest
 from coderepairrl.sandbox.template import Template
 from coderepairrl.types import Task
 
@@ -189,3 +191,28 @@ async def test_descriptors_that_a_task_leaves_on_their_way_keep_nobody_from_open
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         backend.close()
+
+
+async def test_a_guest_that_stays_in_our_control_groups_view_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has such namespaces at all."""
+    server = object.__new__(guest.ForkServer)
+    server.libc = SimpleNamespace(unshare=lambda flags: -1 if flags == guest.NEW_CGROUP else 0)  # type: ignore[assignment]
+    forked = object.__new__(guest.Forked)
+    forked.server = server
+    with pytest.raises(OSError, match="unshare cgroup"):
+        forked.confine()
+
+
+def test_a_probe_that_fails_is_made_again(forking: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, tried = Bubblewrap(), []
+
+    def fails(*_: object) -> None:
+        tried.append(1)
+        raise PrerequisiteError("no room", fix="make some")
+
+    monkeypatch.setattr(backend, "_probe_template", fails)
+    for _ in range(2):
+        with pytest.raises(PrerequisiteError, match="no room"):
+            backend.require()
+    assert len(tried) == 2
+    backend.close()

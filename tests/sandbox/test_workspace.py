@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import SandboxFault, TaskError
+from coderepairrl.sandbox import private
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.guest.files import unpack
 from coderepairrl.sandbox.packing import pack
@@ -47,6 +48,10 @@ def test_a_plain_folder_arrives_byte_for_byte(folder: Path, tmp_path: Path) -> N
     assert tree(prepared.tree) == tree(folder)
     assert sh(prepared.tree, "git", "status", "--porcelain") == ""
     assert sh(prepared.tree, "git", "fsck", "--strict") == ""
+
+
+def test_preparing_twice_gives_the_same_commit(folder: Path, tmp_path: Path) -> None:
+    assert prepare(f"dir:{folder}", tmp_path / "p").base == prepare(f"dir:{folder}", tmp_path / "q").base
 
 
 def test_a_repository_arrives_as_its_head_stores_it(repository: Path, tmp_path: Path) -> None:
@@ -95,6 +100,20 @@ def test_a_dirty_repository_is_refused(repository: Path, tmp_path: Path, change:
     assert caught.value.fix
 
 
+def test_what_is_no_workspace(folder: Path, tmp_path: Path) -> None:
+    sh(tmp_path, "git", "init", "-q", "unborn")
+    for workspace, message in {
+        f"dir:{tmp_path}/missing": "missing",
+        f"dir:{folder}/app.py": "not a folder",
+        f"dir:{tmp_path}/unborn": "no usable git repository",
+        "image:x@sha256:1": "no images",
+        "somewhere": "none of",
+        "git:https://example.org/x": "none of",
+    }.items():
+        with pytest.raises(TaskError, match=message):
+            prepare(workspace, tmp_path / "p")
+
+
 def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "home"
     monkeypatch.setenv("HOME", str(home))
@@ -137,6 +156,33 @@ def test_a_file_of_tasks_cannot_show_an_agent_the_host(tmp_path: Path, monkeypat
             prepare(f"git:{url}@{'0' * 40}", tmp_path / "p")
     for at, place in enumerate((home / "project", tmp_path / "kept/cache/tasks/one")):
         prepare(f"dir:{place}", tmp_path / f"p{at}")
+
+
+def test_a_folder_that_becomes_private_is_soon_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which folders those are is not looked up at every opening, but not once for all either."""
+    home, keys = tmp_path / "home", tmp_path / "disk/keys"
+    home.mkdir()
+    keys.mkdir(parents=True)
+    (keys / "file").write_text("x")
+    monkeypatch.setenv("HOME", str(home))
+    check_workspace(f"dir:{keys}")
+    (home / ".ssh").symlink_to(keys)
+    monkeypatch.setattr(private, "_KEPT_SECONDS", private._KEPT_SECONDS / 1000)  # a minute later, that is
+    with pytest.raises(TaskError, match=r"\.ssh, which agents are not shown"):
+        check_workspace(f"dir:{keys}")
+
+
+def test_an_unreadable_file_is_named(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "app.py").chmod(0)
+    if os.geteuid() == 0:  # who reads everything, so the refusal is played
+
+        def refuse(path: Path) -> bytes:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(TaskError, match="cannot be read.*repository") as caught:
+        prepare(f"dir:{folder}", tmp_path / "p")
+    assert caught.value.fix
 
 
 def test_a_tree_that_climbs_out_is_refused(tmp_path: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from coderepairrl.config import Config
-from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, in_force, reason
+from coderepairrl.config import Config, to_toml
+from coderepairrl.errors import ConfigError
+from coderepairrl.runs import RunFolder
+from coderepairrl.stages.changes import MAY_CHANGE, WHY_NOT, Change, changes_at_resume, in_force, reason
+from coderepairrl.stages.history import History
 
 CONFIG = Config.model_validate({"run": {"name": "changing"}})
 
@@ -66,3 +71,14 @@ def _with(settings: dict[str, Any]) -> Config:
         section, _, name = key.partition(".")
         data.setdefault(section, {})[name] = value
     return Config.model_validate(data)
+
+
+def test_values_of_two_versions_of_a_reward_are_not_mixed_and_steps_stay_made(tmp_path: Path) -> None:
+    folder, own = RunFolder(tmp_path / "run"), Config.model_validate({"run": {"name": "changing", "steps": 1}})
+    folder.create(to_toml(own), {"config": own.model_dump(mode="json"), "rewards": {"patch_edits": 1}})
+    assert changes_at_resume(folder, History(), own, {"patch_edits": 1}, ()) == []
+    with pytest.raises(ConfigError, match="patch_edits version 1, and this installation computes version 2"):
+        changes_at_resume(folder, History(), own, {"patch_edits": 2}, ())
+    two = History(steps=[{"step": 1}, {"step": 2}])
+    with pytest.raises(ConfigError, match="has 2 steps already, and run.steps=1"):
+        changes_at_resume(folder, two, own, {"patch_edits": 1}, ())

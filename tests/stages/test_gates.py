@@ -216,3 +216,18 @@ def test_a_run_that_learns_from_groups_of_equal_rewards_has_a_gradient() -> None
     assert stopped(advantages(0.0, 0.0)) == ["no_gradient"], "a KL term's gradient alone"
     assert stopped(advantages(0.0, 0.0, 1.0, 1.0)) == [], "rewards, which a value head is given"
     assert stopped(advantages(0.5, 0.5)) == ["no_gradient"], "every attempt at any task earned the same"
+
+
+def test_a_stop_that_no_process_lived_to_say_is_said_by_the_next() -> None:
+    records = healthy(20, seed=0)
+    for record in records[8:]:
+        FAULTS["drift"](record)
+    stop = next(alarm for alarm in played(records, settings()) if alarm.stops)
+    seen: list[Record] = []
+    for record in records[: stop.last]:
+        seen.append({**record, "alarms": []})
+        seen[-1]["alarms"] = [alarm.as_json() for alarm in gates.check(seen, settings())]
+    assert [(each.gate, each.last) for each in gates.unannounced(seen, (), settings())] == [("drift", stop.last)]
+    assert gates.unannounced(seen, (stop.text.partition("\n")[0],), settings()) == []
+    assert gates.unannounced(seen, (), settings(off=["drift"])) == []
+    assert gates.unannounced(seen[:-1], (), settings()) == []

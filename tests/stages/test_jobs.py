@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coderepairrl.errors import CodeRepairError
+from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.stages import jobs, jobs_file
 from coderepairrl.stages.jobs_file import Job, Jobs
 
@@ -206,6 +206,18 @@ MISTAKES = {
         "jobs.x.set means nothing to a job of kind command",
     ),
     "a preset": ("defaults.eval.preset = 'gready'\njobs.eval.policy = 'x'", "no preset 'gready'"),
+    "no kind": ("[jobs.tune]", "jobs.tune does not say its kind"),
+    "nobody's attempts": ("[jobs.eval]", "does not say whose attempts"),
+    "a need": ("[jobs.eval]\npolicy = '{trian}'\n[jobs.train]", "needs 'trian', which is no job"),
+    "a need of all seeds": ("[jobs.eval]\npolicy = '{rl.train}'\n[arms.rl.train]", "needs 'rl.train'"),
+    "a model elsewhere": ("[jobs.train]\npolicy = 'http://x/v1'", "cannot train a policy behind a URL"),
+    "a name": ("[jobs.train]\nset = ['run.name=x']", "run.name cannot be set"),
+    "a seed": ("[arms.a.train]\nset = ['run.seed=1']", "run.seed cannot be set"),
+    "a port": ("[jobs.collect]\npolicy = 'http://x:{port}'", "serve and policy both need {port}"),
+    "a program": ("[jobs.student]\nkind = 'command'", "runs nothing"),
+    "an arm": ("[arms.train.train]\n[jobs.train]", "train is an arm and a job"),
+    "a seed twice": ("seeds = [1, 1]\n[arms.a.train]", "each once"),
+    "a question": ("[arms.a]\neval.policy = 'x'\n[questions.q]\narms = ['a', 'lr']", "no arm with an evaluation is"),
     "a circle": (
         "[jobs.train]\npolicy = '{sft}'\n[jobs.sft]\npolicy = '{train}'",
         "circle: train -> sft -> train",
@@ -218,6 +230,33 @@ def test_mistakes_in_a_file_are_told(tmp_path: Path, text: str, said: str) -> No
     with pytest.raises(CodeRepairError) as error:
         made(tmp_path, HEAD + text, *(["a.b=1"] if text == "jobs = 3" else []))
     assert said in str(error.value)
+
+
+def test_overrides_name_a_job_and_seeds_are_measured_on_the_same_tasks(tmp_path: Path) -> None:
+    found = made(tmp_path, STUDY, "eval.preset=long", "train.train.lr=0.5")
+    assert {job.preset for job in found.jobs if job.kind == "eval"} == {"long"}
+    assert {job.config().train.lr for job in found.jobs if job.kind == "train"} == {0.5}
+    for wrong in ("rll.train.lr=1", "train=1", "train"):
+        with pytest.raises(ConfigError):
+            made(tmp_path, STUDY, wrong)
+    _, problem = jobs.check(made(tmp_path, STUDY.replace("eval.options.n=4", "eval.tasks=4")))
+    assert "seeds would be measured on different tasks" in str(problem)
+
+
+def test_what_is_stale_is_in_no_table(done: Path) -> None:
+    notes = jobs.table(made(done, SMALL, "train.train.lr=1e-3")).notes
+    assert notes[0] == "train is not what the file asks for now: train.lr 0.0006 then, 0.001 now."
+    assert notes[1] == "eval is not what the file asks for now: it needs train, which is not done."
+    assert notes[2].startswith("2 of 3 jobs are missing")
+
+
+async def test_a_job_alone_is_refused_where_its_need_is_not_done_or_another_process_has_it(done: Path) -> None:
+    changed = made(done, SMALL, "train.train.lr=1e-3")
+    assert await jobs.run(changed, 1, print, ["eval"]) == {"eval": "train, which it needs, is not done"}
+    [other] = [job for job in changed.jobs if job.name == "other"]
+    with jobs._alone(other):
+        assert await jobs.run(changed, 1, print, ["other"]) == {"other": "another process runs other"}
+    assert await jobs.run(changed, 1, print, ["other"]) == {}
 
 
 def test_folders_may_have_spaces_and_jobs_may_be_numbers(tmp_path: Path) -> None:

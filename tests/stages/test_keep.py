@@ -6,13 +6,15 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from coderepairrl.config.sections.evaluation import Keep
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.runs import RunFolder
 from coderepairrl.stages.keep import keep
 from coderepairrl.stages.select import Candidate, select
 
@@ -106,3 +108,48 @@ def test_a_selection_does_not_write_over_another_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="run.json is there, and would be written over"):
         keep([tmp_path], Keep(), tmp_path / "run.parquet")
     assert (tmp_path / "run.json").read_text() == "{}"
+
+
+@given(attempts(), st.integers(1, 12))
+def test_a_total_is_shared_by_languages_as_evenly_as_they_allow(some: list[Candidate], total: int) -> None:
+    there = Counter(one.language for one in select(some, Keep(above=-1)).kept)
+    left = Counter(one.language for one in select(some, Keep(above=-1, total=total)).kept)
+    fewest = min(left[language] for language in there)
+    assert all(count <= fewest + 1 or left[other] == there[other]
+               for language, count in left.items() for other in there if left[other] == fewest)  # fmt: skip
+    assert left.total() == min(total, there.total())
+
+
+@pytest.mark.parametrize(
+    ("filters", "said"),
+    [
+        ({"endings": ("crash",)}, "keep.endings=crash leaves none of 2 attempts"),
+        ({"above": 0.7}, "keep.above=0.7 leaves none"),
+        ({"passed": True}, "keep.passed=true leaves none"),
+    ],
+)
+def test_a_filter_that_leaves_nothing_is_named(filters: dict[str, Any], said: str) -> None:
+    one = Candidate(0, "e", "t", reward=0.5)
+    with pytest.raises(UsageError, match=said):
+        select([one, replace(one, episode="f")], Keep(**filters))
+    with pytest.raises(UsageError, match="no attempt with a verdict"):
+        select([], Keep())
+
+
+@pytest.mark.parametrize("damage", ["nowhere", "empty", "bytes"])
+def test_what_is_no_source_is_named(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / damage
+    if damage == "empty":
+        path.mkdir()
+    elif damage == "bytes":
+        path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(UsageError, match=damage):
+        keep([path], Keep(), tmp_path / "x.parquet")
+    assert not (tmp_path / "x.parquet").exists()
+
+
+def test_attempts_at_what_is_measured_on_are_not_learned_from(tmp_path: Path) -> None:
+    source = 'source = "swe_bench"\noptions = {name = "verified"}\nsplit = "test"\n'
+    RunFolder(tmp_path / "measured").create(f'[run]\nname = "x"\n[eval]\n{source}', {"policy": "builtin:tiny"})
+    with pytest.raises(ConfigError, match="is an evaluation set"):
+        keep([tmp_path / "measured"], Keep(above=-1), tmp_path / "x.parquet")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from coderepairrl.config.sections.run import Run
 from coderepairrl.rollout import Group
-from coderepairrl.stages import overoptimisation
+from coderepairrl.stages import gates, overoptimisation
 from coderepairrl.stages.overoptimisation import EVERY, RATE, WINDOW, alarm
 from coderepairrl.types import Ending, Episode, Score, Task
 
@@ -67,6 +68,13 @@ def test_reward_up_and_tests_down_raises_it() -> None:
     assert (found.first, found.last) == (step - max(WINDOW, step // 2) + 1, step)
     assert found.p < RATE / 9
     assert "rose by" in found.as_json()["text"]
+    run = {"name": "gates", "steps": 60}
+    seen = [{**record, "metrics": {}, "account": {"sampled": 1}, "skipped": ""} for record in records[:step]]
+    gate = next(each for each in gates.check(seen, Run.model_validate(run)) if each.gate == "over_optimisation")
+    assert (gate.stops, gate.first, gate.last) == (False, found.first, found.last)
+    off = Run.model_validate({**run, "health": {"off": ["over_optimisation"]}})
+    assert not [each for each in gates.check(seen, off) if each.gate == "over_optimisation"]
+    assert all(alarm(records[:done], 60) is None for done in range(WINDOW))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
+import pytest
+
 from coderepairrl.assembly.learner import settings
 from coderepairrl.config import load
 from coderepairrl.rollout import Group, episodes_of
@@ -42,6 +44,14 @@ def test_dr_grpo_alone_is_the_papers() -> None:
     assert {row.episode_id: row.advantage for row in made.samples} == {"a0": -0.1, "a1": 0.1, "b0": -0.5, "b1": 0.5}
     assert made.episodes == 7
     assert settings(config).max_completion_tokens == config.rollout.tokens
+
+
+@pytest.mark.parametrize("algorithm", ["gspo", "grpo", "dr_grpo"])
+def test_an_advantage_that_is_asked_for_is_had(algorithm: str) -> None:
+    for kind, size in (("mean", 0.1), ("zscore", 0.1 / (0.1 + 1e-4))):
+        config = load("hello", [f"train.algorithm={algorithm}", f"train.advantage={kind}"])
+        assert make_batch(episodes(), config).samples[1].advantage == pytest.approx(size)
+    assert len(make_batch(episodes(), load("hello", ["train.beta=0.1"])).samples) == 7, "flat groups have a KL term"
 
 
 REFILL = ("curriculum.refill=4", "rollout.tasks_per_step=4")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from coderepairrl import sandbox, tasks
-from coderepairrl.errors import UsageError
+from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.runs.log import Lines
 from coderepairrl.stages import predictions
-from coderepairrl.stages.grade import Graded, grade, table, totals
+from coderepairrl.stages.grade import Graded, chosen, grade, table, totals
 from coderepairrl.stages.predictions import Prediction
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
 
@@ -55,6 +55,37 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
     assert [each.name for each in (first, second)] == ["predictions.jsonl", "predictions-1.jsonl"]
     assert predictions.read(first) == [Prediction("a", "m", b"\xff\n"), Prediction("b", "m", b"x\r\n")]
     assert predictions.read(second) == [Prediction("a", "m", b"")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no predictions"),
+        ("{", "line 1: not read as JSON"),
+        ("[]", "line 1: no object"),
+        ('{"model_patch": ""}', "line 1: no instance_id"),
+        ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
+        (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
+        (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),
+        (json.dumps(row("a", "\ud800")), "line 1: model_patch of a is no text"),
+    ],
+)
+def test_what_is_no_prediction_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "p.jsonl").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        predictions.read(tmp_path / "p.jsonl")
+
+
+def test_unknown_instances_are_refused_or_listed_and_tasks_need_checks() -> None:
+    there = [Task("a", "p", "c", "", b"", checks=Checks((Command(("true",)),))), Task("b", "p", "c", "", b"")]
+    asked = [Prediction("a", "m", b"x"), Prediction("z", "m", b"x")]
+    with pytest.raises(UsageError, match="1 instance of the predictions not among the 2 tasks of the source: z"):
+        chosen(asked, there)
+    assert chosen(asked, there, skip_unknown=True)[1:] == ([asked[0]], ["z"])
+    with pytest.raises(TaskError, match="task b has no checks"):
+        chosen([Prediction("b", "m", b"x")], there)
+    with pytest.raises(UsageError, match="no prediction is for a task"):
+        chosen(asked[1:], there, skip_unknown=True)
 
 
 def test_shares_count_what_is_missing_and_leave_out_faults() -> None:

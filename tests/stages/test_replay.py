@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.assembly.learner import settings as learn_settings
 from coderepairrl.config import Config, to_toml
-from coderepairrl.errors import RunError
+from coderepairrl.errors import LearnerFault, RunError
 from coderepairrl.learn import Form, LearnSettings
 from coderepairrl.runs import RunFolder
 from coderepairrl.stages import policy
@@ -102,7 +102,7 @@ class Story:
         self.last = self.config(now)
 
     def config(self, rate: float) -> Config:
-        run = {"name": "story", "dir": str(self.run.path.parent), "keep_checkpoints": 9}
+        run = {"name": "story", "dir": str(self.run.path.parent), "keep_checkpoints": 9, "retries": 2}
         return Config.model_validate({"run": run, "train": {"lr": rate}})
 
     def restored(self, monkeypatch: pytest.MonkeyPatch) -> tuple[policy.LivePolicy, Engine]:
@@ -156,3 +156,35 @@ def test_weights_that_are_not_the_logged_ones_become_no_checkpoint(
     with pytest.raises(RunError, match="to step 2 gives other weights"):
         story.restored(monkeypatch)
     assert story.run.saved_checkpoints() == {}
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+@pytest.mark.parametrize("fatal", ["step", "publish", "save"])
+def test_a_learner_that_dies_is_replaced_as_often_as_is_allowed(
+    fatal: str, deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it dies; one that dies once more while it is brought back is one more death."""
+    story = Story(tmp_path, 2, {}, [])
+    live, engine = story.restored(monkeypatch)
+    works, left = getattr(Learner, fatal), [deaths]
+
+    async def dying(learner: Learner, *given: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise LearnerFault("it died")
+        return await works(learner, *given)
+
+    monkeypatch.setattr(Learner, fatal, dying)
+    more = cast(Any, SimpleNamespace(samples=["sample 3"], episodes=1, tokens=1))
+    goes_on = live.save(story.history) if fatal == "save" else live.improve(more, story.history)
+    if deaths > 2:
+        with pytest.raises(LearnerFault):
+            asyncio.run(goes_on)
+        return
+    asyncio.run(goes_on)
+    assert live.restarts == deaths
+    if fatal == "save":
+        assert json.loads((story.run.checkpoints / "00002/state").read_text())[0] == engine.served
+    else:
+        whole = Story(tmp_path / "whole", 3, {}, [])
+        assert engine.served == whole.history.steps[-1]["checksum"]

@@ -191,6 +191,15 @@ def test_the_planned_number_of_tasks_has_the_power(effect: float, square: float)
     assert 0.76 <= shown / 4000 <= 0.9
 
 
+def test_clusters_that_agree_count_as_one_task() -> None:
+    rng = np.random.default_rng(6)
+    first, last = ([[value] for value in shares(rng, 100, 0.5) for _ in range(5)] for _ in range(2))
+    found = spread(first, last, [at // 5 for at in range(500)])
+    assert found.design == pytest.approx(5, rel=0.05)
+    alone = spread(first, last, range(500))
+    assert alone.design == pytest.approx(1, rel=0.01)
+
+
 def test_two_attempts_tell_what_is_chance() -> None:
     """Policies that are equal, and fail or solve by chance alone: with k attempts the disagreement falls to 1 / k."""
     rng = np.random.default_rng(5)

@@ -184,6 +184,12 @@ async def test_javascript_that_ends_the_run_has_not_passed(end: str, tmp_path: P
         assert (await grade(fresh, task, cheat)).problem
 
 
+def test_tests_that_may_loop_have_a_limit_each() -> None:
+    for task in real("quixbugs", REAL["quixbugs"][1], environment=False):
+        [command] = task.checks.commands
+        assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
+
+
 async def test_programs_of_humaneval_are_run_in_a_sandbox(tmp_path: Path, isolating: None) -> None:
     seen = tmp_path / "seen"
     row = {
@@ -477,6 +483,11 @@ def test_a_folder_is_read_by_split(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("", "has no rows"),
+        ("[1]", "not an object"),
+        ("{", "rows.jsonl"),
+        (json.dumps({**ROW, "patch": 3}), "column 'patch' is no str"),
+        (json.dumps({**ROW, "created_at": "yesterday"}), "column 'created_at' is no date"),
+        (json.dumps({**ROW, "difficulty": "hard"}), "column 'difficulty'"),
         (json.dumps({**ROW, "base_commit": None}), "swe_bench, row 1 of .*rows.jsonl: no column 'base_commit'"),
         (json.dumps(ROW) + "\n" + json.dumps(ROW), "o__toy-7 is in row 1"),
     ],
@@ -487,6 +498,14 @@ def test_rows_that_are_wrong_are_named(content: str, says: str, tmp_path: Path) 
     with pytest.raises(CodeRepairError, match=says) as caught:
         make("swe_bench", path=str(path)).prepare()
     assert caught.value.fix
+
+
+def test_a_source_without_rows_says_where_they_are() -> None:
+    for source in ("quixbugs", "defects4j", "bugsinpy", "gitbug_java", "humaneval_java", "aider_polyglot", "sven"):
+        with pytest.raises(ConfigError, match="needs its data"):
+            make(source).prepare()
+    with pytest.raises(ConfigError, match="nam"):
+        make("swe_bench", name="verifid")
 
 
 # -- patches the other way
@@ -566,6 +585,12 @@ def test_the_thesis_curriculum(tmp_path: Path) -> None:
     assert {task.id for task in drawn if task.split == "test"} < of_both
 
 
+def test_the_curriculum_is_not_made_of_fewer_issues_than_it_has(tmp_path: Path) -> None:
+    few = gym_rows(tmp_path / "gym.jsonl", 12)
+    with pytest.raises(TaskError, match="swe_gym has 12 issues to draw from, and 750 are asked for"):
+        make("thesis", swe_gym=few, multilingual=few).prepare()
+
+
 def test_rows_of_an_evaluation_set_are_not_trained_on_by_a_wrong_name() -> None:
     source = make("swe_bench", name="multilingual", path=data(REAL["lite"][1]))
     with pytest.raises(TaskError, match="not in SWE-bench Multilingual"):
@@ -580,3 +605,20 @@ def test_rows_write_no_file_outside_of_their_workspace(tmp_path: Path, name: str
     with pytest.raises(TaskError, match="path"):
         store(tmp_path / "cache", {name: b"x"})
     assert not list(tmp_path.rglob("escaped.py")) and not Path("/escaped.py").exists()
+
+
+@pytest.mark.parametrize(
+    "diffs",
+    [
+        [1],
+        [{"header": {"file": {"path": "a.py"}}, "hunks": [{}]}],
+        7,
+        [{"header": {"file": {"path": "a.py"}}, "hunks": 1}],
+    ],
+)
+def test_values_within_a_column_that_are_wrong_are_the_row_s(tmp_path: Path, diffs: Any) -> None:
+    commit = {"file_diffs": diffs, "new_commit_hash": "0" * 40, "commit_date": "2024-01-01"}
+    row = {"repo_name": "a", "docker_image": "i", "problem_statement": "p", "parsed_commit_content": commit}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    with pytest.raises(TaskError, match="row 1 of"):
+        make("r2e_gym", path=str(tmp_path / "rows.jsonl")).prepare()

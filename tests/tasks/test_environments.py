@@ -51,8 +51,41 @@ async def test_a_package_as_it_is_published_works_by_the_defaults(cache: Path, t
     assert len(list((cache / "environments").glob("*/environment.json"))) == 1
 
 
+def test_what_needs_nothing_gets_nothing(cache: Path, tmp_path: Path, isolating: None) -> None:
+    """Without declared needs, pip is not asked: no index has to be reached."""
+    files = {
+        "src/cart.py": SHOP["src/shop/cart.py"],
+        "test_cart.py": "from cart import cheap\n\nassert cheap(1, 2) and not cheap(2, 2)\n",
+    }
+    made = list(MutantSource(str(write(tmp_path / "plain", files)), n=1, command="python3 test_cart.py", only="src/*"))
+    assert [task.environment for task in made] == [""]
+    assert made[0].checks.commands[0].argv == ("env", "PYTHONPATH=src", "python3", "test_cart.py")
+    assert not (cache / "environments").exists()
+
+
 CART = {"cart.py": SHOP["src/shop/cart.py"]}
 PASSES = "from cart import cheap\n\n\ndef test_cheap():\n    assert cheap(1, 2) and not cheap(2, 2)\n"
+
+
+def test_tests_that_find_bugs_see_nothing_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolating: None
+) -> None:
+    """Neither what the environment holds, a login for the package index say, nor files, nor a network."""
+    monkeypatch.setenv("UV_INDEX_MINE_PASSWORD", "in the environment")
+    secret = write(tmp_path, {"secret": "in a file"}) / "secret"
+    look = f"""\
+import os, socket
+
+seen = [os.getenv("UV_INDEX_MINE_PASSWORD"), os.path.exists({str(secret)!r}), socket.if_nameindex()[1:]]
+if any(seen):
+    raise SystemExit(f"seen: {{seen}}")
+from cart import cheap
+
+assert cheap(1, 2) and not cheap(2, 2)
+"""
+    options = {"command": "python3 test_cart.py", "cache": str(tmp_path / "cache")}
+    root = write(tmp_path / "curious", {**CART, "test_cart.py": look})
+    assert len(list(MutantSource(str(root), n=1, **options))) == 1  # type: ignore[arg-type]
 
 
 LOCAL = {"environment": False, "sandbox": "unsafe-local"}

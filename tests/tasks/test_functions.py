@@ -17,6 +17,7 @@ from coderepairrl.agents.blocks import Block, applied
 from coderepairrl.assembly.plan import resolve
 from coderepairrl.certify.task_source import examine
 from coderepairrl.config import load
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks.masking import functions, parses
 from coderepairrl.tasks.sources.functions import Functions
 from coderepairrl.types import Task
@@ -215,6 +216,16 @@ def test_rows_as_the_stack_has_them(tmp_path: Path) -> None:
     assert [task.id for task in found] == ids
     assert [task.licence for task in found] == ["", "MIT", ""]
     assert source.left_out["files cannot be parsed"] == 1
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="path is empty"):
+        Functions("")
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "rows.jsonl").write_text('{"text": "x"}\n')
+    for name, says in (("a.py", "no function can be used"), ("gone.py", "gone"), ("rows.jsonl", "no column 'path'")):
+        with pytest.raises(TaskError, match=says):
+            made(tmp_path, tmp_path / name)
 
 
 def records() -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import Specification
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make
 from coderepairrl.tasks.sources.git_history import GitHistory
 from hostile_repository import Hostile
@@ -221,3 +221,17 @@ def test_nothing_of_the_repository_runs(tmp_path: Path) -> None:
     with pytest.raises(TaskError):
         make("git_history", path=str(hostile.root)).prepare()
     assert hostile.ran == set()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"since": "May"}, "no date"),
+        ({"match": "("}, "match"),
+        ({"command": "'"}, "command"),
+        ({"max_files": 0}, "count"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make("git_history", path=str(tmp_path), **options)

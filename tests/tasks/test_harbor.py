@@ -13,7 +13,7 @@ from coderepairrl import grading
 from coderepairrl.certify import audit as auditing
 from coderepairrl.certify import data
 from coderepairrl.environments import dockerfile, prepare_images
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import TaskError, UsageError
 from coderepairrl.grading.reports import Outcome, harbor
 from coderepairrl.rewards.scripted import with_patch
 from coderepairrl.rewards.tests import StateTests, TestsReward
@@ -223,9 +223,17 @@ async def test_our_tasks_make_the_round_trip(home: Path, base: Path, backend: Bu
         ("FROM base:1\nRUN apt-get update && apt-get install -y git", "line 2: RUN apt-get update"),
         ("FROM base:1\nRUN --mount=type=secret,id=x cat /run/secrets/x", "line 2: RUN --mount=type=secret"),
         ("FROM base:1\nRUN cat <<EOF > /x\nline\nEOF", "here-documents"),
+        ("FROM base:1\nSHELL /bin/bash", "line 2: SHELL"),
         ("FROM base:1 AS a\nFROM a", "several stages"),
+        ("FROM base:1\nCOPY --from=other /x /y", "COPY --from"),
+        ("FROM base:1\nCOPY missing /x/", "no such file"),
         ("FROM base:1\nCOPY ../task.toml /x/", "outside"),
         ("FROM base:1\nADD https://example.org/x /x/", "nothing is fetched"),
+        ("FROM base:1\nCOPY seed.txt /somewhere", "is /somewhere a folder"),
+        ("FROM base:1\nONBUILD RUN x", "ONBUILD is not understood"),
+        ("FROM scratch", "FROM scratch"),
+        ("WORKDIR /x", "before FROM"),
+        ("", "no FROM"),
     ],
 )
 def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, says: str) -> None:
@@ -238,7 +246,12 @@ def test_what_no_files_can_make_is_refused_by_name(tmp_path: Path, text: str, sa
     ("toml", "says"),
     [
         ('[[steps]]\nname = "a"', "several steps"),
+        ('[environment]\nos = "windows"', "Windows"),
+        ('[verifier]\nenvironment_mode = "separate"', "separate environment"),
+        ("[environment]\ngpus = 1", "GPUs"),
         ('[verifier]\nenv = { KEY = "${OPENAI_API_KEY}" }', "variable of the host"),
+        ("[environment", "task.toml"),
+        ("environment = 1", "no table"),
     ],
 )
 def test_what_a_task_needs_and_is_not_there_is_said(tmp_path: Path, toml: str, says: str) -> None:
@@ -284,3 +297,12 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
     for text in ("", "nan", "inf", '{"reward": "1"}', '{"reward": NaN}', "[1]", "yes", "[" * 10_000, "1" * 400):
         assert harbor(text) == {}, text
     assert harbor('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
+
+
+def test_nothing_is_written_over_nor_written_in_part(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="exists already"):
+        export(HandmadeSource(), tmp_path)
+    for second, says in ((Task("t", "p", "python", "dir:/x", b""), "no checks"), (next(iter(HandmadeSource())), "two")):
+        with pytest.raises(TaskError, match=says):
+            export([next(iter(HandmadeSource())), second], tmp_path / "y")
+    assert not list(tmp_path.iterdir())

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks.mutants.corpus_tasks import VERIFIED, mutants, pairs
 from coderepairrl.tasks.mutants.mutations import mutations
 from coderepairrl.tasks.mutants.slices import functions
@@ -99,6 +101,20 @@ def test_issues_quote_the_broken_line_or_none_and_never_the_fixed_one(cache: Pat
         assert (workspace(task) / f"{module(task)}.py").read_text().count(removed) == 1
 
 
+def test_the_same_seed_gives_the_same_tasks_and_another_seed_others(cache: Path, tmp_path: Path) -> None:
+    def prompts(where: Path, seed: int) -> list[tuple[str, str, bytes]]:
+        return [(t.id, t.prompt, t.reference) for t in tasks(where, seed=seed, n=40)]
+
+    first = prompts(cache, 3)
+    assert prompts(tmp_path, 3) == first
+    assert prompts(cache, 4) != first
+
+
+def test_quoted_is_a_share(cache: Path) -> None:
+    ids = [task.id for task in tasks(cache, split="train", quoted=0.7)]
+    assert 0.6 < sum(name.endswith("-q") for name in ids) / len(ids) < 0.8
+
+
 def test_mutations_compile_and_change_one_line() -> None:
     for f in functions():
         for mutation in mutations(f.source):
@@ -128,3 +144,27 @@ def package(folder: Path, files: dict[str, str] | None = None) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     return folder
+
+
+def test_bad_packages_are_refused_with_a_reason(tmp_path: Path, isolating: None) -> None:
+    def refused(files: dict[str, str], **options: object) -> str:
+        root = package(tmp_path / str(len(list(tmp_path.iterdir()))), files)
+        with pytest.raises(TaskError) as caught:
+            tasks(tmp_path / "cache", path=str(root), **{"command": COMMAND, "n": 4, "timeout": 5.0, **options})
+        return str(caught.value)
+
+    assert "no mutable function" in refused({**PACKAGE, "shop/cart.py": "cheap = total = 1\n"}, command="true")
+    assert "notice none" in refused({**PACKAGE, "tests/test_cart.py": ""})
+    assert "did not end in 0.5 s" in refused(PACKAGE, command="sleep 1000", timeout=0.5)
+    assert "no-such-program cannot be run" in refused(PACKAGE, command="no-such-program")
+    with pytest.raises(TaskError, match="not a folder"):
+        tasks(tmp_path / "cache", path=str(tmp_path / "nowhere"), n=1)
+
+
+@pytest.mark.parametrize("options", [
+    {"split": "dev"}, {"quoted": 2.0}, {"quoted": "some"}, {"n": -1}, {"path": "x", "split": "unseen"},
+    {"timeout": 0.0}, {"timeout": 1e300}, {"command": " "}, {"command": "sh -c 'x"},
+])  # fmt: skip
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        MutantSource(**options)

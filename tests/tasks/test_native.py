@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,22 @@ def test_tests_that_ask_a_web_site_are_served_here() -> None:
     assert "export HTTPBIN_URL=http://localhost:" in before and "python3 test_sum.py" in tests
     assert "httpbin==0.10.2" in Specification.parse(environment(asked, "https://example.org/r")).requirements
     assert "HTTPBIN" not in script(row())
+
+
+def test_an_address_that_never_answers_does_not_without_a_network(tmp_path: Path) -> None:
+    """A connection to it is neither made nor refused: one that waits for it gives up by itself."""
+    (tmp_path / "test_wait.py").write_text("""\
+import socket, urllib.parse
+address = urllib.parse.urlsplit("http://10.255.255.1")
+try:
+    socket.create_connection((address.hostname, address.port or 80), timeout=0.2)
+except OSError as error:
+    print(type(error).__name__)
+""")
+    asked = row(repo="psf/requests", eval_script=f"#!/bin/bash\n{START}\npython test_wait.py\n")
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", script(asked)], cwd=tmp_path, env=env, stdout=subprocess.PIPE, check=True)
+    assert done.stdout == b"TimeoutError\n" and b"127.0.0.1" in (tmp_path / "test_wait.py").read_bytes()
 
 
 async def test_the_script_runs_where_its_commit_has_another_name(tmp_path: Path, isolating: None) -> None:

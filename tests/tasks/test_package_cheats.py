@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from coderepairrl.errors import TaskError
 from coderepairrl.rewards import TestsReward, with_patch
+from coderepairrl.tasks import JsonlSource, write_jsonl
 from coderepairrl.tasks.mutants.source import MutantSource
-from coderepairrl.types import Task
+from coderepairrl.types import Command, Task
 from rewards.folder import Local
 
 SOURCE = '''"""Prices."""
@@ -83,6 +86,19 @@ async def test_ending_well_without_a_repair_earns_nothing(kind: str, tmp_path: P
     assert sum(paid) >= 3, f"the cheats are cheats: {paid}"
 
 
+@pytest.mark.parametrize("kind", RUNNERS)
+async def test_by_its_exit_code_alone_no_runner_is_judged(kind: str, tmp_path: Path) -> None:
+    """A task that does not say which tests count still asks for single tests."""
+    task = made(tmp_path, kind)[0]
+    [command] = task.checks.commands
+    plain = replace(task.checks, commands=(replace(command, results=""),), fail_to_pass=(), pass_to_pass=())
+    task = replace(task, checks=plain)
+    backend, reward = Local(), TestsReward()
+    assert (await reward(task, with_patch(task, task.reference), backend)).value == 1.0
+    for name, content in CHEATS.items():
+        assert (await reward(task, with_patch(task, replaced(task, content)), backend)).value == 0.0, name
+
+
 def test_names_that_change_from_run_to_run_are_not_asked_for(tmp_path: Path) -> None:
     tests = f"""import pytest, uuid
 {CASES.partition("class")[0]}
@@ -92,3 +108,26 @@ def test_total(where):
 """
     task = made(tmp_path, "pytest", tests)[0]
     assert task.checks.named == ("test_cart.py::test_total[here]",)
+
+
+def test_a_command_that_runs_no_test_is_refused(tmp_path: Path) -> None:
+    skipped = "import pytest\n\n\n@pytest.mark.skip\ndef test():\n    pass\n"
+    with pytest.raises(TaskError, match="no test passed"):
+        made(tmp_path, "pytest", skipped)
+
+
+def test_commands_of_jsonl_are_known_by_their_words(tmp_path: Path) -> None:
+    (tmp_path / "repo").mkdir()
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(
+        '{"id": "a", "prompt": "p", "language": "python", "workspace": "dir:repo", "checks": {"commands": ['
+        '["python3", "-m", "pytest"], {"argv": ["pytest", "-x"], "results": "", "test_timeout": 5}, ["make", "test"]]}}'
+    )
+    [task] = JsonlSource(path)
+    assert task.checks.commands == (
+        Command(("python3", "-m", "pytest"), results="pytest"),
+        Command(("pytest", "-x"), test_timeout=5.0),
+        Command(("make", "test")),
+    )
+    write_jsonl([task], tmp_path / "again.jsonl")
+    assert list(JsonlSource(tmp_path / "again.jsonl")) == [task]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from coderepairrl import sandbox, tasks
 from coderepairrl.agents.blocks import applied, between, read, write
 from coderepairrl.certify.task_source import examine
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.rewards import make
 from coderepairrl.rewards.thesis.blocks import SearchReplaceSimilarity
 from coderepairrl.tasks.patches import patched, unified
@@ -88,6 +88,12 @@ async def test_tasks_of_another_source(isolating: None) -> None:
         assert task.kind == "repair"
     findings = await examine(source, sandbox.make(sandbox.choose().name), limit=1)
     assert [finding for finding in findings if not finding.ok] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"path": "x", "source": "handmade"}, {"path": "x", "context_lines": -1}])
+def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Repair(**options)
 
 
 def test_half_a_character_in_a_row_is_named(tmp_path: Path) -> None:

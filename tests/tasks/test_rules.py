@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -16,13 +17,13 @@ import pytest
 from coderepairrl import grading
 from coderepairrl.environments import prepare_images
 from coderepairrl.errors import RewardFault, TaskError
-from coderepairrl.grading import packages
+from coderepairrl.grading import harness, packages
 from coderepairrl.rewards.scripted import with_patch
 from coderepairrl.rewards.tests import TestsReward
 from coderepairrl.sandbox.bwrap import Bubblewrap
 from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.tasks.prepare import image_names
-from coderepairrl.types import Episode, Task
+from coderepairrl.types import Checks, Episode, Task
 from environments.conftest import open_folder
 from environments.made import layout, packed
 from sandbox.images import root_file_system
@@ -262,6 +263,22 @@ async def test_r2e_gym_hides_its_tests_and_wants_all_to_end_as_on_the_repair(
     await breaks(backend, task, "echo 'ImportError: no pytest'")
 
 
+@pytest.mark.parametrize(
+    ("log", "good"),
+    [
+        ("PASSED r/t.py::T::a\nFAILED r/t.py::b - no\nERROR r/t.py::c - x\n", True),
+        ("PASSED r/t.py::T::a\nFAILED r/t.py::b\nERROR r/t.py::c\nPASSED r/t.py::d\n", False),
+        ("PASSED r/t.py::T::a\nFAILED r/t.py::b\n", False),
+        ("PASSED r/t.py::T::a\nPASSED r/t.py::b\nERROR r/t.py::c\n", False),
+    ],
+)
+def test_r2e_gym_compares_whole_maps(log: str, good: bool) -> None:
+    """As `_calculate_reward_r2e`: equal names, equal ends; what failed on the repair must fail again."""
+    expected = json.dumps({"T.a": "PASSED", "b": "FAILED", "c": "ERROR"})
+    found = harness.report(f"x\n=== short test summary info ===\n\x1b[32m{log}", f"r2e_gym:{expected}", Checks())
+    assert found.resolved is good and found.found
+
+
 # -- Multi-SWE-bench
 
 MAVEN = """#!/bin/bash
@@ -328,6 +345,77 @@ async def test_multi_swe_bench_runs_its_script_and_lets_its_package_judge(
     found = await resolved(backend, task, broken)
     assert "com.keep" in found.problem, "a test that is not named passed, and fails now"
     await breaks(backend, task, "echo BUILD FAILURE")
+
+
+REPORTS = """
+import importlib.util, json, sys
+sys.path.insert(0, {folder!r})
+{stubs}
+absent("docker", "git", "github", "swerex", "toml", "tqdm", "yaml")
+bare("multi_swe_bench.harness")
+from multi_swe_bench.harness.report import Report
+from multi_swe_bench.harness.test_result import TestResult
+def result(found):
+    sets = [{{name for name, status in found.items() if status == each}} for each in ("PASS", "FAIL", "SKIP")]
+    return TestResult(*map(len, sets), *sets)
+for line in sys.stdin:
+    run, test, gold, fix = map(result, json.loads(line))
+    recorded = Report("o", "r", 1, run_result=run, test_patch_result=test, fix_patch_result=gold)
+    found = Report("o", "r", 1, run_result=run, test_patch_result=test, fix_patch_result=fix)
+    kinds = ("p2p_tests", "f2p_tests", "s2p_tests", "n2p_tests")
+    good = found.valid and all(set(getattr(recorded, kind)) <= set(getattr(found, kind)) for kind in kinds)
+    print(json.dumps([recorded.valid, good, {{kind: sorted(getattr(recorded, kind)) for kind in kinds}}]))
+"""
+
+
+def test_multi_swe_bench_verdicts_on_random_maps_are_its_own() -> None:
+    """What a task keeps of the recorded maps decides as the whole of them does, by the benchmark's own classes."""
+    draw = random.Random(5)
+    names = [f"com.T{number}" for number in range(6)]
+
+    def status_map(like: dict[str, str]) -> dict[str, str]:
+        drawn = {
+            n: draw.choice(["PASS", "PASS", "FAIL", "SKIP", ""]) if draw.random() < 0.4 else like.get(n, "")
+            for n in names
+        }
+        return {name: status for name, status in drawn.items() if status}
+
+    run = [status_map(dict.fromkeys(names, "PASS")) for _ in range(2_000)]
+    test = [status_map(each) for each in run]
+    gold = [status_map(dict.fromkeys(names, "PASS")) for _ in test]
+    fix = [status_map(each) for each in gold]
+    stubs = (Path(packages.__file__).parent / "programs/absent.py").read_text()
+    program = REPORTS.format(folder="", stubs=stubs)
+    python = str(packages.MULTI_SWE_BENCH.install() / "bin/python")
+    lines = "".join(json.dumps(each) + "\n" for each in zip(run, test, gold, fix, strict=True))
+    done = subprocess.run([python, "-I", "-c", program], input=lines, capture_output=True, text=True, check=True)
+    real = [json.loads(line) for line in done.stdout.splitlines()]
+    from coderepairrl.tasks.rows import Row
+    from coderepairrl.tasks.sources.multi_swe_bench import _checks
+
+    def recorded(found: dict[str, str]) -> dict[str, list[str]]:
+        kinds = {"passed_tests": "PASS", "failed_tests": "FAIL", "skipped_tests": "SKIP"}
+        return {column: [name for name, status in found.items() if status == kind] for column, kind in kinds.items()}
+
+    def log(found: dict[str, str]) -> str:
+        counts = {"PASS": (1, 0, 0), "FAIL": (1, 1, 0), "SKIP": (1, 0, 1)}
+        line = "Running {}\nTests run: {}, Failures: {}, Errors: 0, Skipped: {}, Time elapsed: 0.1 sec{}\n\n"
+        marks = {"FAIL": " <<< FAILURE!"}
+        return "[INFO] start\n" + "".join(line.format(n, *counts[s], marks.get(s, "")) for n, s in found.items())
+
+    questions, expected = [], []
+    for (valid, good, kinds), runs, tests, fixes in zip(real, run, test, fix, strict=True):
+        if not valid or not (kinds["f2p_tests"] or kinds["s2p_tests"] or kinds["n2p_tests"]):
+            continue  # no such row is published
+        maps = {kind: dict.fromkeys(named, "") for kind, named in kinds.items()}
+        results = {"run_result": recorded(runs), "test_patch_result": recorded(tests)}
+        checks = _checks(Row("m", "r", {"org": "google", "repo": "gson", **maps, **results}))
+        argument = checks.commands[0].results.partition(":")[2]
+        questions.append({"log": log(fixes), **packages.MULTI_SWE_BENCH.asked(argument, checks)})
+        expected.append(good)
+    answers = packages.MULTI_SWE_BENCH.ask(questions)
+    assert [answer["resolved"] for answer in answers] == expected
+    assert len(expected) > 300 and 0.1 < sum(expected) / len(expected) < 0.9
 
 
 # -- SWE-smith

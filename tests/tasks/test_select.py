@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError, UsageError
 from coderepairrl.protocols import TaskSource
-from coderepairrl.tasks import make
+from coderepairrl.tasks import make, quarantine
+from coderepairrl.tasks.catalog import recognised
 from coderepairrl.tasks.overlap import overlap, report
 from coderepairrl.tasks.select import Selected, Selection, held_out
-from coderepairrl.types import Task
+from coderepairrl.types import Checks, Command, Task
 
 LINES = "--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
 
@@ -57,10 +58,25 @@ def test_filters_and_counts(options: dict[str, Any], taken: list[int]) -> None:
     assert ids(Selection(**options)) == taken
 
 
+def test_what_a_task_has_not_is_not_taken() -> None:
+    bare = [replace(TEN[0], created="", difficulty=None, reference=b"")]
+    for options in ({"after": "2000-01-01"}, {"max_difficulty": 9.0}, {"max_files": 5}, {"before": "2100-01-01"}):
+        assert ids(Selection(**options), bare) == []
+    assert ids(Selection(max_prompt=100), bare) == [0]
+
+
+def test_kinds_of_edit() -> None:
+    two = replace(TEN[0], reference=(LINES.format("x.py") + LINES.format("y.py")).encode())
+    apart = replace(TEN[1], reference=(LINES.format("x.py") + "@@ -9 +9 @@\n-a\n+b\n").encode())
+    assert ids(Selection(max_files=1), [two, apart]) == [1]
+    assert ids(Selection(max_hunks=1), [two, apart]) == []
+    assert ids(Selection(max_hunks=2), [two, apart]) == [0, 1]
+
+
 @given(seed=st.integers(0, 50), n=st.integers(0, 12), skip=st.integers(0, 12))
 def test_a_seed_draws_an_order_and_parts_do_not_meet(seed: int, n: int, skip: int) -> None:
     whole = ids(Selection(seed=seed))
-    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed))
+    assert sorted(whole) == list(range(10)) and whole == ids(Selection(seed=seed)) != ids(Selection(seed=seed + 100))
     part = ids(Selection(seed=seed, skip=skip, n=n))
     assert part == whole[skip:][: n or None]
 
@@ -98,6 +114,24 @@ class Own(TaskSource):
 
     def __iter__(self) -> Iterator[Task]:
         return iter(TEN)
+
+
+@pytest.mark.parametrize(
+    ("select", "says"),
+    [
+        ({"langauges": ["python"]}, "did you mean 'languages'"),
+        ({"n": "ten"}, "select"),
+        ({"n": -1}, "0 or more"),
+        ({"after": "soon"}, "YYYY-MM-DD"),
+        ({"holdout": 2.0}, "from 0 to 1"),
+        ({"holdout": 0.5, "split": "x"}, "leave one out"),
+        ("all", "select.n=100"),
+    ],
+)
+def test_a_selection_that_cannot_be_meant(select: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make("handmade", select=select)
+    assert says in f"{caught.value} {caught.value.fix}"
 
 
 def test_nothing_left_is_an_error() -> None:
@@ -150,3 +184,31 @@ def test_lite_and_verified_share_93_ids_and_98_commits(capsys: pytest.CaptureFix
     found = json.loads(capsys.readouterr().out)
     assert (len(found["ids"]), found["places"], len(found["commits"])) == (93, 98, 100)
     assert len(found["issues"]) == len(found["patches"]) == 93 and not found["clean"]
+
+
+def test_tests_that_do_not_hold_are_left_out_of_a_task_that_does(tmp_path: Path) -> None:
+    checks = Checks((Command(("pytest",)),), {}, ("a", "b"), ("c", "d"))
+    asked, other = replace(TEN[0], checks=checks), replace(TEN[1], checks=checks)
+    held = replace(asked, checks=replace(checks, fail_to_pass=("a",), pass_to_pass=("d",)))
+    file = tmp_path / "apart.jsonl"
+    found = [quarantine.Verified(asked, held, "2 runs say the same: no (b; c)"), quarantine.Verified(other, other, "")]
+    assert quarantine.write(found, file) == 1
+    assert quarantine.outside(file, [asked, other]) == [held, other]
+
+
+def test_a_set_is_known_by_its_name_or_its_file(tmp_path: Path) -> None:
+    (tmp_path / "own.jsonl").write_text('{"id": "a"}\n')
+    (tmp_path / "rows.json").write_text('[{"instance_id": "a", "repo": "b/c"}]')
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "set/one").mkdir(parents=True)
+    (tmp_path / "set/one/task.toml").write_text("")
+    for name, source in (("own.jsonl", "jsonl"), ("rows.json", "swe_bench"), ("set", "harbor"), ("set/one", "harbor")):
+        path = str(tmp_path / name)
+        assert recognised(path, {"select": {"n": 1}}) == (source, {"path": path, "select": {"n": 1}})
+    assert recognised("mutants", {"n": 2}) == ("mutants", {"n": 2})
+    for name, said in (("absent.jsonl", "does not exist"), ("empty.jsonl", "has no tasks"), ("none", "no folder with")):
+        with pytest.raises(UsageError, match=said):
+            recognised(str(tmp_path / name), {})
+    with pytest.raises(UsageError, match="another"):
+        recognised(str(tmp_path / "own.jsonl"), {"path": "x"})

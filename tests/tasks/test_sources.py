@@ -184,11 +184,21 @@ def test_the_short_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("fields", "problem", "fix"),
     [
+        ({"id": ""}, "id: ", "at least one character"),
+        ({"prompt": 3}, "prompt: ", "JSON string"),
         ({"promt": "x"}, "unknown field 'promt'", "did you mean 'prompt'?"),
         ({"checks": {"command": []}}, "unknown field 'checks.command'", "did you mean 'commands'?"),
+        ({"checks": {"commands": [[]]}}, "checks.commands.0.argv", ""),
+        ({"checks": {"commands": [{"argv": ["a"], "timeout": 0}]}}, "checks.commands.0.timeout", "positive"),
         ({"checks": {"commands": [["a"]], "restore": {"../x": ""}}}, "'../x' is no path", ""),
+        ({"checks": {"restore": {"x": ""}}}, "restore without", "commands"),
+        ({"checks": {"commands": [["a"]], "restore": {"x": "base64:?"}}}, "checks.restore.x: not base64", "base64"),
+        ({"workspace": "repo"}, "workspace: write dir:PATH", ""),
+        ({"workspace": "git:https://x/y@main"}, "workspace: write dir:PATH", ""),
         ({"workspace": "dir:nowhere"}, "workspace: .*nowhere is no folder", "relative to"),
         ({"reference": "nowhere.patch"}, "reference: .*nowhere.patch: No such file", "a file that exists"),
+        ({"reference": "base64:?"}, "reference: not base64", "base64"),
+        ({"difficulty": float("nan")}, "difficulty: ", "finite"),
         ({"id": "first"}, "id: 'first' is already taken by line 1", "of its own"),
     ],
 )
@@ -206,7 +216,10 @@ def test_a_bad_field_is_named_with_its_line(tmp_path: Path, fields: dict[str, An
     ("content", "problem"),
     [
         (b"{", ":1: no JSON object, column 2"),
+        (b"[]", ":1: a list, not an object"),
         (b'{"id": "a", "id": "b"}', ":1: 'id' twice"),
+        (b"\xff\n", ":1: byte 0 is not UTF-8"),
+        (b"\n\n", "has no tasks"),
         (b"[" * 100_000, ":1: JSON that nobody can read"),
     ],
 )
@@ -216,3 +229,29 @@ def test_a_bad_line_is_named(tmp_path: Path, content: bytes, problem: str) -> No
     with pytest.raises(TaskError, match=problem) as caught:
         list(JsonlSource(path))
     assert caught.value.fix
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    for path, problem in ((tmp_path / "missing.jsonl", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(TaskError, match=f"{path}: {problem}"):
+            JsonlSource(path).prepare()
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"reference": "a\0b"}, "reference: .*null byte"),
+        ({"workspace": "dir:a\0b"}, "workspace: no NUL"),
+        ({"workspace": "dir:~nobody-at-all/x"}, "workspace: .*home directory"),
+        ({"checks": {"commands": [["a\0b"]]}}, "argv.0: no NUL"),
+        *(
+            ({"checks": {"commands": [["true"]], "restore": {name: ""}}}, "restore: ")
+            for name in ("a\0b", "\ud800", ".")
+        ),
+    ],
+)
+def test_a_path_that_cannot_be_is_named(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({"id": "a", "prompt": "p", "language": "python", "workspace": "dir:.", **change}))
+    with pytest.raises(TaskError, match=f"tasks.jsonl:1: .*{problem}"):
+        list(JsonlSource(path))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coderepairrl.environments import Specification
-from coderepairrl.errors import TaskError
+from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.tasks import make
 from coderepairrl.types import Task
 
@@ -81,3 +81,10 @@ def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Pat
 def test_what_takes_more_than_packages_is_left_out(tmp_path: Path, repository: str, version: str) -> None:
     with pytest.raises(TaskError, match="no rows"):
         made(tmp_path, repo=repository, version=version)
+
+
+def test_the_file_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="specifications"):
+        make("swe_gym", path="rows.jsonl", workspace="native")
+    with pytest.raises(ConfigError, match="no specifications of environments can be read"):
+        made(tmp_path, constants="1 / 0")

@@ -13,6 +13,7 @@ import pytest
 
 from coderepairrl.certify.task_source import examine
 from coderepairrl.errors import ConfigError, TaskError
+from coderepairrl.stats.clusters import clusters_by
 from coderepairrl.tasks import make
 from coderepairrl.tasks.vulnerabilities import SAFE, VULNERABLE, WEAKNESSES, Pair, apart, together
 from coderepairrl.types import Task
@@ -110,6 +111,11 @@ def test_what_belongs_together_is_held_out_together() -> None:
         *("test", "valid", "valid", "valid"),
         "test",
     ]
+
+
+def test_both_versions_of_a_pair_are_one_observation() -> None:
+    ids = ["sven/train-1/vulnerable", "sven/train-1/safe", "sven/train-2/safe", "other/train-1/safe"]
+    assert len(set(clusters_by(dict.fromkeys(ids, "a/b")).values())) == 3
 
 
 def test_a_share_that_is_held_out_parts_no_pair(tmp_path: Path) -> None:
@@ -220,3 +226,13 @@ def test_rows_without_a_label_are_left_out_and_unknown_ones_refused(tmp_path: Pa
     rows[0]["cwe"] = ["overflow"]
     with pytest.raises(TaskError, match=r"row 1 of .*'overflow' is no label of a weakness"):
         list(make("primevul", path=str(write(tmp_path / "b", train=rows))))
+
+
+def test_rows_that_are_no_pairs_are_refused(tmp_path: Path) -> None:
+    for layout in ("hub", "original"):
+        with pytest.raises(TaskError, match="(1 vulnerable and 0|2 vulnerable and 1) repaired functions belong"):
+            list(make("primevul", path=str(write(tmp_path / layout, train=primevul(layout)[:-1]))))
+    with pytest.raises(TaskError, match="neither 0 nor 1"):
+        list(make("primevul", path=str(write(tmp_path / "a", train=[{"func": "f()", "target": 2, "hash": 1}]))))
+    with pytest.raises(TaskError, match="no file of pairs"):
+        list(make("primevul", path=str(tmp_path / "empty")))

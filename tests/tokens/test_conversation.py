@@ -64,6 +64,14 @@ def test_a_conversation_is_the_row_that_a_gateway_would_record(name: str, tmp_pa
     assert parsed.calls[0].name == "shell"
 
 
+def test_what_follows_the_last_reply_is_left_out_and_content_may_be_absent(miniature: Path) -> None:
+    codec = tokens.load(miniature)
+    reply = {**call("ls"), "content": None}
+    whole = tokens.rows(codec, [*map(dict, OPENING), reply, result("a")], TOOLS)
+    assert whole == tokens.rows(codec, [*map(dict, OPENING), call("ls")], TOOLS)
+    assert whole[0].ids[-1] in codec.stop_ids and whole[0].trained[-1]
+
+
 def test_thoughts_are_learned_with_thinking_and_left_out_without(miniature: Path) -> None:
     messages = attempt(call("ls", reasoning_content="I look."), {"role": "assistant", "content": "Done."})
     thinking, plain = tokens.load(miniature, thinking=True), tokens.load(miniature)

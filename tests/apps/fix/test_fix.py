@@ -48,7 +48,8 @@ def test_the_diff_is_printed_and_nothing_else_happens(home: Home, miniature: Pat
 def test_apply_changes_the_tree_exactly_as_the_agent_did_and_commits_nothing(home: Home, miniature: Path) -> None:
     change = r"rm old.txt; chmod +x run.sh; mkdir new; printf '\000\377\r\n' > new/raw.bin; printf 'no end' > new/text"
     head = home.git("rev-parse", "HEAD")
-    done = home.fix(miniature, *SHORT, "--apply", "--json", *says(PATCH + call("shell", cmd=change), DONE))
+    (folder := home.repo / "sub").mkdir()  # any of the repository will do
+    done = home.fix(miniature, *SHORT, "--apply", "--json", *says(PATCH + call("shell", cmd=change), DONE), repo=folder)
     summary = json.loads(done.stdout)
     assert summary["applied"] and summary["exit"] == "submitted" and summary["tool_calls"] == 2
     assert home.git("rev-parse", "HEAD") == head

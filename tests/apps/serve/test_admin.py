@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from coderepairrl import tokens
+from coderepairrl.apps.serve import visitors
 from coderepairrl.apps.serve.admin import Admin
 from coderepairrl.apps.serve.sessions import Asked, Sessions
 from coderepairrl.engines import ScriptedEngine
@@ -96,3 +98,50 @@ async def test_who_closes_a_session_at_the_same_time_is_told_the_same(tmp_path: 
     assert "twice" not in sessions
     log.close()
     assert (tmp_path / "log.jsonl").read_text().count('"verdict"') == 2, "the type and the field of one record"
+
+
+async def test_an_engine_that_began_with_adapters_is_no_version_0(tmp_path: Path, miniature: Path) -> None:
+    weights, engine = miniature / "model.safetensors", ScriptedEngine([])
+    checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
+    await engine.load(weights, 1, checksum)
+    async with serving(engine, miniature) as (server, sessions):
+        admin = Admin(sessions, server.source)
+        await admin.start(socket=tmp_path / "admin.sock")
+        connector = aiohttp.UnixConnector(str(tmp_path / "admin.sock"))
+        async with aiohttp.ClientSession("http://host", connector=connector) as host:
+            asked = {"path": str(weights), "version": 1, "checksum": checksum}
+            async with host.post("/weights", json=asked) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (409, "old_version")
+            for wrong in ({"id": "../up"}, {"sead": 1}, {"limits": {"calls": 0}}, {"sampling": {"temperature": "hot"}}):
+                async with host.post("/sessions", json=wrong) as answer:
+                    assert answer.status == 400 and next(iter(wrong)) in (await answer.json())["error"]["message"]
+        await admin.stop()
+    assert sessions.summary() == []
+
+
+async def test_conversations_that_begin_alike_go_on_apart_and_idle_ones_outlive_what_was_never_answered(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitors, "CONVERSATIONS", 3)
+    codec = tokens.load(miniature)
+    engine = ScriptedEngine(lambda ids, *_: [*codec.encode(f"after {len(ids)}"), codec.stop_ids[0]])
+    async with serving(engine, miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = visitors.Visitors(sessions)
+
+        async def ask(*texts: str) -> Any:
+            roles = ("user", "assistant")
+            messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(texts)]
+            body = {"model": "policy", "messages": messages}
+            async with web.post(f"{server.url}/v1/chat/completions", json=body) as answer:
+                return (await answer.json())["choices"][0]["message"]["content"] if answer.ok else answer.status
+
+        def turns() -> list[int]:
+            return [each["turns"] for each in sessions.summary()]
+
+        mine, yours = await ask("Hello."), await ask("Hello.")
+        await ask("Hello.", mine, "I go on.")
+        await ask("Hello.", yours, "You go on.")
+        assert turns() == [2, 2]
+        for number in range(4):
+            assert await ask(f"{number} " + "much too long " * 4_000) == 400
+        assert turns()[:2] == [2, 2] and len(turns()) <= 3

@@ -25,7 +25,7 @@ from coderepairrl.gateway import Gateway, Remote
 from coderepairrl.runs import logged_episodes, open_run
 from coderepairrl.types import Limits, Sampling
 
-from .conftest import Served, Start
+from .conftest import Served, Start, command
 
 DOCS = Path(__file__).parents[3] / "docs" / "guides" / "serve.md"
 ASK: Any = [{"role": "user", "content": "Repair it."}]
@@ -180,6 +180,22 @@ def test_kill_9_loses_no_committed_turn(start: Start, miniature: Path, tmp_path:
     turns = [record["turn"] for record in open_run(log).records() if record["type"] == "turn"]
     assert [turn["output"]["ids"] for turn in turns] == [turn["output"]["ids"] for turn in told["turns"]]
     assert [turn["masked"] for turn in turns] == ["", "", "fault"]
+
+
+def test_a_signal_ends_an_engine_that_is_still_being_started(tmp_path: Path, miniature: Path) -> None:
+    """Here it is a vLLM that loads for ever, and holds a pipe open for as long as it lives."""
+    python, pipe = tmp_path / "python", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exec echo vllm 0.32.0\nexec sleep infinity > {pipe}\n')
+    python.chmod(0o755)
+    arguments = [str(miniature), "--port", "0", "engine=vllm", f"engine.options.python={python}"]
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with pipe.open("rb") as alive:  # which waits until it is being started
+        process.send_signal(signal.SIGTERM)
+        assert alive.read() == b"", "until the last one is gone"
+    output, errors = process.communicate()
+    assert (process.returncode, output) == (0, ""), errors
+    assert "Traceback" not in errors
 
 
 async def test_a_socket_of_a_server_that_lives_is_not_taken_from_it(tmp_path: Path) -> None:

@@ -153,6 +153,18 @@ async def test_faults_are_no_results_and_are_tried_again(planted: list[Task], tm
         await again(Local())
 
 
+def test_a_limit_draws_by_seed_and_more_include_fewer(planted: list[Task]) -> None:
+    source = ScriptedSource(planted)
+    few, more = ({each.id for each in auditing.chosen(source, limit, 3)} for limit in (3, 6))
+    assert few < more and len(more) == 6
+    assert auditing.chosen(source, 0, 3) == auditing.chosen(source, 99, 0) == planted
+    assert len({tuple(each.id for each in auditing.chosen(source, 3, seed)) for seed in range(9)}) > 1
+    with pytest.raises(UsageError, match="scripted has no tasks"):
+        auditing.chosen(ScriptedSource(), 0, 0)
+    with pytest.raises(UsageError, match="ids are unique"):
+        auditing.chosen(ScriptedSource([planted[0]] * 2), 0, 0)
+
+
 def rows(file: Path) -> Iterator[str]:
     return iter(file.read_text().splitlines() if file.exists() else ())
 

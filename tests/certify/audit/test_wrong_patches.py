@@ -96,6 +96,12 @@ def test_all_kinds_are_made_and_none_is_the_reference_or_nothing(change: Change)
     assert "comparison: if value <= low:" in texts and "operator: return max(values) + min(values)" in texts
 
 
+def test_a_seed_draws_them_and_more_of_them_begin_alike(change: Change) -> None:
+    few, many, others = change.wrong(5), change.wrong(9), change.wrong(5, "1")
+    assert change.wrong(5) == few and many.patches[:5] == few.patches and others != few
+    assert {each.kind for each in few.patches} == set(KINDS), "of each kind in turn"
+
+
 def test_other_languages_are_changed_by_their_signs(tmp_path: Path) -> None:
     old = {"a.js": "function f(a, b) {\n  return a;\n}\n"}
     body = "  // both\n  if (a <= b && !done(a)) { return b; }\n  let c = 1;\n  return a + c;\n"

@@ -14,9 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from coderepairrl.errors import UsageError
 from coderepairrl.report.view import Site
 from coderepairrl.report.view.rows import CELLS
 from coderepairrl.report.view.server import Server
+from coderepairrl.report.view.text import diff_lines
 from report.runs import Maker
 
 
@@ -128,3 +130,13 @@ async def test_a_record_that_is_none_ends_what_is_shown_with_a_notice_and_breaks
     assert status == 200 and "The log is damaged at byte" in page and "first-00" in page
     assert (await get(f"{url}/run/group/first.html"))[0] == 200
     assert Site([maker.folder.path]).write(maker.folder.path / "pages").is_file()
+
+
+def test_no_page_has_all_of_a_patch_without_end() -> None:
+    lines = diff_lines(b"@@ -0,0 +1 @@\n" + b"+x\n" * (1 << 20))
+    assert len(lines) < 100_000 and lines[-1].text == "(2,883,598 bytes more are not shown)"
+
+
+async def test_a_port_that_is_taken_is_said(url: str, maker: Maker) -> None:
+    with pytest.raises(UsageError, match="cannot listen"):
+        await Server(Site([maker.folder.path], live=True)).start(int(url.rpartition(":")[2]))

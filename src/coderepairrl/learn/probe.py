@@ -25,7 +25,10 @@ PLAIN = "eager"
 LAYERS = 4
 WINDOW = 8
 """Tokens at which a model switches while it is asked, such as a sliding window's: some rows have more, some fewer."""
-SWITCHES = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk")
+SWITCHES = (
+    *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
+    "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
+)
 """Attributes of models and their configs that hold a number of tokens from which on they compute in another way."""
 TOLERANCE = 1e-4  # of the largest value
 ROUNDING = 1e-2

@@ -62,7 +62,7 @@ def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, to
 
 
 def alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Row by row, by transformers' own attention, shorter rows first: it keeps the dynamic RoPE of the longest so far."""
+    """Row by row, by transformers' own attention. Shorter rows first: it keeps the dynamic RoPE of the longest."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain)
     parts = dict[int, torch.Tensor]()

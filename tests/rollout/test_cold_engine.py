@@ -23,82 +23,89 @@ from coderepairrl.sandbox.fake import ScriptedBackend
 from coderepairrl.types import Ending, Episode, Limits, Sampling, Task
 
 TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")
-LIMITS = Limits(seconds=0.2, turn_tokens=16)
+LIMITS = Limits(seconds=20.0, turn_tokens=16)
 REQUEST = FirstRequest([{"role": "user", "content": TASK.prompt}])
 
 
-class Cold(ScriptedEngine):
-    """An engine whose first reply takes long, and again after a fault of it."""
+class Stalling(ScriptedEngine):
+    """Emits a token at a time, and of its first reply not more than `before` of them until `go` is set."""
 
-    def __init__(self, miniature: Path, cold: float, pace: float = 0.0) -> None:
+    def __init__(self, miniature: Path, *, before: int, pace: float = 0.0) -> None:
         stop = tokens.load(miniature).stop_ids[0]
         super().__init__(lambda ids, sampling, seed: [65] * 15 + [stop], chunk=1, delay=pace)
-        self.cold = cold
+        self.go = asyncio.Event()
+        self.before = before
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        await asyncio.sleep(self.cold)
-        self.cold = 0.0
+        count, first = 0, not self.requests
         async for chunk in super().generate(ids, sampling, seed):
+            if first and count == self.before:
+                await self.go.wait()
             yield chunk
+            count += 1
 
 
 @asynccontextmanager
-async def attempts(engine: ScriptedEngine, miniature: Path, log: Log, *, warm: bool) -> AsyncIterator[Rollout]:
+async def attempts(
+    engine: ScriptedEngine, miniature: Path, log: Log, limits: Limits = LIMITS
+) -> AsyncIterator[tuple[Rollout, list[int]]]:
+    """Attempts, and the numbers of those before which the engine was warmed up."""
     source = PolicySource(tokens.load(miniature), engine)
-    terms = Terms(ScriptedAgent([Say("hello")]), ScriptedBackend(), LIMITS, {"train": [(ScriptedReward(), 1.0)]})
+    terms = Terms(ScriptedAgent([Say("hello")]), ScriptedBackend(), limits, {"train": [(ScriptedReward(), 1.0)]})
+    warmed: list[int] = []
 
-    async def warming(_: Ticket) -> None:
-        if warm:
-            await warm_up(source, REQUEST, LIMITS, 2)
+    async def warming(ticket: Ticket) -> None:
+        warmed.append(ticket.attempt)
+        if limits is LIMITS:
+            await warm_up(source, REQUEST, Limits(seconds=0.0, turn_tokens=16), 2)
 
     async with Gateway(source, sampling=Sampling(), on_turn=log.turn).listening() as gateway:
-        yield Rollout(executor=LocalExecutor(gateway, {"": terms}), log=log, concurrency=2, warm_up=warming)
+        executor = LocalExecutor(gateway, {"": terms})
+        yield Rollout(executor=executor, log=log, concurrency=2, warm_up=warming), warmed
 
 
 def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
     return asyncio.create_task(rollout.run(Ticket(TASK, "train", 1, "toy-1", attempt, 0, Sampling())))
 
 
-async def test_a_first_reply_that_takes_longer_than_an_episode_costs_no_attempt(miniature: Path, tmp_path: Path):
-    engine = Cold(miniature, cold=0.4)
+async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path):
+    engine = Stalling(miniature, before=0)
     with closing(Log(tmp_path / "log.jsonl")) as log:
-        async with attempts(engine, miniature, log, warm=True) as rollout:
-            episodes = await asyncio.gather(*(made(rollout, attempt) for attempt in range(2)))
-            assert [(each.ending, each.sampled) for each in episodes] == [(Ending.DONE, 16)] * 2
-            asked = [(len(each.ids), each.sampling.max_tokens) for each in engine.requests[:3]]
-            assert asked == [(len(engine.requests[0].ids), warmup.TOKENS)] * 3, "a real prompt, alone and in a batch"
+        async with attempts(engine, miniature, log) as (rollout, warmed):
+            running = [made(rollout, attempt) for attempt in range(2)]
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            assert not (tmp_path / "log.jsonl").read_text()
+            engine.go.set()
+            assert [((await each).ending, (await each).sampled) for each in running] == [(Ending.DONE, 16)] * 2
+    assert warmed == [0]
+    prompt = len(engine.requests[0].ids)
+    asked = [(len(each.ids), each.sampling.max_tokens) for each in engine.requests[:3]]
+    assert asked == [(prompt, warmup.TOKENS)] * 3, "a real prompt, alone and then in a batch"
 
 
 async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_again(miniature: Path, tmp_path: Path):
-    engine = Cold(miniature, cold=0.4)
+    engine = Stalling(miniature, before=0)
     with closing(Log(tmp_path / "log.jsonl")) as log:
-        async with attempts(engine, miniature, log, warm=False) as rollout:
+        async with attempts(engine, miniature, log, Limits(seconds=0.2)) as (rollout, warmed):
             episode = await made(rollout)
             assert (episode.ending, episode.reason) == (Ending.VOID, "engine")
             assert "no token was sampled in the episode's 0.2 seconds" in episode.fault
-            engine.cold, warmed = 0.0, []
-
-            async def warming(ticket: Ticket) -> None:
-                warmed.append(ticket.attempt)
-
-            rollout._warm_up = warming
-            assert [(await made(rollout, attempt)).ending for attempt in (1, 2)] == [Ending.DONE] * 2
-            assert warmed == [1]
+            await made(rollout, 1)
+    assert warmed == [0, 1]
 
 
 async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_path: Path):
+    engine = Stalling(miniature, before=1)
     with closing(Log(tmp_path / "log.jsonl")) as log:
-        async with attempts(Cold(miniature, cold=0.0, pace=0.05), miniature, log, warm=False) as rollout:
+        async with attempts(engine, miniature, log, Limits(seconds=0.5)) as (rollout, _):
             episode = await made(rollout)
-    assert (episode.ending, episode.reason) == (Ending.LIMIT, "time")
-    assert 0 < episode.sampled < 16
+    assert (episode.ending, episode.reason, episode.sampled) == (Ending.LIMIT, "time", 1)
 
 
 async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path):
-    engine = Cold(miniature, cold=0.0)
-    async with Gateway(
-        PolicySource(tokens.load(miniature), engine), sampling=Sampling(), on_turn=lambda *_: None
-    ).listening() as gateway:
+    source = PolicySource(tokens.load(miniature), Stalling(miniature, before=0))
+    async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         session = gateway.open("one", limits=LIMITS, seed=0)
         session._budget.deadline = 0.0
         assert session.spent
@@ -107,11 +114,13 @@ async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path):
 
 
 async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(miniature: Path, monkeypatch: pytest.MonkeyPatch):
-    codec = tokens.load(miniature)
-    slow = PolicySource(codec, Cold(miniature, cold=0.0, pace=0.02))
-    warning = await warm_up(slow, REQUEST, LIMITS, 4)
-    assert re.search(r"16 tokens take 0\.\d s where 4 attempts run at once, and an episode may take 0\.2 s", warning)
-    assert await warm_up(slow, REQUEST, Limits(seconds=60.0, turn_tokens=16), 4) == ""
+    engine = Stalling(miniature, before=0, pace=0.01)
+    source = PolicySource(tokens.load(miniature), engine)
     monkeypatch.setattr(warmup, "SECONDS", 0.05)
     with pytest.raises(EngineFault, match=r"has not sampled 8 tokens in 0.05 seconds"):
-        await warm_up(PolicySource(codec, Cold(miniature, cold=9.0)), REQUEST, LIMITS, 1)
+        await warm_up(source, REQUEST, LIMITS, 1)
+    monkeypatch.undo()
+    assert await warm_up(source, REQUEST, LIMITS, 4) == ""
+    warning = await warm_up(source, REQUEST, Limits(seconds=0.1, turn_tokens=16), 4)
+    expected = r"16 tokens take \d+\.\d s where 4 attempts run at once, and an episode may take 0\.1 s"
+    assert re.search(expected, warning)

@@ -68,7 +68,7 @@ def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
     return asyncio.create_task(rollout.run(Ticket(TASK, "train", 1, "toy-1", attempt, 0, Sampling())))
 
 
-async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path):
+async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path) -> None:
     engine = Stalling(miniature, before=0)
     with closing(Log(tmp_path / "log.jsonl")) as log:
         async with attempts(engine, miniature, log) as (rollout, warmed):
@@ -84,7 +84,9 @@ async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_
     assert asked == [(prompt, warmup.TOKENS)] * 3, "a real prompt, alone and then in a batch"
 
 
-async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_again(miniature: Path, tmp_path: Path):
+async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_again(
+    miniature: Path, tmp_path: Path
+) -> None:
     engine = Stalling(miniature, before=0)
     with closing(Log(tmp_path / "log.jsonl")) as log:
         async with attempts(engine, miniature, log, Limits(seconds=0.2)) as (rollout, warmed):
@@ -95,7 +97,7 @@ async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_a
     assert warmed == [0, 1]
 
 
-async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_path: Path):
+async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_path: Path) -> None:
     engine = Stalling(miniature, before=1)
     with closing(Log(tmp_path / "log.jsonl")) as log:
         async with attempts(engine, miniature, log, Limits(seconds=0.5)) as (rollout, _):
@@ -103,7 +105,7 @@ async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_
     assert (episode.ending, episode.reason, episode.sampled) == (Ending.LIMIT, "time", 1)
 
 
-async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path):
+async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path) -> None:
     source = PolicySource(tokens.load(miniature), Stalling(miniature, before=0))
     async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
         session = gateway.open("one", limits=LIMITS, seed=0)
@@ -113,7 +115,9 @@ async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path):
         assert not session.spent
 
 
-async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(miniature: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = Stalling(miniature, before=0, pace=0.01)
     source = PolicySource(tokens.load(miniature), engine)
     monkeypatch.setattr(warmup, "SECONDS", 0.05)

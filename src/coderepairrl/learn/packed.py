@@ -61,7 +61,7 @@ class Packed(nn.Module):
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.alone = False
         """Whether it computes one row at a time."""
-        rope.install(model)
+        rope.forget_longest_rows(model)
         if bf16:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 

@@ -245,10 +245,10 @@ def _narrow(model: PreTrainedModel) -> Iterator[None]:
     """
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
-    for module in rope.dynamic(model):
+    for module in rope.find_dynamic(model):
         names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
     lengths = [(owner, name, value) for owner, name in names if type(value := getattr(owner, name, None)) is int]
-    longropes = [each for each in rope.parameters(config) if each["rope_type"] == "longrope"]
+    longropes = [each for each in rope.read_parameters(config) if each["rope_type"] == "longrope"]
     originals = [each["original_max_position_embeddings"] for each in longropes]
     try:
         for owner, name, value in lengths:

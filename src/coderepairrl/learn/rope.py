@@ -11,23 +11,23 @@ from transformers import PretrainedConfig
 _ORIGINAL = "original_inv_freq"
 
 
-def parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """The rotary parameters of a model: one mapping, or one for each kind of layer."""
+def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Yield the rotary parameters of a model: one mapping, or one for each kind of layer."""
     stated: Any = getattr(config, "rope_parameters", None) or {}
     yield from [stated] if "rope_type" in stated else [each for each in stated.values() if isinstance(each, dict)]
 
 
-def dynamic(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of `model` that take other frequencies the longer a row is."""
+def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of `model` that take other frequencies the longer a row is."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
         if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
             yield module
 
 
-def install(model: nn.Module) -> None:
-    """Have dynamic embeddings of `model` forget the longest row so far, whose frequencies transformers goes on with."""
-    for module in dynamic(model):
+def forget_longest_rows(model: nn.Module) -> None:
+    """Let dynamic embeddings of `model` forget the longest row so far, whose frequencies transformers keeps."""
+    for module in find_dynamic(model):
         module.register_forward_pre_hook(_forget_length)
 
 

@@ -65,3 +65,16 @@ def test_flops_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     products = 2 * (1000 * linear + 500 * 5120 * 151_936)  # a multiplication and an addition; half is trained
     square = 2 * 2 * (1000 * 1000 / 2) * 40 * 128 * 40  # scores and values, below the diagonal
     assert script["flops"](config, [row]) == pytest.approx(2 * products + 3 * square)
+
+
+def test_the_first_day_reports_every_step(tmp_path: Path) -> None:
+    """Steps without vLLM run on a miniature; the others say that there is none here."""
+    out = tmp_path / "found.jsonl"
+    command = [sys.executable, str(SCRIPT.with_name("first_day.py")), "--toy", "--python", sys.executable]
+    done = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True, env=CPU, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    found = {line["step"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert [name for name, line in found.items() if line.get("exit") == 0] == ["trees", "learner"]
+    assert json.loads(found["trees"]["output"].splitlines()[-1])["held"]
+    left_out = [line["left_out"] for line in found.values() if "left_out" in line]
+    assert len(left_out) == len(found) - 2 and all("there is no vLLM" in why for why in left_out)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,8 @@ def test_what_a_killed_owner_had_half_started_ends_with_the_next_sweep(tmp_path:
     (stale / ".lock").touch()
     process = subprocess.Popen(["bwrap", "-f", stale / ".lock"], executable="/usr/bin/tail")  # looks like one
     try:
+        while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # empty until exec has set up its arguments
+            time.sleep(0.01)
         _sweep(tmp_path)
         assert process.wait(5) == -signal.SIGKILL and not stale.exists()
     finally:

@@ -43,7 +43,7 @@ STEPS = [
     for lora in (None, LORA)
     for again in (False, True)
 ]
-FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in KINDS]
+FAMILIES = [name for name, each in ARCHITECTURES.items() if each.model_type in KINDS and each.way == "trees"]
 TOKENS, WINDOW = 512, 16
 """Of two rows: four chunks of linear attention, and many windows."""
 LAYERS = {"layer_types", "mlp_layer_types"}

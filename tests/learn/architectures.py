@@ -15,6 +15,8 @@ from coderepairrl.assembly.sizing.architecture import KINDS
 VOCABULARY = 265
 WINDOW = 11
 """Tokens that a layer with a sliding window sees."""
+SWITCH = 16
+"""Tokens of a row from which on rotary embeddings that go by its length take other frequencies."""
 SIZES = {
     **{"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 512},
@@ -177,6 +179,27 @@ ARCHITECTURES = {
     "OLMo 3": Architecture("olmo3", ALTERNATING, chunked=False, special="windows"),
     "OLMo Hybrid": Architecture("olmo_hybrid", DELTA, chunked=False, special="Gated DeltaNet"),
     "Phi-3": Architecture("phi3", {"sliding_window": None}),
+    "Phi-4-mini": Architecture(
+        "phi3",
+        {
+            **{"sliding_window": None, "original_max_position_embeddings": SWITCH},
+            "rope_parameters": {
+                **{"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": SWITCH},
+                **{"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 4.0, 8.0]},
+            },
+        },
+        way="rows",
+        special="rotary frequencies by a row's length",
+    ),
+    "Llama with dynamic RoPE": Architecture(
+        "llama",
+        {
+            "max_position_embeddings": SWITCH,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+        },
+        way="rows",
+        special="rotary frequencies by a row's length",
+    ),
     "Seed-OSS": Architecture("seed_oss", {}),
     "SmolLM3": Architecture("smollm3", {}),
     "Command R7B": Architecture(

@@ -62,15 +62,15 @@ def found(policy: Policy, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, to
 
 
 def alone(folder: Path, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Row by row, by transformers' own attention."""
+    """Row by row, by transformers' own attention. Shorter rows first: it keeps the dynamic RoPE of the longest."""
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain)
-    parts = []
-    for row in ROWS:
+    parts = dict[int, torch.Tensor]()
+    for number, row in sorted(enumerate(ROWS), key=lambda numbered: len(numbered[1].ids)):
         ids = torch.tensor(row.ids)
         logp = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
-        parts.append(logp[torch.tensor(row.trained[1:])])
-    logp_N = torch.cat(parts)
+        parts[number] = logp[torch.tensor(row.trained[1:])]
+    logp_N = torch.cat([parts[number] for number in range(len(ROWS))])
     pull(logp_N).backward()
     return logp_N.detach().double(), {
         name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None

@@ -16,7 +16,7 @@ from gradient import gradient_of_step
 
 from coderepairrl.config.sections.train import Lora
 from coderepairrl.errors import UsageError
-from coderepairrl.learn import LearnSettings, attention, recurrence, shards
+from coderepairrl.learn import LearnSettings, attention, probe, recurrence, shards
 from coderepairrl.learn.conversions import init_random, language_model
 from coderepairrl.learn.pack import pack
 from coderepairrl.learn.policy import Policy
@@ -168,6 +168,20 @@ def test_ignored_sinks_are_caught_by_the_probe(folders, monkeypatch):
     ignored_sinks(monkeypatch)
     found = Policy.load(folders("gpt-oss")).found
     assert (found.way, found.attention) == ("rows", "eager")
+
+
+def test_rounding_of_large_weights_is_no_mistake(folders, tmp_path, monkeypatch):
+    """In float32 a tree differs from its rows by more than is allowed, in float64 it does not."""
+    model = Policy.load(folders("Llama")).model
+    draw = torch.Generator().manual_seed(0)
+    model.get_input_embeddings().weight.data[:, 0] = 2.0
+    for name, parameter in model.named_parameters():
+        if name.endswith("k_proj.weight"):  # what all keys share
+            parameter.data[:, 0] = 300.0 * torch.randn(len(parameter), generator=draw)
+    model.save_pretrained(tmp_path)
+    assert Policy.load(tmp_path).found.way == "trees"
+    monkeypatch.setattr(probe, "ROUNDING", 0.0)
+    assert Policy.load(tmp_path).found.way == "rows"
 
 
 def test_a_head_that_nobody_knows_is_refused(folders, monkeypatch):

@@ -30,12 +30,16 @@ class EpisodeBudget:
         self.limit = ""
         self.calls = 0
         self.tokens = limits.tokens
-        self.deadline = asyncio.get_running_loop().time() + limits.seconds
         self._limits = limits
+        self.start_clock()
         self._token_limit = "tokens"
         self._requests = 0
         if context is not None and context < limits.tokens:
             self.tokens, self._token_limit = context, "context"
+
+    def start_clock(self) -> None:
+        """Let the episode's seconds count from here on."""
+        self.deadline = asyncio.get_running_loop().time() + self._limits.seconds
 
     @property
     def max_calls(self) -> int:

@@ -134,7 +134,8 @@ class Gateway:
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """A session for an episode, open for `limits.seconds` from now; `sampling` replaces the gateway's."""
+        """A session for an episode, open for `limits.seconds` from now, or from when its clock starts once more
+        (`Session.start_clock`); `sampling` replaces the gateway's."""
         key = secrets.token_hex(16)  # hex: a key that began with a dash could not be a program's argument
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",

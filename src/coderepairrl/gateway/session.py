@@ -114,6 +114,10 @@ class Session:
         """Whether the model has sampled a reply, or a part of one before the client went away."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
+    def start_clock(self) -> None:
+        """Let the episode's seconds count from here on, and not from its opening."""
+        self._budget.start_clock()
+
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
         """Start a call, or join the one that `request` repeats. Raises `ApiError`.
 
@@ -250,6 +254,12 @@ class Session:
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
             placed = _Placed(placement, budget, generation)
             await generation.run(self._budget.deadline, call.publish)
+            ours = self._source.codec is not None  # what another server has sampled is unknown until its reply is whole
+            if generation.out_of_time and ours and not (generation.usage.sampled or self.answered):
+                raise EngineFault(
+                    f"no token was sampled in the episode's {self.limits.seconds:g} seconds",
+                    fix="raise rollout.seconds, lower rollout.concurrency, or find out what slows the engine",
+                )
 
         async def finish(error: BaseException | None) -> None:
             try:

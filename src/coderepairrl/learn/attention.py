@@ -97,6 +97,8 @@ class Store:
 
     tokens: int
     layers: dict[int, Layer] = field(default_factory=dict)
+    centres: dict[int, Tensor] = field(default_factory=dict)
+    """What is subtracted from all keys of a layer (`_find_centre`), by layer."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
         """The layer `index`, with keys and values of a chunk that begins at `start`."""
@@ -149,6 +151,8 @@ def tree_attention(
         raise UsageError("a tree is computed in chunks on a CPU alone, without sliding window and sinks")
     scaling, width = query.shape[3] ** -0.5 if scaling is None else scaling, value.shape[3]
     device = query.device.type
+    if device == "cpu" and not windowed and s_aux is None and _has_bias(module):
+        key = key - _find_centre(cast(Any, module), key, store)
     if torch.is_autocast_enabled(device):  # which does not see what `_Merged` calls, nor how a bias is applied
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     sinks = 0
@@ -168,6 +172,23 @@ def tree_attention(
     else:
         out = _gathered(query, key, value, spans, scaling)
     return out[..., :width], None
+
+
+def _has_bias(module: nn.Module) -> bool:
+    """Tell whether keys may have a bias. That of published models (Qwen2.5) is many times as large as what differs."""
+    return any(name.endswith("bias") for name, _ in module.named_parameters())
+
+
+def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
+    """Return the mean of a layer's keys, of the first chunk where there are several. Softmax does not depend on it.
+
+    Left in the keys, it makes logits so large that float32 rounds weights to 1e-4. `_Merged` computes weights in the
+    backward pass again, which rounds them otherwise, and the error is multiplied by what all keys share.
+    """
+    centres = {} if store is None else store.centres
+    if (index := getattr(module, "layer_idx", 0)) not in centres:
+        centres[index] = key.detach().mean(2, keepdim=True)
+    return centres[index]
 
 
 def _with_sink(

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from coderepairrl.learn import adapters
+from coderepairrl.learn import adapters, rope
 from coderepairrl.learn.attention import Span, Store, chunks
 from coderepairrl.learn.head import finished, upcast
 from coderepairrl.learn.losses import entropy, kl
@@ -61,6 +61,7 @@ class Packed(nn.Module):
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.alone = False
         """Whether it computes one row at a time."""
+        rope.forget_longest_rows(model)
         if bf16:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
 

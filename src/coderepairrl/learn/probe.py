@@ -16,17 +16,25 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from coderepairrl.errors import UsageError
+from coderepairrl.learn import rope
 from coderepairrl.learn.attention import TREE, Store, chunks
 from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
 
 PLAIN = "eager"
 """transformers' attention by the book: with sinks, soft caps and all else that an architecture has."""
 LAYERS = 4
-WINDOW = 4
-"""Tokens that a layer with a sliding window sees while it is asked: fewer than rows have."""
+WINDOW = 8
+"""Tokens at which a model switches while it is asked, such as a sliding window's: some rows have more, some fewer."""
+SWITCHES = (
+    *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
+    "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
+)
+"""Attributes of models and their configs that hold a number of tokens from which on they compute in another way."""
 TOLERANCE = 1e-4  # of the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
 """What a model's code raises that cannot compute what it is asked."""
+ROUNDING = 1e-2
+"""Largest difference, of the largest value, that may be rounding: it is looked at again in float64."""
 Way = Literal["trees", "rows"]
 
 
@@ -55,7 +63,8 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
     """`hidden` computes a micro-batch as training does, `head` the logits of hidden states.
 
     Asked are the first layers with one of each kind: all layers of a large model would take long on a CPU (where a
-    model that will be sharded is loaded). In 16 bits their weights are float32 meanwhile (`_precise`). Raises
+    model that will be sharded is loaded). In 16 bits their weights are float32 meanwhile (`_precise`). Published
+    weights may have such large keys that rounding in float32 looks like a mistake: float64 tells them apart. Raises
     `UsageError` where the logits are no head on the last hidden states.
     """
     device = next(model.parameters()).device
@@ -71,10 +80,15 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
         small.enter_context(_precise(model))
         model.set_attn_implementation(PLAIN)
         ids = [torch.tensor([row], device=device) for row in rows]
+
+        def ask_plain() -> _Asked:
+            model.set_attn_implementation(PLAIN)
+            return _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+
         try:
             with torch.no_grad():
                 logits_TV = torch.cat([model(input_ids=row, use_cache=False).logits[0] for row in ids])
-            plain = _ask(model, lambda at: body(model)(input_ids=ids[at], use_cache=False).last_hidden_state[0], where)
+            plain = ask_plain()
         except torch.OutOfMemoryError:
             raise
         except FAILURES as failure:
@@ -94,12 +108,17 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
         def asked(compute: Callable[[], _Asked]) -> str:
             """What is wrong with another way to compute the same, or ""."""
             try:
-                ours = compute()
+                errors = _errors(compute(), plain)
+                if TOLERANCE < max(errors) <= ROUNDING:
+                    implementation = str(model.config._attn_implementation)
+                    with _precise(model, torch.float64):
+                        exact = ask_plain()
+                        by(implementation)
+                        errors = _errors(compute(), exact)
             except torch.OutOfMemoryError:
                 raise
             except (UsageError, *FAILURES) as problem:
                 return f"{type(problem).__name__}: {problem}"
-            errors = [_apart(a, b) for a, b in zip(ours, plain, strict=True)]
             if max(errors) <= TOLERANCE:
                 return ""
             return "hidden states change by a fraction {:.2g}, gradients by {:.2g}".format(*errors)
@@ -157,9 +176,16 @@ def _ask(
         hook.remove()
     if tree:
         return _Asked(hidden_TD.detach(), found[0][0])
-    gradient_TD = torch.zeros(int(places.max()) + 1, found[0].shape[-1], device=places.device)
-    gradient_TD.index_add_(0, places, torch.cat([each[0] for each in found]).float())
+    gradients_TD = torch.cat([each[0] for each in found])
+    gradients_TD = gradients_TD.to(torch.promote_types(gradients_TD.dtype, torch.float32))
+    gradient_TD = gradients_TD.new_zeros(int(places.max()) + 1, gradients_TD.shape[-1])
+    gradient_TD.index_add_(0, places, gradients_TD)
     return _Asked(hidden_TD.detach(), gradient_TD)
+
+
+def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
+    """How far hidden states and gradients are apart, each as `_apart` has it."""
+    return [_apart(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
@@ -192,8 +218,8 @@ def _shallow(config: PretrainedConfig) -> Iterator[None]:
 
 
 @contextmanager
-def _precise(model: PreTrainedModel) -> Iterator[None]:
-    """Within, weights in 16 bits are float32, those of a layer from when it first runs.
+def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iterator[None]:
+    """Within, weights in fewer bits are of `dtype`, those of a layer from when it first runs.
 
     In 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes.
     """
@@ -201,9 +227,9 @@ def _precise(model: PreTrainedModel) -> Iterator[None]:
 
     def cast_up(tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            if tensor.is_floating_point() and tensor.dtype.itemsize == 2:
+            if tensor.is_floating_point() and 2 <= tensor.dtype.itemsize < dtype.itemsize:
                 before.append((tensor, tensor.data))
-                tensor.data = tensor.data.float()
+                tensor.data = tensor.data.to(dtype)
 
     def run(layer: nn.Module, _: Any) -> None:
         cast_up(chain(layer.parameters(), layer.buffers()))
@@ -223,19 +249,25 @@ def _precise(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
-    """Within, sliding windows of `model` are shorter than the rows of a probe."""
-    names = ("sliding_window", "attention_chunk_size")
-    owners: list[Any] = [model.config.get_text_config(), *model.modules()]
-    before = [
-        (owner, name, value)
-        for owner in owners
-        for name in names
-        if isinstance(value := getattr(owner, name, None), int) and not isinstance(value, bool)
-    ]
+    """Within, every length at which `model` switches is between those of a probe's rows.
+
+    These are `SWITCHES`, and the lengths from which on rotary embeddings take other frequencies for a whole row.
+    """
+    config = model.config.get_text_config()
+    names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
+    for module in rope.find_dynamic(model):
+        names += [(module, "original_max_seq_len"), (module.config, "max_position_embeddings")]
+    lengths = [(owner, name, value) for owner, name in names if type(value := getattr(owner, name, None)) is int]
+    longropes = [each for each in rope.read_parameters(config) if each["rope_type"] == "longrope"]
+    originals = [each["original_max_position_embeddings"] for each in longropes]
     try:
-        for owner, name, value in before:
+        for owner, name, value in lengths:
             setattr(owner, name, min(value, WINDOW))
+        for each in longropes:
+            each["original_max_position_embeddings"] = WINDOW
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in reversed(lengths):
             setattr(owner, name, value)
+        for each, original in zip(longropes, originals, strict=True):
+            each["original_max_position_embeddings"] = original

@@ -7,6 +7,7 @@ from coderepairrl.rollout.group_queue import GroupQueue, StalenessWindow
 from coderepairrl.rollout.groups import Group, Slot, check_health, collect, due, episodes_of, make_group, slots
 from coderepairrl.rollout.local import LocalExecutor
 from coderepairrl.rollout.supervise import SupervisedEngine
+from coderepairrl.rollout.warmup import warm_up
 
 __all__ = [
     "Attempt",
@@ -33,4 +34,5 @@ __all__ = [
     "make_group",
     "outcomes",
     "slots",
+    "warm_up",
 ]

@@ -76,6 +76,7 @@ async def attempt(
         async with workspace(backend, task) as box:
             opened = clock()
             timings["sandbox"] = opened - began
+            session.start_clock()
             outcome = await _outcome(agent, task, box, session.endpoint)
             worked = clock()
             seconds = worked - opened

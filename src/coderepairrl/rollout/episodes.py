@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from coderepairrl.errors import EngineFault
 from coderepairrl.protocols import Agent, SandboxBackend
 from coderepairrl.rewards import Weighted
 from coderepairrl.runs import Log
-from coderepairrl.types import Episode, Limits, Sampling, SideCalls, Task, Verified
+from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Task, Verified
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class Terms:
         agent, sandbox = self.others[phase]
         return replace(self, agent=agent, sandbox=sandbox)
 
+    @staticmethod
+    def of_ticket(kinds: Mapping[str, Terms], ticket: Ticket) -> Terms:
+        """Those of `kinds` by which `ticket` is attempted; a kind that is not among them has those of ``""``."""
+        return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
+
     @property
     def side(self) -> SideCalls:
         """Which calls beside the main conversation are trained."""
@@ -80,6 +86,10 @@ class Executor(Protocol):
         ...
 
 
+async def _is_warm(_: Ticket) -> None:
+    """Nothing to warm up."""
+
+
 class Rollout:
     """Makes episodes. Everything that happens is in the log before anything else is done with it."""
 
@@ -90,11 +100,16 @@ class Rollout:
         log: Log,
         concurrency: int,
         on_episode: Callable[[Episode], None] = lambda episode: None,
+        warm_up: Callable[[Ticket], Awaitable[None]] = _is_warm,
     ) -> None:
+        """`warm_up` is awaited before the first attempt begins, and before the next one after a fault of the engine."""
         self.executor = executor
         self.log = log
         self.on_episode = on_episode
         self._room = asyncio.Semaphore(concurrency)
+        self._warm_up = warm_up
+        self._warming = asyncio.Lock()
+        self._cold = True
 
     async def run(self, ticket: Ticket, began: Callable[[], None] = lambda: None) -> Episode:
         """Make the attempt, with a verdict in the log. `began` is called once it is its turn.
@@ -103,6 +118,10 @@ class Rollout:
         CRASH and has its scores: neither is an error.
         """
         async with self._room:
+            async with self._warming:
+                if self._cold:
+                    await self._warm_up(ticket)
+                    self._cold = False
             began()
             self.log.append(
                 "episode",
@@ -117,5 +136,6 @@ class Rollout:
             )
             episode = await self.executor.run(ticket)
             self.log.append("verdict", verdict=replace(episode, turns=()))
+            self._cold = self._cold or (episode.ending is Ending.VOID and episode.reason == EngineFault.boundary)
             self.on_episode(episode)
             return episode

@@ -33,7 +33,7 @@ class LocalExecutor(Executor):
 
     async def run(self, ticket: Ticket) -> Episode:
         """See `Executor.run`."""
-        terms = (self.kinds.get(ticket.task.kind) or self.kinds[""]).of(ticket.phase)
+        terms = Terms.of_ticket(self.kinds, ticket)
         judged = replace(ticket.task, verified=ticket.verified)
         on_state, on_patch = on_state_and_patch(terms.rewards[ticket.phase])
         state: tuple[Score, ...] = ()

@@ -129,7 +129,8 @@ async def measure(
                 (progress.say if each.meant else progress.alarm)(str(each))
             for line in _known(plan):
                 progress.alarm(line)
-            watch = Watch(attempts(plan, shard), config.rollout.concurrency, before, prices, progress.say)
+            stops, at_once = config.run.health.action == "stop", config.rollout.concurrency
+            watch = Watch(attempts(plan, shard), at_once, before, prices, progress.say, stops=stops)
 
             def on_episode(episode: Episode) -> None:
                 progress.episode(episode)

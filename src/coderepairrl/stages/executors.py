@@ -9,7 +9,7 @@ from pathlib import Path
 from coderepairrl.assembly.plan import AgentPlan, Plan
 from coderepairrl.assembly.workers import worker_setup
 from coderepairrl.gateway import Gateway, PolicySource, ReplySource
-from coderepairrl.rollout import Executor, LocalExecutor, Rollout
+from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log
 from coderepairrl.types import Episode, Sampling
@@ -26,11 +26,18 @@ async def open_rollout(
 ) -> AsyncIterator[Rollout]:
     """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`.
 
-    Replies come from `source`. `socket` is the one of a gateway on this machine; `say` tells of machines that are lost.
-    Raises `PrerequisiteError` and `RunError` where a Ray cluster does not serve.
+    Replies come from `source`. `socket` is the one of a gateway on this machine; `say` tells of machines that are lost
+    and of an engine that is too slow. Raises `PrerequisiteError` and `RunError` where a Ray cluster does not serve.
     """
+    concurrency = plan.config.rollout.concurrency
+
+    async def warm(ticket: Ticket) -> None:
+        terms = Terms.of_ticket(plan.kinds, ticket)
+        if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
+            say(f"WARNING: {warning}")
+
     async with _executor(plan, source, log, socket, say) as executor:
-        yield Rollout(executor=executor, log=log, concurrency=plan.config.rollout.concurrency, on_episode=on_episode)
+        yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)
 
 
 @asynccontextmanager

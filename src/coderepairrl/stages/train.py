@@ -34,6 +34,7 @@ from coderepairrl.stages.parts import Bench, Parts
 from coderepairrl.stages.policy import informative, make_batch, replayed
 from coderepairrl.stages.references import References, read_references
 from coderepairrl.stages.results import conclude
+from coderepairrl.stages.watch import find_common_obstacle
 from coderepairrl.stats import Interval, summarise
 from coderepairrl.types import Ending, Episode, Sampling
 
@@ -290,6 +291,8 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
     if (reward := record["summary"]["values"].get("reward")) is not None:
         when = f" after step {step}" if parts.progress.total_steps else ""  # an evaluation alone has no steps
         parts.progress.say(f"{name}{when}: reward {Interval(**reward)}")
+    if warning := find_common_obstacle(episodes):
+        parts.progress.alarm(f"{name}: {warning}")
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:

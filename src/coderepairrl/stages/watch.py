@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,32 @@ from coderepairrl.stats.spending import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
 
 _PATIENCE = 2
-"""Rounds of attempts (as many as run at once) that may all be void before an evaluation is stopped."""
+"""Rounds of attempts (as many as run at once) that may all say nothing of the policy before an evaluation stops."""
+_FIX = {
+    "are void": "mend the cause, then continue with --resume",
+    "sampled nothing": "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl view",
+    "ended by the time limit": "raise rollout.seconds or lower rollout.concurrency",
+}
+
+
+def find_obstacle(episode: Episode) -> str:
+    """Return what kept the policy from showing what it can do, or ""."""
+    if episode.ending is Ending.VOID:
+        return "are void"
+    cost = spent([episode])
+    if not (cost.sampled_tokens or cost.unreported):
+        return "sampled nothing"
+    return "ended by the time limit" if (episode.ending, episode.reason) == (Ending.LIMIT, "time") else ""
+
+
+def find_common_obstacle(episodes: Sequence[Episode]) -> str:
+    """Return a warning where one obstacle kept all valid `episodes` from saying anything of the policy, or ""."""
+    obstacles = [find_obstacle(episode) for episode in episodes if episode.ending is not Ending.VOID]
+    if not obstacles or len(set(obstacles)) > 1 or not obstacles[0]:
+        return ""
+    return (
+        f"all {len(obstacles)} attempts {obstacles[0]}: their numbers say nothing of the policy; {_FIX[obstacles[0]]}"
+    )
 
 
 class Watch:
@@ -27,17 +52,21 @@ class Watch:
         before: Iterable[Episode],
         prices: Prices | None,
         say: Callable[[str], None],
+        *,
+        stops: bool = True,
     ) -> None:
-        """Of so many `attempts`, `before` are those of earlier processes.
+        """Of the `attempts` in all, `before` are those of earlier processes. Without `stops` only void ones stop it.
 
         Raises `RunError` where replies in these are by several models.
         """
-        self._attempts, self._patience = attempts, _PATIENCE * concurrency
+        self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
         self._prices, self._say = prices, say
         self._valid: list[Episode] = []
         """Without their turns, which are most of an episode."""
         self._cost = Spent()
-        self._void = 0
+        self._obstacle = ""
+        self._in_a_row = 0
+        """Attempts with this obstacle."""
         self._model: Any = ""
         """What the server says that it is; empty of one that does not say, and of our own engines."""
         for episode in before:
@@ -46,20 +75,19 @@ class Watch:
     def __call__(self, episode: Episode) -> None:
         """Count the attempt, and print its line.
 
-        Raises `RunError` where another model replies than before, and `HealthGateError` after many void attempts in a
-        row: whatever is broken, waiting for the rest mends nothing.
+        Raises `RunError` where another model replies than before, and `HealthGateError` after many attempts in a row
+        that met the same obstacle: whatever is broken, waiting for the rest mends nothing.
         """
         self._add(episode)
-        if episode.ending is Ending.VOID:
-            self._void += 1
-            if self._void >= self._patience:
-                raise HealthGateError(
-                    f"the last {self._void} attempts are void: {episode.fault.partition(chr(10))[0]}",
-                    fix="mend the cause, then continue with --resume",
-                )
-            return
-        self._void = 0
-        self._say(self._line(episode))
+        void = episode.ending is Ending.VOID
+        if not void:
+            self._say(self._line(episode))
+        obstacle = find_obstacle(episode)
+        self._in_a_row = self._in_a_row + 1 if obstacle == self._obstacle else 1
+        self._obstacle = obstacle
+        if obstacle and self._in_a_row >= self._patience and (void or self._stops):
+            why = f": {episode.fault.partition(chr(10))[0]}" if void else ""
+            raise HealthGateError(f"the last {self._in_a_row} attempts {obstacle}{why}", fix=_FIX[obstacle])
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:

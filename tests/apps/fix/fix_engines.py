@@ -11,6 +11,7 @@ from typing import Any
 from coderepairrl import tokens
 from coderepairrl.engines import ScriptedEngine
 from coderepairrl.protocols import Chunk, EngineSpec
+from coderepairrl.rollout import warmup
 from coderepairrl.types import Sampling
 
 
@@ -18,7 +19,8 @@ from coderepairrl.types import Sampling
 class Says(EngineSpec):
     """Says `texts` in turn, in which `<tool_call>` and its like are the tokens that they are; then it dies.
 
-    The text of number `endless`, counted from 0, stops behind its first chunk until its client leaves.
+    Warming it up takes none of them. The text of number `endless`, counted from 0, stops behind its first chunk until
+    its client leaves.
     """
 
     texts: Sequence[str]
@@ -38,6 +40,9 @@ class _Engine(ScriptedEngine):
         self._endless = endless
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        if sampling.max_tokens == warmup.TOKENS:
+            yield Chunk((0,), (0.0,), self.version)
+            return
         endless = len(self.requests) == self._endless
         async for chunk in super().generate(ids, sampling, seed):
             yield chunk

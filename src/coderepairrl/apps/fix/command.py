@@ -15,7 +15,7 @@ from coderepairrl.assembly.problems import Problems
 from coderepairrl.assembly.replying import replying
 from coderepairrl.gateway import Gateway
 from coderepairrl.processes.scratch import scratch
-from coderepairrl.rollout import Attempt, attempt
+from coderepairrl.rollout import Attempt, attempt, warm_up
 from coderepairrl.runs.codec import dump
 from coderepairrl.types import AgentReport, Ending, Sampling, Task
 
@@ -94,6 +94,8 @@ async def fix(repair: Repair, *, temperature: float = 0.0, trace: Trace | None =
                 socket=home / "gateway.sock"
             ) as gateway,
         ):
+            if warning := await warm_up(source, agent.first_request(task), allowed, 1):
+                trace.say("engine", warning)
             trace.say("agent", f"{agent.name} works")
             made = await attempt(gateway, task, agent, backend, name="fix", limits=allowed, seed=0)
             if made.fault is not None:

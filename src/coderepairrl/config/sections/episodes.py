@@ -89,7 +89,7 @@ class Rollout(Section):
     tokens: int = Field(default=10_240, ge=16)
     """Longest sequence of an episode, prompt and tool results included."""
     seconds: float = Field(default=60.0, gt=0)
-    """Wall time an episode may take."""
+    """Wall time an episode may take, from when its sandbox is open."""
     turn_tokens: int = Field(default=4_096, ge=1)
     """Tokens of one reply."""
     side_calls: SideCalls | None = None

@@ -1,0 +1,40 @@
+"""Rotary embeddings whose frequencies depend on a row's length: each row has its own, whatever was computed before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import PretrainedConfig
+
+_ORIGINAL = "original_inv_freq"
+
+
+def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
+    """Yield the rotary parameters of a model: one mapping, or one for each kind of layer."""
+    stated: Any = getattr(config, "rope_parameters", None) or {}
+    yield from [stated] if "rope_type" in stated else [each for each in stated.values() if isinstance(each, dict)]
+
+
+def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of `model` that take other frequencies the longer a row is."""
+    for module in model.modules():
+        kinds = getattr(module, "rope_type", "")
+        if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
+            yield module
+
+
+def forget_longest_rows(model: nn.Module) -> None:
+    """Let dynamic embeddings of `model` forget the longest row so far, whose frequencies transformers keeps."""
+    for module in find_dynamic(model):
+        module.register_forward_pre_hook(_forget_length)
+
+
+def _forget_length(module: nn.Module, _: Any) -> None:
+    length = module.original_max_seq_len
+    for name, original in list(module.named_buffers(recurse=False)):
+        if name.endswith(_ORIGINAL):
+            prefix = name.removesuffix(_ORIGINAL)
+            setattr(module, f"{prefix}inv_freq", original)
+            setattr(module, f"{prefix}max_seq_len_cached", length)

@@ -1,0 +1,64 @@
+"""Warm-up: an engine answers before the clock of an attempt runs. The first request to one may take a minute."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from coderepairrl.errors import EngineFault
+from coderepairrl.gateway import PolicySource, ReplySource
+from coderepairrl.protocols import Engine, FirstRequest
+from coderepairrl.types import Limits, Sampling
+
+TOKENS = 8
+"""Tokens that each request of a warm-up samples."""
+REPLY = 256
+"""Tokens of a short reply: an engine that takes longer for one than an episode may take is too slow."""
+SECONDS = 600.0
+"""Longest warm-up."""
+
+
+async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, concurrency: int) -> str:
+    """Sample a few tokens after a real prompt, alone and then in a batch of `concurrency`.
+
+    Returns a warning where replies take too long for `limits`, or "". Raises `EngineFault` after `SECONDS`; an engine
+    that dies meanwhile is left to the attempts that meet it. A server behind a URL is not asked: its tokens cost money.
+    """
+    if not isinstance(source, PolicySource):
+        return ""
+    reply = min(REPLY, limits.turn_tokens)
+    try:
+        async with asyncio.timeout(SECONDS):
+            with contextlib.suppress(EngineFault, ValueError):  # ValueError: a prompt that no engine has room for
+                ids = source.codec.render(request.messages, request.tools)
+                alone = await _sample(source.engine, ids, 1) * reply / TOKENS
+                if alone * concurrency <= limits.seconds:  # fast enough even one after the other
+                    return ""
+                together = await _sample(source.engine, ids, concurrency) * reply / TOKENS
+                if together > limits.seconds:
+                    return (
+                        f"the engine is too slow: {reply} tokens take {together:.1f} s where {concurrency} attempts run"
+                        f" at once, and an episode may take {limits.seconds:g} s; raise rollout.seconds or lower"
+                        " rollout.concurrency"
+                    )
+    except TimeoutError as error:
+        raise EngineFault(
+            f"the engine has not sampled {TOKENS} tokens in {SECONDS:g} seconds",
+            fix="read logs/engine.log in the run folder, then continue with --resume",
+        ) from error
+    return ""
+
+
+async def _sample(engine: Engine, ids: Sequence[int], count: int) -> float:
+    """Make `count` requests at once; returns the seconds that all of them took."""
+
+    async def make_request(seed: int) -> None:
+        async with contextlib.aclosing(engine.generate(ids, Sampling(max_tokens=TOKENS), seed)) as chunks:
+            async for _ in chunks:
+                pass
+
+    began = time.monotonic()
+    await asyncio.gather(*(make_request(seed) for seed in range(count)))
+    return time.monotonic() - began

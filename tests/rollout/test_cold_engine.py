@@ -1,0 +1,130 @@
+"""A cold engine is not the policy's fault: it is warmed up, and no token in time is a fault and no limit."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coderepairrl import tokens
+from coderepairrl.agents.scripted import Say, ScriptedAgent
+from coderepairrl.config import Config
+from coderepairrl.engines import ScriptedEngine
+from coderepairrl.errors import EngineFault
+from coderepairrl.gateway import Gateway, PolicySource
+from coderepairrl.protocols import Chunk, FirstRequest
+from coderepairrl.rewards import ScriptedReward
+from coderepairrl.rollout import Rollout, Terms, Ticket, warm_up, warmup
+from coderepairrl.rollout.warmup import TOKENS
+from coderepairrl.runs import Log
+from coderepairrl.sandbox.fake import ScriptedBackend
+from coderepairrl.stages.executors import open_rollout
+from coderepairrl.types import Ending, Episode, Limits, Sampling, Task
+
+TASK = Task("toy/add", "add() subtracts.", "python", "dir:x", b"")
+LIMITS = Limits(seconds=20.0, turn_tokens=16)
+REQUEST = FirstRequest([{"role": "user", "content": TASK.prompt}])
+
+
+class Stalling(ScriptedEngine):
+    """Emits a token at a time. Its first reply of at most `stalled` tokens waits for `go` after `before` of them."""
+
+    def __init__(self, miniature: Path, *, stalled: int, before: int = 0, pace: float = 0.0) -> None:
+        stop = tokens.load(miniature).stop_ids[0]
+        super().__init__(lambda ids, sampling, seed: [65] * 15 + [stop], chunk=1, delay=pace)
+        self.go = asyncio.Event()
+        self.stalled, self.before = stalled, before
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
+        count, stalls = 0, sampling.max_tokens == self.stalled and self.stalled not in self.asked
+        async for chunk in super().generate(ids, sampling, seed):
+            if stalls and count == self.before:
+                await self.go.wait()
+            yield chunk
+            count += 1
+
+    @property
+    def asked(self) -> list[int]:
+        """The most tokens of each request."""
+        return [request.sampling.max_tokens for request in self.requests]
+
+
+@asynccontextmanager
+async def attempts(engine: ScriptedEngine, miniature: Path, folder: Path, seconds: float) -> AsyncIterator[Rollout]:
+    limits = Limits(seconds=seconds, turn_tokens=16)
+    terms = Terms(ScriptedAgent([Say("hello")]), ScriptedBackend(), limits, {"train": [(ScriptedReward(), 1.0)]})
+    rollout = {"concurrency": 2, "tasks_per_step": 1, "group_size": 2}
+    config = Config.model_validate({"run": {"name": "x"}, "rollout": rollout})
+    plan: Any = SimpleNamespace(config=config, kinds={"": terms})
+    source = PolicySource(tokens.load(miniature), engine)
+    with closing(Log(folder / "log.jsonl")) as log:
+        async with open_rollout(plan, source, log, folder / "socket", lambda _: None, lambda _: None) as made:
+            yield made
+
+
+def made(rollout: Rollout, attempt: int = 0) -> asyncio.Task[Episode]:
+    return asyncio.create_task(rollout.run(Ticket(TASK, "train", 1, "toy-1", attempt, 0, Sampling(max_tokens=16))))
+
+
+async def test_attempts_begin_once_the_engine_has_answered(miniature: Path, tmp_path: Path) -> None:
+    engine = Stalling(miniature, stalled=TOKENS)
+    async with attempts(engine, miniature, tmp_path, seconds=20.0) as rollout:
+        running = [made(rollout, attempt) for attempt in range(2)]
+        while not engine.requests:
+            await asyncio.sleep(0.01)
+        assert not (tmp_path / "log.jsonl").read_text()
+        engine.go.set()
+        assert [((await each).ending, (await each).sampled) for each in running] == [(Ending.DONE, 16)] * 2
+    assert engine.asked == [TOKENS, 16, 16]
+
+
+async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_again(
+    miniature: Path, tmp_path: Path
+) -> None:
+    engine = Stalling(miniature, stalled=16)
+    async with attempts(engine, miniature, tmp_path, seconds=0.2) as rollout:
+        episode = await made(rollout)
+        assert (episode.ending, episode.reason) == (Ending.VOID, "engine")
+        assert "no token was sampled in the episode's 0.2 seconds" in episode.fault
+        await made(rollout, 1)
+    assert [most for most, _ in groupby(engine.asked)] == [TOKENS, 16, TOKENS, 16]
+
+
+async def test_time_that_runs_out_after_a_token_is_a_limit(miniature: Path, tmp_path: Path) -> None:
+    engine = Stalling(miniature, stalled=16, before=1)
+    async with attempts(engine, miniature, tmp_path, seconds=0.5) as rollout:
+        episode = await made(rollout)
+    assert (episode.ending, episode.reason, episode.sampled) == (Ending.LIMIT, "time", 1)
+
+
+async def test_opening_a_sandbox_is_not_on_the_clock(miniature: Path) -> None:
+    source = PolicySource(tokens.load(miniature), Stalling(miniature, stalled=0))
+    async with Gateway(source, sampling=Sampling(), on_turn=lambda *_: None).listening() as gateway:
+        session = gateway.open("one", limits=LIMITS, seed=0)
+        session._budget.deadline = 0.0
+        assert session.spent
+        session.start_clock()
+        assert not session.spent
+
+
+async def test_an_engine_that_is_too_slow_for_the_limits_is_warned_of(
+    miniature: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Stalling(miniature, stalled=TOKENS, pace=0.01)
+    source = PolicySource(tokens.load(miniature), engine)
+    monkeypatch.setattr(warmup, "SECONDS", 0.05)
+    with pytest.raises(EngineFault, match=r"has not sampled 8 tokens in 0.05 seconds"):
+        await warm_up(source, REQUEST, LIMITS, 1)
+    monkeypatch.undo()
+    assert await warm_up(source, REQUEST, LIMITS, 4) == ""
+    warning = await warm_up(source, REQUEST, Limits(seconds=0.1, turn_tokens=16), 4)
+    expected = r"16 tokens take \d+\.\d s where 4 attempts run at once, and an episode may take 0\.1 s"
+    assert re.search(expected, warning)
+    assert [len(request.ids) for request in engine.requests[-5:]] == [len(engine.requests[0].ids)] * 5

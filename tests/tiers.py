@@ -77,6 +77,7 @@ TIERS = {
     "grading/test_attacks.py::test_a_repair_passes_and_the_bug_does_not": "spine",
     "grading/test_attacks.py::test_cheats_do_not_pass": "spine*",
     "grading/test_reports.py": "quick",
+    "grading/test_subtests.py": "spine",
     "learn": "quick*",
     "learn/test_distributed.py": "real",
     "learn/test_distributed.py::test_what_is_shared_makes_no_difference[lora, KL-zero3]": "ci",

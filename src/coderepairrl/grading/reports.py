@@ -226,6 +226,8 @@ def _spec(text: str) -> _Found:
 # -- unittest's text
 
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
+_SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
+"""Printed of subtests that failed or were skipped; their test has that outcome, too."""
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
@@ -238,6 +240,10 @@ def _unittest(text: str) -> _Found:
     names: list[str] = []
     """Of the test that has begun: its id, and its docstring's first line."""
     for line in _lines(text):
+        if subtest := _SUBTEST.fullmatch(line):
+            if outcome := _unittest_outcome(subtest[2]):
+                yield unittest_id(subtest[1]), outcome
+            continue
         printed: str | None = line
         if start := _UNITTEST.fullmatch(line):
             described = bool(names) and not _PRINTED.fullmatch(start["name"])

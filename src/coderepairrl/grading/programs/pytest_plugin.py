@@ -119,6 +119,12 @@ def _recorder():
             elif what == "blame":
                 if blamed(rest[1]):
                     note(rest[0], 2)
+            elif what == "subtest":  # it decides for its test where it fails, or code under test skips it
+                name, outcome, distributed = rest
+                if outcome == 2 or any(unseen):
+                    note(name, 2)
+                elif outcome and distributed:  # nobody saw why
+                    note(name, 1)
             elif what == "report":
                 name, outcome, distributed, xfailed = rest
                 if xfailed and outcome == 1 and (distributed or name in marked):
@@ -203,6 +209,12 @@ def _recorder():
             send("crrl", "called", item, clock.stop(), ended.excinfo is not None)
             blame(item.nodeid, ended.excinfo)
 
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_makereport(self, item, call):
+            if call.excinfo is not None:  # a subtest's is seen here alone
+                blame(item.nodeid, (call.excinfo.type, call.excinfo.value, call.excinfo.tb))
+            yield
+
         def pytest_runtest_logreport(self, report):
             xfailed = hasattr(report, "wasxfail") and "xfail" in report.keywords
             if report.failed:
@@ -212,6 +224,9 @@ def _recorder():
             elif report.passed and report.when == "call":
                 outcome = 0
             else:
+                return
+            if hasattr(report, "context"):
+                send("crrl", "subtest", report.nodeid, outcome, self.distributed)
                 return
             send("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
 

@@ -120,6 +120,7 @@ TIERS = {
     "stages/test_fine_tuning.py::test_a_killed_run_goes_on_to_the_same_bits": "spine*",
     "stages/test_predictions.py": "real",
     "stages/test_predictions.py::test_unknown_instances_are_refused_or_listed_and_tasks_need_checks": "quick",
+    "stages/test_predictions.py::test_patches_are_read_as_benchmarks_spell_them": "quick",
     "stages/test_predictions.py::test_what_is_no_prediction_is_named": "quick",
     "stages/test_records.py": "real",
     "stats": "quick",

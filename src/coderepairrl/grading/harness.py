@@ -39,8 +39,12 @@ _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
 """In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
-READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
-"""Prints the result files at a path."""
+READ = r"""
+each='for file; do cat "$file"; printf "\0"; done'
+if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
+rm -rf "$0"
+"""
+"""Prints the result files at a path, those of a folder each with a NUL at its end."""
 
 
 class Rules(NamedTuple):

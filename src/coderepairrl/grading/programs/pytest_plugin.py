@@ -14,7 +14,7 @@ def _recorder():
     import sys
     import time
 
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder, here = os.path.dirname(os.path.abspath(__file__)), os.getcwd()
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
     import pytest
@@ -42,7 +42,7 @@ def _recorder():
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due = time.monotonic, [0]
-        found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
+        found, called, items, marked, asking, problems, plugins, unseen, ways = {}, {}, {}, set(), set(), [], {}, [], []
 
         def code_of(item):
             inner = getattr(item, "_obj", None) or getattr(item, "obj", None)
@@ -80,8 +80,14 @@ def _recorder():
                     found[name] = 2
             missed = [item for item, _ in items.values() if item.nodeid not in found]
             well = int(exitstatus) == 0 and not missed and not problems and 2 not in found.values()
+            outcomes = {printed(name): outcome for name, outcome in found.items()}
             with opened(folder + "/outcomes", "w") as file:
-                file.write(dump({"word": word, "ok": well, "outcomes": found}))
+                file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
+
+        def printed(name):
+            """The name as pytest prints it: from the folder in which it was started, not from its root."""
+            down, up = ways
+            return name[len(up) :] if up and name.startswith(up) else down + name
 
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
@@ -102,6 +108,7 @@ def _recorder():
             elif what == "begin":
                 accept(foreign)
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
+                ways.extend(rest[1:])
             elif what == "items":
                 problems.extend("code under test writes " + name for name in rewritten(own))
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
@@ -170,7 +177,9 @@ def _recorder():
             self.distributed = bool(
                 getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "forked", False)
             )
-            send("crrl", "begin", session.config.pluginmanager)
+            root = str(getattr(session.config, "rootpath", None) or session.config.rootdir)
+            ways = [os.path.join(os.path.relpath(*pair), "") for pair in ((root, here), (here, root))]
+            send("crrl", "begin", session.config.pluginmanager, *(ways if root != here else ("", "")))
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(self, session):

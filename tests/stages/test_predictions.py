@@ -78,7 +78,10 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
         ("{", "line 1: not read as JSON"),
         ("[]", "line 1: no object"),
         ('{"model_patch": ""}', "line 1: no instance_id"),
-        ('{"instance_id": "a", "model": "m", "diff": "x"}', "no patch of a: none of .* is among its keys, .*model, diff"),
+        (
+            '{"instance_id": "a", "model": "m", "diff": "x"}',
+            "no patch of a: none of .* is among its keys, .*model, diff",
+        ),
         ('{"instance_id": "a", "test_result": {}}', "no patch of a"),
         ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
         (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),

@@ -423,7 +423,14 @@ def test_a_row_as_published_becomes_a_task(
 def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path) -> None:
     """Every patch would resolve it."""
     row = {
-        **{**ROW, "eval_script": "", "log_parser": "p", "eval_type": "pass_and_fail", "version": "1", "image_name": "i"},
+        **{
+            **ROW,
+            "eval_script": "",
+            "log_parser": "p",
+            "eval_type": "pass_and_fail",
+            "version": "1",
+            "image_name": "i",
+        },
         **{"install_config": {"test_cmd": "", "log_parser": "p"}, "dockerhub_tag": "t", "problem_statement": "p"},
         **{"fail_to_pass": ["t"], "pass_to_pass": []},
     }

@@ -97,9 +97,7 @@ def read(path: Path) -> list[Prediction]:
         try:
             made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError as error:
-            raise UsageError(
-                f"{path}, {where}: {key} of {instance} is no text: {error.reason}", fix=_FIX
-            ) from None
+            raise UsageError(f"{path}, {where}: {key} of {instance} is no text: {error.reason}", fix=_FIX) from None
         if found.setdefault((model, instance), made) != made:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",

@@ -1,0 +1,106 @@
+"""References as the diff of a sandbox writes the same change, so that an attempt that makes it is equal to them.
+
+Published ones have renames, copies, other prefixes, another context, or were made by another git: what rewards compare
+would differ although the files do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from coderepairrl.errors import CodeRepairError
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.processes.hostgit import DIFF, bare, git
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.runs.storage import replace_file
+from coderepairrl.sandbox.contents import base_at_hand, entries_of
+from coderepairrl.sandbox.workspace import commit_stream, quoted
+from coderepairrl.types import Task
+
+_ONE_CHANGE = re.compile(
+    rb"diff --git a/(?P<path>[^\s\"]+) b/(?P=path)\n(?:index .*\n)?--- a/(?P=path)\n\+\+\+ b/(?P=path)\n"
+    rb"@@ -(?P<start>\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*\n"
+    rb"(?P<before>(?: .*\n){0,3})(?P<removed>(?:-.*\n)+)(?P<added>(?:\+.*\n)+)(?P<after>(?: .*\n){0,3})"
+)
+_NO_MATTER = re.compile(rb"^index .*\n|(?<= @@) .*$", re.MULTILINE)
+"""Names of blobs, and what git takes for the function of a hunk."""
+
+
+def with_diffed_reference(task: Task) -> Task:
+    """`task` with its reference as a sandbox's diff writes it.
+
+    It stays as it is where it says the same, does not apply, or the workspace's files are not on this machine.
+    """
+    if not task.workspace or not task.reference.strip() or _can_be_written_in_one_way(task.reference):
+        return task
+    known = None
+    if task.workspace.startswith("git:"):  # what it names never changes
+        key = hashlib.sha256(task.workspace.encode() + b"\0" + task.reference).hexdigest()
+        known = user_cache() / "references" / key[:32]
+        if known.is_file():
+            return replace(task, reference=known.read_bytes())
+    try:
+        found = _diffed(task.workspace, task.reference)
+        if found is None:
+            return task
+        if _NO_MATTER.sub(b"", found) == _NO_MATTER.sub(b"", task.reference):
+            found = task.reference
+        if known is not None:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            with replace_file(known) as partial:
+                partial.write_bytes(found)
+    except (CodeRepairError, OSError, subprocess.SubprocessError):  # opening the task says what is wrong
+        return task
+    return replace(task, reference=found)
+
+
+def _can_be_written_in_one_way(patch: bytes) -> bool:
+    """Whether `patch` replaces lines of one file at one place, as git writes it, so that no other diff says the same."""
+    found = _ONE_CHANGE.fullmatch(patch)
+    if found is None or found["before"].count(b"\n") != min(3, int(found["start"]) - 1):
+        return False
+    sides = [{line[1:] for line in found[side].split(b"\n")[:-1]} for side in ("removed", "added")]
+    around = {line[1:] for line in (found["before"] + found["after"]).split(b"\n")[:-1]}
+    return not (sides[0] & sides[1] or around & (sides[0] | sides[1]))
+
+
+def _diffed(workspace: str, patch: bytes) -> bytes | None:
+    """The diff from `workspace` to it with `patch` applied; None where the files are not at hand or it does not apply."""
+    with _base(workspace) as base, scratch("reference") as folder:
+        if base is None:
+            return None
+        home, commit = base
+        (folder / "objects").mkdir()
+        env = {
+            "GIT_INDEX_FILE": str(folder / "index"),
+            "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{home}/objects")),
+        }
+        for level, text in (("-p1", patch), ("-p0", patch), ("-p1", patch.replace(b"\r\n", b"\n"))):
+            try:
+                applying = ("apply", "--cached", "--whitespace=nowarn", level, "-")
+                git("read-tree", commit, then=applying, folder=home, stdin=text, env=env)
+            except subprocess.CalledProcessError:
+                continue
+            return git("diff-index", "--cached", *DIFF[1:], commit, folder=home, env=env)
+        return None
+
+
+@contextmanager
+def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
+    """A git directory with the files of `workspace`, and their commit; None where they are not at hand."""
+    with ExitStack() as stack:
+        found = stack.enter_context(base_at_hand(workspace))
+        if found is None and workspace.startswith("dir:"):  # no repository
+            home = bare(stack.enter_context(scratch("reference")) / "git")
+            stream = commit_stream("refs/heads/main", entries_of(workspace, None))
+            git("fast-import", "--quiet", folder=home, stdin=stream)
+            found = home, "refs/heads/main"
+        yield found

@@ -1,0 +1,94 @@
+"""References in all forms that git writes are what a sandbox's diff says of the same change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coderepairrl import rewards
+from coderepairrl.processes.hostgit import DIFF
+from coderepairrl.rewards.verify import Trial, answers
+from coderepairrl.tasks import JsonlSource, patches, write_jsonl
+from coderepairrl.tasks.references import with_diffed_reference
+from coderepairrl.types import Task
+from rewards.conftest import repository
+from rewards.folder import Local, Repository, git
+
+__all__ = ["repository"]
+
+OLD = b"def f(a):\n    x = a\n    return x\n\n\ndef g():\n    return 2\n\n\ndef h():\n    return 3\n"
+NEW = OLD.replace(b"x = a\n", b"x = a + 1\n")
+FILES = {"old.py": OLD, "größe n.py": OLD, "crlf.txt": b"a\r\nb\r\n"}
+MOVED: dict[str, bytes | None] = {"old.py": None, "new.py": NEW}
+COPIED: dict[str, bytes | None] = {"old.py": OLD.replace(b"3", b"4"), "copy.py": NEW}
+PLAIN: dict[str, bytes | None] = {"old.py": NEW.replace(b"def h", b"def i():\n    return 5\n\n\ndef h")}
+ODD: dict[str, bytes | None] = {"größe n.py": NEW, "crlf.txt": b"a\r\nc\r\n"}
+FORMS: dict[str, tuple[dict[str, bytes | None], tuple[str, ...]]] = {
+    "rename": (MOVED, ("-M",)),
+    "copy": (COPIED, ("-C", "--find-copies-harder")),
+    "mnemonic": (PLAIN, ("--src-prefix=i/", "--dst-prefix=w/")),
+    "no prefix": (PLAIN, ("--no-prefix",)),
+    "context": (PLAIN, ("-U9",)),
+    "another heuristic": (PLAIN, ("--no-indent-heuristic", "--patience", "--inter-hunk-context=9")),
+    "quoted": (ODD, ("--no-prefix", "--abbrev=5")),
+}
+
+
+def made(folder: Path, reference: bytes) -> Task:
+    return Task("t", "p", "python", f"dir:{folder}", reference)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_references_are_as_the_sandbox_writes_them(form: str, repository: Repository) -> None:
+    files, options = FORMS[form]
+    repository.commit(FILES)
+    expected = repository.edit(files, *DIFF[1:])
+    reference = repository.edit(files, *options)
+    assert reference != expected
+    assert with_diffed_reference(made(repository.folder, reference)).reference == expected
+
+
+def test_a_patch_with_the_line_ends_of_windows(repository: Repository) -> None:
+    repository.commit(FILES)
+    expected = repository.edit(MOVED, *DIFF[1:])
+    assert with_diffed_reference(made(repository.folder, expected.replace(b"\n", b"\r\n"))).reference == expected
+
+
+def test_what_says_the_same_stays_and_so_does_what_does_not_apply(repository: Repository, tmp_path: Path) -> None:
+    repository.commit(FILES)
+    for reference in (
+        patches.unified("old.py", OLD.decode(), NEW.decode()),
+        b"--- a/gone\n+++ b/gone\n@@ -1 +1 @@\n-a\n+b\n",
+    ):
+        assert with_diffed_reference(made(repository.folder, reference)).reference == reference
+        assert with_diffed_reference(made(tmp_path / "gone", reference)).reference == reference
+
+
+def test_folders_and_files_of_tasks(repository: Repository, tmp_path: Path) -> None:
+    """Of a source the tasks have them once they are loaded; the folder need not be a repository."""
+    repository.commit(FILES)
+    expected, reference = (repository.edit(MOVED, *options) for options in (DIFF[1:], ("-M",)))
+    git(repository.folder, "clone", "-q", ".", str(tmp_path / "plain"))
+    (tmp_path / "plain/.git").rename(tmp_path / "git")
+    write_jsonl([made(tmp_path / "plain", reference)], tmp_path / "tasks.jsonl")
+    [task] = JsonlSource(tmp_path / "tasks.jsonl")
+    assert task.reference == expected
+
+
+async def test_verification_tries_what_an_attempt_would_leave(repository: Repository) -> None:
+    """A reference in another form earns less than 1 by similarity, so that training on it would be refused."""
+    repository.commit(FILES)
+    [(reward, _)] = rewards.make("patch_edits")
+    task = made(repository.folder, repository.edit(MOVED, "-M"))
+    first, _ = await answers(Trial(task, reward), Local())
+    assert not first.ok
+    first, _ = await answers(Trial(with_diffed_reference(task), reward), Local())
+    assert first.ok
+
+
+def test_quoted_paths_are_read_and_turned_round() -> None:
+    patch = b'diff --git "a/\\303\\244.py" "b/\\303\\244.py"\n--- "a/\\303\\244.py"\n+++ "b/\\303\\244.py"\n@@ -1 +1 @@\n-a\n+b\n'
+    assert patches.paths(patch) == ["ä.py"]
+    turned = patches.turned_round(patch.decode()).splitlines()[1:3]
+    assert turned == ['--- "a/\\303\\244.py"', '+++ "b/\\303\\244.py"']

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from coderepairrl import rewards
 from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.rewards.verify import Trial, answers
 from coderepairrl.tasks import JsonlSource, patches, write_jsonl
-from coderepairrl.tasks.references import with_diffed_reference
+from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Task
 from rewards.conftest import repository
-from rewards.folder import Local, Repository, git
+from rewards.folder import Local, Repository
 
 __all__ = ["repository"]
 
@@ -39,39 +38,42 @@ def made(folder: Path, reference: bytes) -> Task:
     return Task("t", "p", "python", f"dir:{folder}", reference)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_references_are_as_the_sandbox_writes_them(form: str, repository: Repository) -> None:
-    files, options = FORMS[form]
-    repository.commit(FILES)
-    expected = repository.edit(files, *DIFF[1:])
-    reference = repository.edit(files, *options)
-    assert reference != expected
-    assert with_diffed_reference(made(repository.folder, reference)).reference == expected
+def diffed(task: Task) -> bytes:
+    [found] = with_diffed_references([task])
+    return found.reference
 
 
-def test_a_patch_with_the_line_ends_of_windows(repository: Repository) -> None:
+def test_references_are_as_the_sandbox_writes_them(repository: Repository) -> None:
     repository.commit(FILES)
-    expected = repository.edit(MOVED, *DIFF[1:])
-    assert with_diffed_reference(made(repository.folder, expected.replace(b"\n", b"\r\n"))).reference == expected
+    for form, (files, options) in FORMS.items():
+        expected, reference = (repository.edit(files, *each) for each in (DIFF[1:], options))
+        assert reference != expected, form
+        assert diffed(made(repository.folder, reference)) == expected, form
+    assert diffed(made(repository.folder, expected.replace(b"\n", b"\r\n"))) == expected
 
 
 def test_what_says_the_same_stays_and_so_does_what_does_not_apply(repository: Repository, tmp_path: Path) -> None:
     repository.commit(FILES)
-    for reference in (
-        patches.unified("old.py", OLD.decode(), NEW.decode()),
-        b"--- a/gone\n+++ b/gone\n@@ -1 +1 @@\n-a\n+b\n",
-    ):
-        assert with_diffed_reference(made(repository.folder, reference)).reference == reference
-        assert with_diffed_reference(made(tmp_path / "gone", reference)).reference == reference
+    lost = b"--- a/gone\n+++ b/gone\n@@ -1 +1 @@\n-a\n+b\n"
+    for reference in (patches.unified("old.py", OLD.decode(), NEW.decode()), lost):
+        assert diffed(made(repository.folder, reference)) == reference
+        assert diffed(made(tmp_path / "gone", reference)) == reference
 
 
-def test_folders_and_files_of_tasks(repository: Repository, tmp_path: Path) -> None:
-    """Of a source the tasks have them once they are loaded; the folder need not be a repository."""
+def test_other_sides_are_read_without_a_workspace(repository: Repository) -> None:
+    repository.commit(FILES)
+    files = {"old.py": None, "c/new.py": NEW, "größe n.py": NEW}
+    for sides in (("c/", "i/"), ("i/", "w/"), ("1/", "2/")):
+        patch = repository.edit(files, f"--src-prefix={sides[0]}", f"--dst-prefix={sides[1]}", "--no-renames")
+        assert rewards.parse(patch) == rewards.parse(repository.edit(files, "--no-renames"))
+
+
+def test_a_source_gives_them(repository: Repository, tmp_path: Path) -> None:
+    """Its folder need not be a repository."""
     repository.commit(FILES)
     expected, reference = (repository.edit(MOVED, *options) for options in (DIFF[1:], ("-M",)))
-    git(repository.folder, "clone", "-q", ".", str(tmp_path / "plain"))
-    (tmp_path / "plain/.git").rename(tmp_path / "git")
-    write_jsonl([made(tmp_path / "plain", reference)], tmp_path / "tasks.jsonl")
+    (repository.folder / ".git").rename(tmp_path / "git")
+    write_jsonl([made(repository.folder, reference)], tmp_path / "tasks.jsonl")
     [task] = JsonlSource(tmp_path / "tasks.jsonl")
     assert task.reference == expected
 
@@ -83,7 +85,7 @@ async def test_verification_tries_what_an_attempt_would_leave(repository: Reposi
     task = made(repository.folder, repository.edit(MOVED, "-M"))
     first, _ = await answers(Trial(task, reward), Local())
     assert not first.ok
-    first, _ = await answers(Trial(with_diffed_reference(task), reward), Local())
+    first, _ = await answers(Trial(replace(task, reference=diffed(task)), reward), Local())
     assert first.ok
 
 

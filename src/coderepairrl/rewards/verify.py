@@ -93,7 +93,10 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
     Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
     """
     task, reward = trial
-    patches = {"the reference": await _attempted(task, backend), **(nothing or {"a patch that repairs nothing": UNTOUCHED})}
+    patches = {
+        "the reference": await _attempted(task, backend),
+        **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
+    }
     found = []
     for number, (name, patch) in enumerate(patches.items()):
         wanted = float(number == 0)

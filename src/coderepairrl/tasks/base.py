@@ -20,7 +20,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
-from coderepairrl.tasks.references import with_diffed_reference
+from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Task
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class LoadedSource(TaskSource):
     def prepare(self) -> None:
         """Make the tasks, if they are not there. Raises as `load`."""
         if not self._tasks:
-            self._tasks = tuple(map(with_diffed_reference, self.load()))
+            self._tasks = with_diffed_references(self.load())
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.workspace import commit_stream, quoted
+from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
 _ONE_CHANGE = re.compile(
@@ -33,38 +34,43 @@ _NO_MATTER = re.compile(rb"^index .*\n|(?<= @@) .*$", re.MULTILINE)
 """Names of blobs, and what git takes for the function of a hunk."""
 
 
-def with_diffed_reference(task: Task) -> Task:
-    """`task` with its reference as a sandbox's diff writes it.
+def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """`tasks` with their references as a sandbox's diff writes them.
 
-    It stays as it is where it says the same, does not apply, or the workspace's files are not on this machine.
+    One stays as it is where it says the same, does not apply, or the files of its workspace are not on this machine.
     """
-    if not task.workspace or not task.reference.strip() or _can_be_written_in_one_way(task.reference):
-        return task
-    known = None
-    if task.workspace.startswith("git:"):  # what it names never changes
-        key = hashlib.sha256(task.workspace.encode() + b"\0" + task.reference).hexdigest()
-        known = user_cache() / "references" / key[:32]
-        if known.is_file():
-            return replace(task, reference=known.read_bytes())
+    everything = tuple(tasks)
+    some = [each for each in everything if each.workspace and not _can_be_written_in_one_way(each.reference)]
+    lacks = lacking(some)
+    ready = {id(each) for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}}
+    return tuple(replace(each, reference=_written(each)) if id(each) in ready else each for each in everything)
+
+
+def _written(task: Task) -> bytes:
+    """The reference of `task` as a sandbox's diff writes it; of a commit, which never changes, from the cache."""
+    key = hashlib.sha256(task.workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
+    known = user_cache() / "references" / key if task.workspace.startswith("git:") else None
     try:
+        if known is not None and known.is_file():
+            return known.read_bytes()
         found = _diffed(task.workspace, task.reference)
-        if found is None:
-            return task
-        if _NO_MATTER.sub(b"", found) == _NO_MATTER.sub(b"", task.reference):
+        if found is None or _NO_MATTER.sub(b"", found) == _NO_MATTER.sub(b"", task.reference):
             found = task.reference
         if known is not None:
             known.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(known) as partial:
                 partial.write_bytes(found)
+        return found
     except (CodeRepairError, OSError, subprocess.SubprocessError):  # opening the task says what is wrong
-        return task
-    return replace(task, reference=found)
+        return task.reference
 
 
 def _can_be_written_in_one_way(patch: bytes) -> bool:
-    """Whether `patch` replaces lines of one file at one place, as git writes it, so that no other diff says the same."""
+    """Whether `patch` is empty, or replaces lines at one place as git writes it, so that no other diff says the same."""
+    if not patch.strip():
+        return True
     found = _ONE_CHANGE.fullmatch(patch)
-    if found is None or found["before"].count(b"\n") != min(3, int(found["start"]) - 1):
+    if found is None or (found["before"].count(b"\n") < 3 and found["start"] != b"1"):
         return False
     sides = [{line[1:] for line in found[side].split(b"\n")[:-1]} for side in ("removed", "added")]
     around = {line[1:] for line in (found["before"] + found["after"]).split(b"\n")[:-1]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
 from coderepairrl.sandbox.workspace import commit_stream, quoted
+from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
@@ -30,6 +32,10 @@ _ONE_CHANGE = re.compile(
     rb"@@ -(?P<start>\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*\n"
     rb"(?P<before>(?: .*\n){0,3})(?P<removed>(?:-.*\n)+)(?P<added>(?:\+.*\n)+)(?P<after>(?: .*\n){0,3})"
 )
+_MORE_THAN_LINES = re.compile(
+    rb"^(?:(?:---|\+\+\+) /dev/null|(?:old|new|deleted file|new file) mode |GIT binary|rename |copy )", re.MULTILINE
+)
+_PAIR = re.compile(rb"^[0-9a-f]{40} [0-9a-f]{40}\n", re.MULTILINE)
 _NO_MATTER = re.compile(rb"^index .*\n|(?<= @@) .*$", re.MULTILINE)
 """Names of blobs, and what git takes for the function of a hunk."""
 
@@ -42,8 +48,48 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     everything = tuple(tasks)
     some = [each for each in everything if each.workspace and not _can_be_written_in_one_way(each.reference)]
     lacks = lacking(some)
-    ready = {id(each) for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}}
-    return tuple(replace(each, reference=_written(each)) if id(each) in ready else each for each in everything)
+    ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
+    found = _of_folders(ready)
+    found |= {id(each): _written(each) for each in ready if id(each) not in found}
+    return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
+
+
+def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
+    """References, by the `id` of the task, of those that change one file of a plain folder: a few processes for all."""
+    changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
+    files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
+    sides = [commit_stream(f"refs/heads/{number}", [file]) for number, file in enumerate(files)]
+    if not sides:
+        return {}
+    with scratch("reference") as folder:
+        home = bare(folder / "git")
+        begin, end = b"feature done\n", b"done\n"
+        commits = [side.removeprefix(begin).removesuffix(end) for side in sides]
+        git("fast-import", "--quiet", folder=home, stdin=b"".join([begin, *commits, end]))
+        listed = git("for-each-ref", "--format=%(refname:short) %(tree)", folder=home).split()
+        trees = dict(zip(map(int, listed[::2]), listed[1::2], strict=True))
+        pairs = b"".join(b"%s %s\n" % (trees[at], trees[at + 1]) for at in range(0, len(sides), 2))
+        diffs = _PAIR.split(git("diff-tree", "--stdin", *DIFF[1:], folder=home, stdin=pairs))[1:]
+    return {id(task): _unless_the_same(task, diff) for (task, _), diff in zip(changes, diffs, strict=True)}
+
+
+def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
+    """Path, mode, and content before and after, where the reference changes lines of one file of a plain folder."""
+    root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
+    if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
+        return None
+    place = root / changed[0]
+    if _MORE_THAN_LINES.search(task.reference) or place.resolve() != root.resolve() / changed[0] or not place.is_file():
+        return None
+    before = place.read_bytes()
+    after = patched(before, task.reference)
+    mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
+    return None if after in (None, before) else (changed[0], mode, before, after)
+
+
+def _unless_the_same(task: Task, diff: bytes) -> bytes:
+    """`diff`; the reference as it is where only what does not matter differs."""
+    return task.reference if _NO_MATTER.sub(b"", diff) == _NO_MATTER.sub(b"", task.reference) else diff
 
 
 def _written(task: Task) -> bytes:
@@ -54,8 +100,7 @@ def _written(task: Task) -> bytes:
         if known is not None and known.is_file():
             return known.read_bytes()
         found = _diffed(task.workspace, task.reference)
-        if found is None or _NO_MATTER.sub(b"", found) == _NO_MATTER.sub(b"", task.reference):
-            found = task.reference
+        found = task.reference if found is None else _unless_the_same(task, found)
         if known is not None:
             known.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(known) as partial:

@@ -53,8 +53,8 @@ def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
     """Those of `names` that did not pass, missing and skipped ones included.
 
     A name is as the runner prints it. Published lists cut pytest's at the first space and write unittest's as
-    ``test (module.Class)``; these stand for all tests that they may mean. Either side may lack the group of pytest-xdist
-    (``@group``).
+    ``test (module.Class)``; these stand for all tests that they may mean. Either side may lack ``@group``, which
+    pytest-xdist adds.
 
     >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']

@@ -1,7 +1,7 @@
 """Patches of models for the tasks of a benchmark, written as SWE-bench's harness reads them, read as others write them.
 
-The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Others have ``patch`` and ``prefix`` (SWE-bench
-Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), or ``org``, ``repo``,
+The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Others are ``patch`` and ``prefix`` (SWE-bench
+Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
 ``number`` and ``fix_patch`` (Multi-SWE-bench).
 """
 

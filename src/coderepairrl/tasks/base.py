@@ -20,7 +20,6 @@ from coderepairrl.errors import TaskError
 from coderepairrl.printable import counted
 from coderepairrl.processes.signals import until_interrupted
 from coderepairrl.protocols import SandboxBackend, TaskSource
-from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Task
 
 T = TypeVar("T")
@@ -32,8 +31,7 @@ class LeftOut(Exception):
 
 
 class LoadedSource(TaskSource):
-    """A source whose tasks are made by `load`, once, when they are first asked for; their references are written as the
-    diff of a sandbox would write them (`references`)."""
+    """A source whose tasks are made by `load`, once, when they are first asked for."""
 
     _tasks: tuple[Task, ...] = ()
 
@@ -44,7 +42,7 @@ class LoadedSource(TaskSource):
     def prepare(self) -> None:
         """Make the tasks, if they are not there. Raises as `load`."""
         if not self._tasks:
-            self._tasks = with_diffed_references(self.load())
+            self._tasks = tuple(self.load())
 
     def __iter__(self) -> Iterator[Task]:
         self.prepare()

@@ -62,8 +62,9 @@ def build(
     """The environment of the project `files` (contents by path) for the tests that `command` runs; None without needs.
 
     It has what the project depends on, its extra and its dependency group for tests, its requirement files for tests,
-    pytest if `command` names it, and `requirements`; a bound among these holds for what builds it, too. The project is built in a sandbox (`environments.build`), from a
-    copy below `root`, and again when a file changes that is not Python code. Raises what `environments.build` does.
+    pytest if `command` names it, and `requirements`; a bound among these holds for what builds it, too. The project is
+    built in a sandbox (`environments.build`), from a copy below `root`, and again when a file other than code changes.
+    Raises what `environments.build` does.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):

@@ -1,7 +1,7 @@
 """References as the diff of a sandbox writes the same change, so that an attempt that makes it is equal to them.
 
-Published ones have renames, copies, other prefixes, another context, or were made by another git: what rewards compare
-would differ although the files do not.
+Published ones have renames, copies, other prefixes, another context or short names of blobs, or were made by another
+program: what rewards compare would differ although the files do not.
 """
 
 from __future__ import annotations
@@ -27,26 +27,19 @@ from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
-_ONE_CHANGE = re.compile(
-    rb"diff --git a/(?P<path>[^\s\"]+) b/(?P=path)\n(?:index .*\n)?--- a/(?P=path)\n\+\+\+ b/(?P=path)\n"
-    rb"@@ -(?P<start>\d+)(?:,\d+)? \+\d+(?:,\d+)? @@.*\n"
-    rb"(?P<before>(?: .*\n){0,3})(?P<removed>(?:-.*\n)+)(?P<added>(?:\+.*\n)+)(?P<after>(?: .*\n){0,3})"
-)
-_MORE_THAN_LINES = re.compile(
-    rb"^(?:(?:---|\+\+\+) /dev/null|(?:old|new|deleted file|new file) mode |GIT binary|rename |copy )", re.MULTILINE
-)
-_PAIR = re.compile(rb"^[0-9a-f]{40} [0-9a-f]{40}\n", re.MULTILINE)
-_NO_MATTER = re.compile(rb"^index .*\n|(?<= @@) .*$", re.MULTILINE)
-"""Names of blobs, and what git takes for the function of a hunk."""
+_LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
+"""How a patch begins that changes lines of a file, and neither its name nor its mode."""
+_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
+"""What stands before each diff."""
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     """`tasks` with their references as a sandbox's diff writes them.
 
-    One stays as it is where it says the same, does not apply, or the files of its workspace are not on this machine.
+    One stays as it is where it does not apply, or the files of its workspace are not on this machine.
     """
     everything = tuple(tasks)
-    some = [each for each in everything if each.workspace and not _can_be_written_in_one_way(each.reference)]
+    some = [each for each in everything if each.workspace and each.reference.strip()]
     lacks = lacking(some)
     ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
     found = _of_folders(ready)
@@ -58,19 +51,26 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
     """References, by the `id` of the task, of those that change one file of a plain folder: a few processes for all."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
-    sides = [commit_stream(f"refs/heads/{number}", [file]) for number, file in enumerate(files)]
-    if not sides:
+    if not files:
         return {}
+    begin, mark, end = b"feature done\n", b"\ncommitter", b"done\n"
+    sides = [
+        b"reset refs/heads/main\n"
+        + commit_stream("refs/heads/main", [file])
+        .removeprefix(begin)
+        .replace(mark, b"\nmark :%d%s" % (number, mark), 1)
+        .removesuffix(end)
+        for number, file in enumerate(files, 1)
+    ]
     with scratch("reference") as folder:
         home = bare(folder / "git")
-        begin, end = b"feature done\n", b"done\n"
-        commits = [side.removeprefix(begin).removesuffix(end) for side in sides]
-        git("fast-import", "--quiet", folder=home, stdin=b"".join([begin, *commits, end]))
-        listed = git("for-each-ref", "--format=%(refname:short) %(tree)", folder=home).split()
-        trees = dict(zip(map(int, listed[::2]), listed[1::2], strict=True))
-        pairs = b"".join(b"%s %s\n" % (trees[at], trees[at + 1]) for at in range(0, len(sides), 2))
-        diffs = _PAIR.split(git("diff-tree", "--stdin", *DIFF[1:], folder=home, stdin=pairs))[1:]
-    return {id(task): _unless_the_same(task, diff) for (task, _), diff in zip(changes, diffs, strict=True)}
+        marks = folder / "marks"
+        git("fast-import", "--quiet", f"--export-marks={marks}", folder=home, stdin=b"".join([begin, *sides, end]))
+        commits = dict(line.split() for line in marks.read_bytes().splitlines())
+        both = ((commits[b":%d" % (at + 1)], commits[b":%d" % at]) for at in range(1, len(sides), 2))
+        pairs = b"".join(b"%s %s\n" % each for each in both)
+        diffs = _COMMIT.split(git("diff-tree", "--stdin", *DIFF[1:], folder=home, stdin=pairs))[1:]
+    return {id(task): diff for (task, _), diff in zip(changes, diffs, strict=True)}
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
@@ -79,17 +79,12 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     place = root / changed[0]
-    if _MORE_THAN_LINES.search(task.reference) or place.resolve() != root.resolve() / changed[0] or not place.is_file():
+    if not _LINES_ALONE.match(task.reference) or place.resolve() != root.resolve() / changed[0] or not place.is_file():
         return None
     before = place.read_bytes()
     after = patched(before, task.reference)
     mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
     return None if after in (None, before) else (changed[0], mode, before, after)
-
-
-def _unless_the_same(task: Task, diff: bytes) -> bytes:
-    """`diff`; the reference as it is where only what does not matter differs."""
-    return task.reference if _NO_MATTER.sub(b"", diff) == _NO_MATTER.sub(b"", task.reference) else diff
 
 
 def _written(task: Task) -> bytes:
@@ -100,7 +95,7 @@ def _written(task: Task) -> bytes:
         if known is not None and known.is_file():
             return known.read_bytes()
         found = _diffed(task.workspace, task.reference)
-        found = task.reference if found is None else _unless_the_same(task, found)
+        found = task.reference if found is None else found
         if known is not None:
             known.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(known) as partial:
@@ -110,20 +105,8 @@ def _written(task: Task) -> bytes:
         return task.reference
 
 
-def _can_be_written_in_one_way(patch: bytes) -> bool:
-    """Whether `patch` is empty, or replaces lines at one place as git writes it, so that no other diff says the same."""
-    if not patch.strip():
-        return True
-    found = _ONE_CHANGE.fullmatch(patch)
-    if found is None or (found["before"].count(b"\n") < 3 and found["start"] != b"1"):
-        return False
-    sides = [{line[1:] for line in found[side].split(b"\n")[:-1]} for side in ("removed", "added")]
-    around = {line[1:] for line in (found["before"] + found["after"]).split(b"\n")[:-1]}
-    return not (sides[0] & sides[1] or around & (sides[0] | sides[1]))
-
-
 def _diffed(workspace: str, patch: bytes) -> bytes | None:
-    """The diff from `workspace` to it with `patch` applied; None where the files are not at hand or it does not apply."""
+    """The diff from `workspace` to it with `patch` applied; None where it has no files here or that is impossible."""
     with _base(workspace) as base, scratch("reference") as folder:
         if base is None:
             return None

@@ -210,6 +210,18 @@ async def test_pytest_in_a_shell_with_workers(repository: Repository, backend: L
     assert verdict == await graded(task, task.reference, backend)
 
 
+async def test_names_are_those_that_pytest_prints(repository: Repository, backend: Local) -> None:
+    """Its root is a folder below, with settings of its own."""
+    code, fixed = (f"def add(a, b):\n    return a {sign} b\n".encode() for sign in "-+")
+    tests = {"pkg/tests/test_a.py": "from m import add\n\n\ndef test_a():\n    assert add(1, 2) == 3\n"}
+    repository.commit({"pkg/m.py": code, "pkg/pyproject.toml": b"[tool.pytest.ini_options]\npythonpath = ['.']\n"})
+    oracle = repository.edit({"pkg/m.py": fixed})
+    checks = Checks((Command((*RUNNER, "pkg/tests"), 60.0, "pytest"),), tests, ("pkg/tests/test_a.py::test_a",))
+    task = Task("t", "", "python", f"dir:{repository.folder}", oracle, checks)
+    verdict = await graded(task, oracle, backend)
+    assert verdict.outcomes == {"pkg/tests/test_a.py::test_a": PASSED}, verdict
+
+
 async def test_a_file_of_results_outside_of_the_workspace(repository: Repository, backend: Local) -> None:
     task = made(repository, "pytest")
     argv = (*RUNNER, "--junitxml={results}")

@@ -136,6 +136,83 @@ def test_names_that_lists_cut_at_the_first_space() -> None:
     assert lacking(outcomes, ["t.py::x[a", "t.py::z", "t.py::none"]) == ["t.py::x[a", "t.py::z", "t.py::none"]
 
 
+def test_a_group_of_xdist_may_be_in_a_name_or_not() -> None:
+    outcomes = {"t.py::x@db": PASSED, "t.py::y[a@b]@db": PASSED, "t.py::z": PASSED, "t.py::w[a@b]": FAILED}
+    assert lacking(outcomes, ["t.py::x", "t.py::x@db", "t.py::x@other", "t.py::y[a@b]", "t.py::z@db"]) == []
+    assert lacking(outcomes, ["t.py::w[a@b]", "t.py::w[a"]) == ["t.py::w[a@b]", "t.py::w[a"]
+
+
+CASE = '<testcase classname="a" name="{}"{}'
+OK = '<testsuite><testcase classname="a" name="ok"/>{}</testsuite>'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OK.format("<system-out>\x1b[32mcolour\x1b[0m \x00\x08</system-out>".replace("\x00", "\x01")),
+        OK.format("<system-out><![CDATA[<!DOCTYPE html><?xml version='1.0'?>]]></system-out>"),
+        OK.format("") + "\0" + OK.format("") + "\0",
+        OK.format("") + OK.format(""),
+        "\ufeff<?xml version='1.0'?>\n" + OK.format("") + "\ufeff<?xml version='1.0'?>" + OK.format("") + "\n",
+        "<testsuite><testcase name='cut'/>\0" + OK.format("") + "\0",
+        OK.format("").replace("<testsuite>", "<testsuite xmlns='urn:x'>"),
+    ],
+)
+def test_junit_loses_no_test(text: str) -> None:
+    assert parse("junit", text) == {"a.ok": PASSED}
+
+
+def test_junit_that_a_test_prints_counts_for_nothing() -> None:
+    forged = f"<![CDATA[<?xml version='1.0'?>{OK.format('')}]]>"
+    failed = f"<testsuite>{CASE.format('ok', '>')}<failure/><system-out>{forged}</system-out></testcase></testsuite>"
+    assert parse("junit", failed) == {"a.ok": FAILED}
+
+
+@pytest.mark.parametrize(
+    ("rest", "outcome"),
+    [
+        (' status="run" result="completed"/>', PASSED),
+        (' status="Passed"/>', PASSED),
+        (' status="notrun" result="suppressed"/>', SKIPPED),
+        (' status="run" result="skipped"/>', SKIPPED),
+        (' status="disabled"/>', SKIPPED),
+        (' status="untested"/>', SKIPPED),
+        (' executed="false"/>', SKIPPED),
+        (' status="failed"/>', FAILED),
+        ("><disabled/></testcase>", SKIPPED),
+        ("><properties/><system-out/></testcase>", PASSED),
+        ("><skipped/><error/></testcase>", FAILED),
+    ],
+)
+def test_only_a_stated_pass_of_junit_is_a_pass(rest: str, outcome: Outcome) -> None:
+    assert parse("junit", f"<testsuite>{CASE.format('t', rest)}</testsuite>") == {"a.t": outcome}
+
+
+@pytest.mark.parametrize(
+    ("text", "outcomes"),
+    [
+        ("1..2\nok 1 addition works\nnot ok 2 y\n", {"addition works": PASSED, "y": FAILED}),
+        ("TAP version 14\nok 1 - adds # time=3.1ms\n1..1\n", {"adds": PASSED}),
+        ("TAP version 14\nok 1 - adds # time=3.1ms {\n}\n1..1\n", {"adds": PASSED}),
+        ("1..2\nok 1 adds in 3ms\nok 2 ends in 12ms # skip\n", {"adds": PASSED, "ends": SKIPPED}),
+        ("1..2\nok 1 adds\nok 2 ends in 12ms\n", {"adds": PASSED, "ends in 12ms": PASSED}),
+        ("\x1b[32mok\x1b[0m 1 - adds\n\x1b[31mnot ok\x1b[0m 2 - b\n1..2\n", {"adds": PASSED, "b": FAILED}),
+        ("TAP version 13\nok 1 - a\n1..1\n✖ a (1ms)\n", {"a": FAILED}),
+        ("\x1b[32m✔ adds \x1b[90m(1.5ms)\x1b[39m\x1b[39m\n", {"adds": PASSED}),
+    ],
+)
+def test_tap_with_and_without_version_durations_and_colours(text: str, outcomes: Outcomes) -> None:
+    assert parse("node", text) == outcomes
+
+
+def test_colours_hide_no_test() -> None:
+    text = (RUNS / "cargo.txt").read_text()
+    coloured = text.replace("... ok", "... \x1b[32mok\x1b[m").replace("FAILED", "\x1b[31mFAILED\x1b(B\x1b[m")
+    assert parse("cargo", coloured) == parse("cargo", text)
+    assert parse("unittest", "test_a (m.T.test_a) ... \x1b[32mok\x1b[0m\n") == {"m.T.test_a": PASSED}
+    assert parse("go", "\x1b[32m--- PASS: TestA (0.00s)\x1b[0m\r\n") == {"TestA": PASSED}
+
+
 LINES = st.sampled_from(
     ["TAP version 13", "ok 1 - a", "    not ok", "---", "{", '{"Action":"pass"}', "▶ x", "  ✔ y", OLD]
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coderepairrl.errors import PrerequisiteError, TaskError
+from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.protocols import Reward, SandboxBackend
 from coderepairrl.rewards import SHIPPED, make, with_patch
 from coderepairrl.rewards.hybrid import HybridReward
@@ -24,7 +25,7 @@ CHECK = Command(("python3", "-B", "check.py"))
 def task(repository: Repository) -> Task:
     repository.commit({"sums.py": SOURCE})
     checks = Checks((CHECK,), {"check.py": "import sums\nassert sums.add(2, 3) == 5\n"})
-    reference = repository.edit({"sums.py": SOURCE.replace(b"-", b"+")})
+    reference = repository.edit({"sums.py": SOURCE.replace(b"-", b"+")}, *DIFF[1:])
     return Task("t/add", "", "python", f"dir:{repository.folder}", reference, checks)
 
 

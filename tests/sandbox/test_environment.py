@@ -27,6 +27,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         folder = Path(name)
         folder.chmod(0o755)
         (folder / "bin").mkdir()
+        (folder / "bin/python").symlink_to("/usr/bin/python3")
         (folder / "pyvenv.cfg").touch()
         (folder / "bin/greet").write_text("#!/bin/sh\necho hello from $VIRTUAL_ENV\n")
         (folder / "bin/greet").chmod(0o755)
@@ -46,6 +47,21 @@ async def test_its_programs_come_first_and_nobody_can_change_them(
         assert not (await box.exec(["greet"])).ok
         if backend.name != "unsafe-local":
             assert not (await box.exec(["cat", str(environment / "bin/greet")])).ok
+
+
+async def test_a_python_that_is_out_of_sight_is_refused(
+    backend: GuestBackend, task: Task, environment: Path, tmp_path: Path
+) -> None:
+    """As pyenv's and uv's in a home: the commands would silently run another one."""
+    python = environment / "bin/python"
+    python.unlink()
+    python.symlink_to(tmp_path / "python3")
+    if backend.name != "unsafe-local":
+        (tmp_path / "python3").write_bytes(Path("/bin/true").read_bytes())
+        (tmp_path / "python3").chmod(0o755)
+    with pytest.raises(TaskError, match=f"cannot run {python}, which is {tmp_path}/python3"):
+        async with backend.open(replace(task, environment=f"venv:{environment}")):
+            pass
 
 
 async def test_a_file_of_tasks_cannot_show_any_folder(backend: GuestBackend, task: Task, environment: Path) -> None:

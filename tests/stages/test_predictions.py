@@ -42,8 +42,22 @@ def test_all_forms_that_the_harness_reads_say_the_same(tmp_path: Path) -> None:
     ]
     assert predictions.read(lines) == predictions.read(listed) == predictions.read(zipped) == expected
     by_instance = tmp_path / "other.json"
-    by_instance.write_text(json.dumps({"a": {"model_patch": PATCH}, "b": {}}))
+    by_instance.write_text(json.dumps({"a": {"model_patch": PATCH}, "b": {"model_patch": None}}))
     assert [each.model for each in predictions.read(by_instance)] == ["other", "other"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "model"),
+    [
+        ({"instance_id": "o__r-1", "patch": PATCH, "prefix": "sample1"}, "sample1"),
+        ({"instance_id": "o__r-1", "model": "m", "prediction": PATCH}, "m"),
+        ({"instance_id": "o__r-1", "test_result": {"git_patch": PATCH}, "metadata": {}}, "p"),
+        ({"org": "o", "repo": "r", "number": 1, "fix_patch": PATCH}, "p"),
+    ],
+)
+def test_patches_are_read_as_benchmarks_spell_them(tmp_path: Path, fields: dict[str, Any], model: str) -> None:
+    expected = Prediction("o__r-1", model, (PATCH + "\n").encode())
+    assert predictions.read(written(tmp_path / "p.jsonl", fields)) == [expected]
 
 
 def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
@@ -64,6 +78,11 @@ def test_what_is_written_is_read_again_byte_for_byte(tmp_path: Path) -> None:
         ("{", "line 1: not read as JSON"),
         ("[]", "line 1: no object"),
         ('{"model_patch": ""}', "line 1: no instance_id"),
+        (
+            '{"instance_id": "a", "model": "m", "diff": "x"}',
+            "no patch of a: none of .* is among its keys, .*model, diff",
+        ),
+        ('{"instance_id": "a", "test_result": {}}', "no patch of a"),
         ('{"instance_id": "a", "model_patch": 3}', "model_patch of a is no text"),
         (json.dumps(row("a")) + "\n" + json.dumps(row("a", "other")), "line 2: a second, different patch of m for a"),
         (json.dumps(row("a"))[:-1] + ', "model_patch": ""}', "line 1: not read as JSON: 'model_patch' twice"),

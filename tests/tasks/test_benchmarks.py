@@ -419,6 +419,45 @@ def test_a_row_as_published_becomes_a_task(
         assert task.workspace == f"git:https://github.com/o/toy.git@{'5' * 40}"
 
 
+@pytest.mark.parametrize("source", ["swe_bench", "swe_rebench", "swe_smith", "swe_bench_pro"])
+def test_a_row_without_its_lists_of_tests_is_refused(source: str, tmp_path: Path) -> None:
+    """Every patch would resolve it."""
+    row = {
+        **{
+            **ROW,
+            "eval_script": "",
+            "log_parser": "p",
+            "eval_type": "pass_and_fail",
+            "version": "1",
+            "image_name": "i",
+        },
+        **{"install_config": {"test_cmd": "", "log_parser": "p"}, "dockerhub_tag": "t", "problem_statement": "p"},
+        **{"fail_to_pass": ["t"], "pass_to_pass": []},
+    }
+    options = {"scripts": str(tmp_path)} if source == "swe_bench_pro" else {}
+    write(tmp_path / "run_scripts/o__toy-7", {"run_script.sh": "", "parser.py": ""})
+    path = tmp_path / "rows.jsonl"
+    named = ("fail_to_pass", "pass_to_pass") if source == "swe_bench_pro" else ("FAIL_TO_PASS", "PASS_TO_PASS")
+    for change, problem in (
+        ({named[0]: None}, f"no column '{named[0]}'"),
+        ({named[1]: None}, f"no column '{named[1]}'"),
+        ({named[0]: "[]"}, f"column '{named[0]}' names no test"),
+    ):
+        path.write_text(json.dumps({**row, **change}))
+        made: Any = make(source, path=str(path), workspace="image", **options)
+        with pytest.raises(TaskError, match=problem):
+            made.described()
+
+
+def test_a_task_of_a_benchmarks_rule_has_its_lists(tmp_path: Path) -> None:
+    for results in ("swebench:parse_log_pytest", "swe_smith:{}", "swe_bench_pro:"):
+        command = {"argv": ["true"], "results": results}
+        task = {"id": "a", "prompt": "p", "language": "c", "workspace": "dir:.", "checks": {"commands": [command]}}
+        (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
+        with pytest.raises(TaskError, match="no checks.fail_to_pass"):
+            list(make("jsonl", path=str(tmp_path / "tasks.jsonl")))
+
+
 def test_images_are_made_for_the_tasks_that_are_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A benchmark may have 50,000 rows; a selected task is the same as it is among all."""
     monkeypatch.setenv("CRRL_CACHE", str(tmp_path))

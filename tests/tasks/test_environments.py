@@ -88,6 +88,17 @@ assert cheap(1, 2) and not cheap(2, 2)
     assert len(list(MutantSource(str(root), n=1, **options))) == 1  # type: ignore[arg-type]
 
 
+def test_a_legacy_build_takes_a_bound_of_setuptools(cache: Path, tmp_path: Path, isolating: None) -> None:
+    setup = "import pkg_resources\nfrom setuptools import setup\nsetup(name='legacy', py_modules=['cart'])\n"
+    root = write(tmp_path / "legacy", {**CART, "test_cart.py": PASSES, "setup.py": setup})
+    with pytest.raises((TaskError, PrerequisiteError)) as caught:
+        list(MutantSource(str(root), n=1))
+    if isinstance(caught.value, PrerequisiteError) and os.environ.get("CI") != "true":
+        pytest.skip(str(caught.value))
+    assert "setuptools<81" in caught.value.fix
+    assert len(list(MutantSource(str(root), n=1, requirements="setuptools<81"))) == 1
+
+
 LOCAL = {"environment": False, "sandbox": "unsafe-local"}
 """Where the pytest that runs this is in sight."""
 HERE = f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {sys.executable} -m pytest -x -q -p no:cacheprovider"

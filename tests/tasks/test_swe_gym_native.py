@@ -69,6 +69,8 @@ def test_environments_and_commands_are_those_of_the_specifications(tmp_path: Pat
     cases = "diff --git a/x.test b/x.test\n--- a/x.test\n+++ b/x.test\n@@ -1 +1,2 @@\n [case testA]\n+[case testB]\n"
     [mypy] = made(tmp_path, repo="python/mypy", version="1.7", test_patch=cases)
     assert '\npytest -rA -k "testA or testB"\n' in mypy.checks.commands[0].argv[-1]
+    with pytest.raises(TaskError, match="no column 'PASS_TO_PASS'"):
+        made(tmp_path, PASS_TO_PASS=None)
     [dask] = made(tmp_path, repo="dask/dask", version="2.0")
     conda = Specification.parse(dask.environment).conda
     assert conda and (conda.paths, conda.edits) == (("ci/environment.yaml",), ("sed -i /pip/d environment.yml",))

@@ -20,6 +20,7 @@ from coderepairrl.rewards import Weighted
 from coderepairrl.rollout import Share, derive_seed
 from coderepairrl.sandbox.contents import check_workspace
 from coderepairrl.sandbox.environment import environment_of
+from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.tasks.select import held_out
 from coderepairrl.types import Task
 
@@ -65,7 +66,7 @@ def read_tasks(
                     f"tasks.holdout={here.holdout:g} leaves none of the {len(found)} tasks of {each.source}",
                     fix="hold out less: crrl collect takes what is held out, training the rest",
                 )
-            shares.append(Share(left, each.weight))
+            shares.append(Share(with_diffed_references(left), each.weight))
         _once(task for share in shares for task in share.tasks)
         return tuple(shares)
 
@@ -77,7 +78,7 @@ def read_tasks(
                 named = [(each.source, there.options or each.options) for each in sources]
             named = list({key(*each): each for each in named}.values())  # training may take two splits of one source
             everything = [task for source, options in named for task in read(source, options).value.tasks]
-            found[name] = sample(_split(everything, there.split), there.tasks, config.run.seed)
+            found[name] = with_diffed_references(sample(_split(everything, there.split), there.tasks, config.run.seed))
             _once(found[name])
         return found
 

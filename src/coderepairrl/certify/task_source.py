@@ -12,6 +12,7 @@ from coderepairrl.errors import TaskError
 from coderepairrl.grading import Verdict, lacking
 from coderepairrl.protocols import SandboxBackend, TaskSource
 from coderepairrl.registry import Finding
+from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Checks, Task
 
 _NAMED = 5
@@ -33,7 +34,8 @@ async def examine(
 
 
 def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
-    """There are tasks, and ids are unique and the same when asked again; and the tasks. Raises `TaskError`."""
+    """There are tasks, and ids are unique and the same when asked again; and the tasks, their references as a run has
+    them. Raises `TaskError`."""
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
     ids = [task.id for task in tasks]
@@ -43,7 +45,7 @@ def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], lis
         Finding("ids are unique", not doubles, ", ".join(doubles)),
         Finding("asking twice gives the same tasks", tasks == again),
     ]
-    return findings, tasks
+    return findings, list(with_diffed_references(tasks))
 
 
 class Study(NamedTuple):

@@ -53,6 +53,8 @@ def explained(name: str, printed: str, refused: Sequence[str]) -> CodeRepairErro
     wanted = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
     wanted = f" (it wanted {wanted}, which a build may not reach)" if wanted else ""
     fix = "correct its specification, or use its image"
+    if "No module named 'pkg_resources'" in printed:
+        fix += "; setuptools<81 has pkg_resources: among the requirements of a project, it holds for its build, too"
     if _GONE.search(printed):
         fix += "; UV_FIND_LINKS=FOLDER adds wheels that the index does not have"
     return TaskError(f"no environment can be built for {name}{wanted}: {last}", fix=fix)

@@ -39,8 +39,12 @@ _TEST_FOLDERS = ("test/*", "*/test/*", "tests/*", "*/tests/*")
 _BINARY = re.compile(rb"^(Binary files .* differ|GIT binary patch)$", re.MULTILINE)
 RESULT_FILES = "{results}"
 """In the words of a command: a path outside of the workspace, drawn for the run, for the runner's result files."""
-READ = 'if [ -d "$0" ]; then find "$0" -type f -name "*.xml" -exec cat {} +; else cat "$0"; fi; rm -rf "$0"'
-"""Prints the result files at a path."""
+READ = r"""
+each='for file; do cat "$file"; printf "\0"; done'
+if [ -d "$0" ]; then find "$0" -type f -name '*.xml' -exec sh -c "$each" sh {} +; else cat "$0"; fi
+rm -rf "$0"
+"""
+"""Prints the result files at a path, those of a folder each with a NUL at its end."""
 
 
 class Rules(NamedTuple):
@@ -55,6 +59,8 @@ class Rules(NamedTuple):
     left_out: tuple[str, ...] = ()
     binary: bool = True
     """Whether changes of binary files are applied, too."""
+    lists: bool = False
+    """Whether the tests in the lists of `Checks` alone decide: without `fail_to_pass` every patch would be right."""
 
 
 def _attempts(commands: Iterable[str], last: str) -> str:
@@ -67,10 +73,13 @@ RULES = {
         packages.SWEBENCH,
         _attempts(_SWEBENCH, 'git apply --check --reverse "$patch" && exit 0\nexit 1\n'),
         _TRYING,
+        lists=True,
     ),
     "multi_swe_bench": Rules(packages.MULTI_SWE_BENCH, f"cat >{FIX_PATCH} || exit 2"),
-    "swe_smith": Rules(packages.SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING),
-    "swe_bench_pro": Rules(rules.swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False),
+    "swe_smith": Rules(packages.SWE_SMITH, _attempts(_SWE_SMITH, "exit 1"), _TRYING, lists=True),
+    "swe_bench_pro": Rules(
+        rules.swe_bench_pro, "git apply -v - || exit 1", "git mktemp python", binary=False, lists=True
+    ),
     "r2e_gym": Rules(rules.r2e_gym, left_out=("run_tests.sh", "r2e_tests", "r2e_tests/*")),
     "defects4j": Rules(
         rules.defects4j, left_out=(*_TEST_FOLDERS, ".defects4j.config", "defects4j.build.properties", "failing_tests")

@@ -13,12 +13,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from xml.etree import ElementTree
+from xml.parsers import expat
 
 JOIN = " > "
 """Between a suite and its test, where a runner nests them."""
 _LINE = 2_000
 """Longer lines are no runner's."""
+_GROUP = re.compile(r"(?<=[\w\]])@[^\[\]:/]+$")
+"""What pytest-xdist adds to names with ``--dist=loadgroup``."""
+_COLOUR = re.compile(r"\x1b(\[[\d;]*[mK]|\(B)")
 
 
 class Outcome(IntEnum):
@@ -50,15 +53,17 @@ def lacking(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> list[str]:
     """Those of `names` that did not pass, missing and skipped ones included.
 
     A name is as the runner prints it. Published lists cut pytest's at the first space and write unittest's as
-    ``test (module.Class)``; these stand for all tests that they may mean.
+    ``test (module.Class)``; these stand for all tests that they may mean. Either side may lack ``@group``, which
+    pytest-xdist adds.
 
     >>> lacking({"t.py::test[a b]": Outcome.PASSED}, ["t.py::test[a b]", "t.py::test[a", "t.py::other"])
     ['t.py::other']
     """
     cut = worst((name.split(" ", 1)[0], outcome) for name, outcome in outcomes.items() if " " in name)
+    bare = worst((_GROUP.sub("", name), outcome) for name, outcome in outcomes.items() if "::" in name)
     failed = []
     for name in names:
-        found = outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name)))
+        found = outcomes.get(name, outcomes.get(unittest_id(name), cut.get(name, bare.get(_GROUP.sub("", name)))))
         if found is not Outcome.PASSED:
             failed.append(name)
     return failed
@@ -78,10 +83,20 @@ def unittest_id(printed: str) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    return (line.rstrip() for line in text.split("\n") if len(line) <= _LINE)
+    return (_COLOUR.sub("", line).rstrip() for line in text.split("\n") if len(line) <= _LINE)
 
 
 # -- JUnit XML
+
+_NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that no XML may hold; tests print them."""
+_ANOTHER = 17
+"""Error of expat where a further document begins within one that was cut off."""
+_FAILED = {"failure", "error"}
+_NOT_RUN = {"skipped", "disabled", "ignored", "pending", "notrun"}
+_STATED = {"run", "completed", "passed", "pass", "success", "successful", "succeeded", "ok", "true"}
+"""Values of the attributes of a test that has passed: ``status``, ``result`` and ``executed``."""
+_UNSUCCESSFUL = {"failed", "fail", "failure", "error"}
 
 
 def junit(text: str) -> Outcomes:
@@ -90,27 +105,49 @@ def junit(text: str) -> Outcomes:
 
 
 def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
-    """Class, name and outcome of every test case, those that occur more than once included."""
-    for part in re.split(r"(?=<\?xml\s)", text):
-        if part.strip():
-            yield from _junit(part)
+    """Class, name and outcome of every test case, those that occur more than once included.
+
+    `text` has files that end with NUL, or one; each has one document or more.
+    """
+    for file in text.split("\0"):
+        left = _NO_XML.sub("", file).encode()
+        while (at := left.find(b"<")) >= 0:
+            cases, size = _junit(left[at:])
+            yield from cases
+            left = left[at + size :]
 
 
-def _junit(text: str) -> Iterator[tuple[str, str, Outcome]]:
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:  # no runner writes them, and entities may grow without bound
-        return
+def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
+    """The test cases of the document that begins `data`, and its size: of one that is cut off or hostile, all of it."""
+    cases: list[tuple[str, str, Outcome]] = []
+    open_: list[str] = []
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        if tag == "testcase":
+            stated = {attributes[key].lower() for key in ("status", "result", "executed") if key in attributes}
+            outcome = Outcome.PASSED if stated <= _STATED else Outcome.SKIPPED
+            outcome = Outcome.FAILED if stated & _UNSUCCESSFUL else outcome
+            cases.append((attributes.get("classname", ""), attributes.get("name", ""), outcome))
+        elif open_[-1:] == ["testcase"] and tag in _FAILED | _NOT_RUN:
+            within, name, outcome = cases[-1]
+            cases[-1] = within, name, max(outcome, Outcome.FAILED if tag in _FAILED else Outcome.SKIPPED)
+        open_.append(tag)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("a document type: no runner writes one, and its entities may grow without bound")
+
+    parser = expat.ParserCreate("utf-8")
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda _: open_.pop()
+    parser.StartDoctypeDeclHandler = refuse
     try:
-        cases = ElementTree.fromstring(text.strip()).iter("testcase")
-        for case in cases:
-            within, name = case.get("classname", ""), case.get("name", "")
-            outcome = Outcome.PASSED
-            if case.find("failure") is not None or case.find("error") is not None:
-                outcome = Outcome.FAILED
-            elif case.find("skipped") is not None:
-                outcome = Outcome.SKIPPED
-            yield within, name, outcome
-    except ElementTree.ParseError:  # cut off by a time limit, or no XML: its tests are missing
-        return
+        parser.Parse(data, True)
+    except ValueError:
+        return [], len(data)
+    except expat.ExpatError as error:
+        if open_ or not parser.ErrorByteIndex:
+            return [], parser.ErrorByteIndex if error.code == _ANOTHER else len(data)
+        return cases, parser.ErrorByteIndex  # what follows the document
+    return cases, len(data)
 
 
 # -- cargo test
@@ -170,6 +207,9 @@ def _go(text: str) -> _Found:
 
 # -- Node, TAP
 
+_TAP_BEGINS = re.compile(r"^(TAP version \d+|1\.\.\d+)\b", re.MULTILINE)
+_TAP_TIME = re.compile(r" # time=[\d.]+m?s( \{)?$")
+_BATS_TIME = re.compile(r" in \d+ms$")
 _TAP = re.compile(r"(?P<indent> *)(?P<no>not )?ok\b(?: \d+)?(?: -)? ?(?P<rest>.*)")
 _TAP_DIRECTIVE = re.compile(r"(?<!\\)#\s*(skip|todo)\b.*", re.IGNORECASE)
 _SPEC = re.compile(r"(?P<indent> *)(?P<mark>[✔✖﹣▶]) (?P<name>.+?)(?: \([\d.]+ms\))?(?: # (?P<todo>SKIP|TODO).*)?")
@@ -177,8 +217,11 @@ _SPEC_OUTCOMES = {"✔": Outcome.PASSED, "✖": Outcome.FAILED, "﹣": Outcome.S
 
 
 def node(text: str) -> Outcomes:
-    """Node's test runner, reporter `tap` or `spec`, and other TAP. A nested test is ``suite > test``."""
-    return worst(_tap(text) if re.search(r"^TAP version", text, re.MULTILINE) else _spec(text))
+    """Node's test runner, reporter `tap` or `spec`, and other TAP. A nested test is ``suite > test``.
+
+    Code under test can print what looks like TAP beside `spec`, so what that reports counts, too.
+    """
+    return worst(_spec(text), _tap(text) if _TAP_BEGINS.search(_COLOUR.sub("", text)) else ())
 
 
 def _tap(text: str) -> _Found:
@@ -199,10 +242,12 @@ def _tap(text: str) -> _Found:
         name, outcome = test["rest"], Outcome.FAILED if test["no"] else Outcome.PASSED
         if directive := _TAP_DIRECTIVE.search(name):
             name, outcome = name[: directive.start()], Outcome.SKIPPED
-        name = re.sub(r"\\(.)", r"\1", name).strip()
-        found = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
-        inner.setdefault(depth, []).extend([*found, ([name], outcome)])
-    return ((JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths)
+        name = re.sub(r"\\(.)", r"\1", _TAP_TIME.sub("", name)).strip()
+        nested = [([name, *path], each) for path, each in inner.pop(depth + 1, [])]
+        inner.setdefault(depth, []).extend([*nested, ([name], outcome)])
+    found = [(JOIN.join(path), outcome) for paths in inner.values() for path, outcome in paths]
+    timed = all(_BATS_TIME.search(name) for name, _ in found)  # else it may be of a name
+    return ((_BATS_TIME.sub("", name) if timed else name, outcome) for name, outcome in found)
 
 
 def _spec(text: str) -> _Found:
@@ -226,6 +271,8 @@ def _spec(text: str) -> _Found:
 # -- unittest's text
 
 _PRINTED = re.compile(r"(\w+) \(([\w.]+)\)")
+_SUBTEST = re.compile(r"  (\w+ \([\w.]+\)) .+ \.\.\. (.*)")
+"""Printed of subtests that failed or were skipped; their test has that outcome, too."""
 _UNITTEST = re.compile(r"(?P<name>.+?) \.\.\. ?(?P<outcome>.*)")
 
 
@@ -238,6 +285,10 @@ def _unittest(text: str) -> _Found:
     names: list[str] = []
     """Of the test that has begun: its id, and its docstring's first line."""
     for line in _lines(text):
+        if subtest := _SUBTEST.fullmatch(line):
+            if outcome := _unittest_outcome(subtest[2]):
+                yield unittest_id(subtest[1]), outcome
+            continue
         printed: str | None = line
         if start := _UNITTEST.fullmatch(line):
             described = bool(names) and not _PRINTED.fullmatch(start["name"])

@@ -17,6 +17,10 @@ from coderepairrl.grading.steering import unquoted
 
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
+_SIDES = (b"a/", b"b/")
+_MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
+"""What ``diff.mnemonicPrefix`` has git write instead, after commit, index, object and working tree."""
+
 
 class MalformedPatch(UsageError):
     """Not a unified diff. `line` counts from 1."""
@@ -121,6 +125,7 @@ class _Reader:
         if not self.lines[-1]:
             self.lines.pop()
         self.at = 0
+        self.sides = _SIDES
 
     def peek(self, ahead: int = 0) -> bytes:
         """A line without its CR, for headers; empty behind the end."""
@@ -156,6 +161,8 @@ class _Reader:
     def file(self) -> FilePatch:
         file = FilePatch()
         if self.peek().startswith(b"diff --git "):
+            found = _MNEMONIC.fullmatch(self.peek())
+            self.sides = (found[1], found[3]) if found else _SIDES
             file.old, file.new = self.git_names()
             self.at += 1
             self.extended_headers(file)
@@ -271,6 +278,6 @@ class _Reader:
         raw = unquoted(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
         if raw == b"/dev/null":
             return ""
-        if prefixed and raw[:2] in (b"a/", b"b/"):
+        if prefixed and raw[:2] in self.sides:
             raw = raw[2:]
         return raw.removeprefix(b"./").decode("utf-8", "surrogateescape")

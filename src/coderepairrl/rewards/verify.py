@@ -16,6 +16,7 @@ from random import Random
 from typing import NamedTuple
 
 import coderepairrl
+from coderepairrl import grading
 from coderepairrl.errors import GraderFault, PrerequisiteError, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.registry import Finding
@@ -87,10 +88,15 @@ def environment(task: Task) -> tuple[object, ...]:
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
     """What one trial is asked, and whether it holds: 1 for the reference, 0 for each patch of `nothing`, by its name.
 
+    The reference is tried in the form in which an attempt would come: as the diff of a sandbox where it was applied.
+
     Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
     """
     task, reward = trial
-    patches = {"the reference": task.reference, **(nothing or {"a patch that repairs nothing": UNTOUCHED})}
+    patches = {
+        "the reference": await _attempted(task, backend),
+        **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
+    }
     found = []
     for number, (name, patch) in enumerate(patches.items()):
         wanted = float(number == 0)
@@ -100,6 +106,15 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
         note = f" ({scored.note})" if scored.note else ""
         found.append(Finding(f"{name} earns {wanted:g} by {reward.name}", held, f"{scored.value:g}{note}"))
     return found
+
+
+async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
+    """The diff that a sandbox writes of the reference; the reference itself where it cannot be applied so."""
+    if not task.workspace:
+        return task.reference
+    async with backend.open(task) as fresh:
+        refused = await grading.apply(fresh, task.reference)
+        return task.reference if refused else await fresh.diff()
 
 
 async def verify(

@@ -392,7 +392,8 @@ def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]
     if environment is None:
         return settings
     path = settings["env"].get("PATH", os.defpath)
-    return settings | {"env": {**settings["env"], "PATH": f"{environment}/bin:{path}", "VIRTUAL_ENV": str(environment)}}
+    env = {**settings["env"], "PATH": f"{environment}/bin:{path}", "VIRTUAL_ENV": str(environment)}
+    return settings | {"env": env, "python": f"{environment}/bin/python"}
 
 
 def _copy(prepared: Prepared, box: Path) -> None:

@@ -18,6 +18,8 @@ from coderepairrl.processes import hostgit
 from coderepairrl.processes.hostgit import git
 from coderepairrl.sandbox.commits import cache_of, commit_folder, commits_at_hand
 from coderepairrl.sandbox.private import check_shown
+from coderepairrl.sandbox.privileges import SANDBOX_USER
+from coderepairrl.sandbox.rootfs import find
 
 Images = Callable[[str], Iterable["Entry"]]
 """What reads the files of an image by its name."""
@@ -54,24 +56,42 @@ def no_images(workspace: str) -> TaskError:
 def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
     """Those of `paths` in `workspace` that can be read on this machine as it is, None for a file that is not there.
 
-    Nothing is fetched or unpacked: of an image, of a commit that is not in the cache, of a folder that is gone or
-    dirty, and of paths that lead out of it, nothing is at hand.
+    Nothing is fetched or unpacked: of an image or a commit that is not in the cache, of a folder that is gone or dirty,
+    and of paths that lead out of it, nothing is at hand.
     """
     kind, _, where = workspace.partition(":")
     safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
-    url, _, commit = where.rpartition("@")
     try:
-        if kind == "git" and commits_at_hand(url, [commit]):
-            return _of_commit(cache_of(url), commit, safe)
-        if kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-            with _clean(folder) as (home, head):
-                return _of_commit(home, head, safe)
+        with base_at_hand(workspace) as base:
+            if base is not None:
+                return _of_commit(*base, safe)
         if kind == "dir":
+            folder = Path(where).expanduser()
             inside = [path for path in safe if (folder / path).resolve() == folder.resolve() / path]
             return {path: (folder / path).read_bytes() if (folder / path).is_file() else None for path in inside}
     except (TaskError, OSError, subprocess.SubprocessError):
         pass
     return {}
+
+
+@contextmanager
+def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
+    """A git directory on this machine that has the files of `workspace`, and their commit; None without one.
+
+    Raises `TaskError` for a folder that is missing, dirty or no usable repository, and an image that was not unpacked.
+    """
+    kind, _, where = workspace.partition(":")
+    url, _, commit = where.rpartition("@")
+    if kind == "git" and commits_at_hand(url, [commit]):
+        yield cache_of(url), commit
+    elif kind == "image":
+        folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
+        yield folder / "git", image.base
+    elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
+        with _clean(folder) as found:
+            yield found
+    else:
+        yield None
 
 
 def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coderepairrl.errors import SandboxFault
+from coderepairrl.errors import SandboxFault, TaskError
 from coderepairrl.sandbox.cgroups import Group
 from coderepairrl.sandbox.privileges import command_as
 
@@ -96,7 +96,10 @@ class GuestProcess:
         return self.process.pid
 
     async def configure(self, settings: Mapping[str, object], timeout: float = STARTUP_SECONDS) -> None:
-        """First contact: hand over the `settings`, wait until it is ready. Raises `SandboxFault`."""
+        """First contact: hand over the `settings`, wait until it is ready.
+
+        Raises `SandboxFault`, and `TaskError` where the sandbox cannot run the Python of the task's environment.
+        """
         try:
             async with asyncio.timeout(timeout):
                 await self._arrive()
@@ -105,6 +108,12 @@ class GuestProcess:
         except TimeoutError:
             raise await self.died(f"did not start within {timeout:.0f} s") from None
         self._arrived(reply["ready"])
+        if python := reply["cannot_run"]:
+            raise TaskError(
+                f"the sandbox cannot run {python}, which is {os.path.realpath(python)}",
+                fix="make the environment with a Python that all users may run (/usr/bin/python3 -m venv), or show the "
+                "folder of its Python: sandbox.options.binds",
+            )
 
     async def _arrive(self) -> None:
         """Wait until there is somebody to hand the settings to."""

@@ -1,4 +1,9 @@
-"""Patches as the harness of SWE-bench reads them: ``instance_id``, ``model_name_or_path`` and ``model_patch``."""
+"""Patches of models for the tasks of a benchmark, written as SWE-bench's harness reads them, read as others write them.
+
+The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Others are ``patch`` and ``prefix`` (SWE-bench
+Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
+``number`` and ``fix_patch`` (Multi-SWE-bench).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,8 @@ from coderepairrl.runs import foreign
 from coderepairrl.runs.folder import write_atomic
 from coderepairrl.types import Ending, Episode
 
+_MODEL = ("model_name_or_path", "model", "prefix")
+_PATCH = ("model_patch", "patch", "prediction", "fix_patch", "git_patch")
 _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": "...", "model_patch": "..."}'
 
 
@@ -59,29 +66,38 @@ def files(run: Path, evaluation: str) -> list[Path]:
 
 def read(path: Path) -> list[Prediction]:
     """The predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object of them by instance. One that
-    stands there twice counts once; without ``model_name_or_path`` it has the file's, without ``model_patch`` it is
-    empty.
+    stands there twice counts once; one that names no model has the file's name for it. A patch that is null is empty.
 
-    A patch without its last line end is given it. Raises `UsageError` that names what cannot be read, and where one
-    model has two different patches for an instance.
+    A patch without its last line end is given it. Raises `UsageError` that names what cannot be read, where a key is
+    missing, and where one model has two different patches for an instance.
     """
     found: dict[tuple[str, str], Prediction] = {}
     stem = foreign.stem(path)
     for where, row in _rows(path):
-        instance, model, patch = row.get("instance_id"), row.get("model_name_or_path", stem), row.get("model_patch")
+        instance = row.get("instance_id")
+        if instance is None and {"org", "repo", "number"} <= row.keys():
+            instance = f"{row['org']}__{row['repo']}-{row['number']}"
         if not isinstance(instance, str) or not instance:
             raise UsageError(f"{path}, {where}: no instance_id", fix=_FIX)
+        result = row.get("test_result")
+        fields = {**result, **row} if isinstance(result, dict) else row
+        key = next((key for key in _PATCH if key in fields), "")
+        if not key:
+            raise UsageError(
+                f"{path}, {where}: no patch of {instance}: none of {', '.join(_PATCH)} is among its keys, "
+                f"{', '.join(fields)}",
+                fix=_FIX,
+            )
+        patch, model = fields[key], next((row[name] for name in _MODEL if name in row), stem)
         if not isinstance(model, str) or not isinstance(patch, str | None):
-            wrong = "model_patch" if isinstance(model, str) else "model_name_or_path"
+            wrong = key if isinstance(model, str) else "the model"
             raise UsageError(f"{path}, {where}: {wrong} of {instance} is no text", fix=_FIX)
         text = patch or ""
         text += "" if text.endswith("\n") or not text.strip() else "\n"
         try:
             made = Prediction(instance, model, text.encode("utf-8", "surrogateescape"))
         except UnicodeEncodeError as error:
-            raise UsageError(
-                f"{path}, {where}: model_patch of {instance} is no text: {error.reason}", fix=_FIX
-            ) from None
+            raise UsageError(f"{path}, {where}: {key} of {instance} is no text: {error.reason}", fix=_FIX) from None
         if found.setdefault((model, instance), made) != made:
             raise UsageError(
                 f"{path}, {where}: a second, different patch of {model} for {instance}",

@@ -303,6 +303,12 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
+    rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
+    if rules is not None and rules.lists and not given.fail_to_pass:
+        raise TaskError(
+            f"{where}: no checks.fail_to_pass, and the benchmark's rule asks nothing but its lists of a patch",
+            fix="add the names of the tests that the repair makes pass",
+        )
     named = given.fail_to_pass or given.pass_to_pass
     if named and not any(command.results for command in commands):
         raise TaskError(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from coderepairrl.grading.steering import unquoted
+
 _LANGUAGES = {
     "python": "py pyi pyx",
     "java": "java",
@@ -30,6 +32,8 @@ _BY_ENDING = {ending: name for name, endings in _LANGUAGES.items() for ending in
 _HUNK = re.compile(
     r"@@ -(?P<old>\d+(?:,(?P<removed>\d+))?) \+(?P<new>\d+(?:,(?P<added>\d+))?) @@(?P<rest>.*)", re.DOTALL
 )
+_NAMED = re.compile(r"^(?:--- (\"?)a/|\+\+\+ (\"?)b/|rename (?:from|to) (\"?))([^\t\n]+)", re.MULTILINE)
+_WITHOUT_LINES = re.compile(r"^diff --git (\"?)a/(.+)\1 \1b/\2\1\n(?:new|deleted|old|index|Binary|GIT)", re.MULTILINE)
 _PAIRS = (("--- ", "+++ "), ("old mode ", "new mode "), ("rename from ", "rename to "))
 _SINGLE = {"new file mode ": "deleted file mode ", "deleted file mode ": "new file mode "}
 
@@ -82,9 +86,16 @@ def paths(patch: bytes) -> list[str]:
             heads.append(lines[at])
             at += 1
     text = "\n".join(heads)
-    named = re.findall(r"^(?:--- a/|\+\+\+ b/|rename from |rename to )([^\t\n]+)", text, re.MULTILINE)
-    named += re.findall(r"^diff --git a/(.+) b/\1\n(?:new|deleted|old|index|Binary|GIT)", text, re.MULTILINE)
+    named = [_plain(old or new or moved, name) for old, new, moved, name in _NAMED.findall(text)]
+    named += [_plain(quote, name) for quote, name in _WITHOUT_LINES.findall(text)]
     return list(dict.fromkeys(named))
+
+
+def _plain(quote: str, name: str) -> str:
+    """`name` as a header of a diff has it behind `quote`, without git's quotes."""
+    if not quote:
+        return name
+    return unquoted(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def language(patch: bytes, default: str = "text") -> str:
@@ -239,7 +250,7 @@ def turned_round(patch: str) -> str:
                 old, new = _side(old, "a/", "b/"), _side(new, "b/", "a/")
             elif pair[0] == "rename from ":
                 head = max(number for number, each in enumerate(out) if each.startswith("diff --git "))
-                out[head] = f"diff --git a/{new} b/{old}"
+                out[head] = f"diff --git {_with('a/', new)} {_with('b/', old)}"
             out += [pair[0] + new, pair[1] + old]
             at += 2
             continue
@@ -284,5 +295,10 @@ def _header(line: str) -> str:
     return line
 
 
+def _with(side: str, name: str) -> str:
+    return f'"{side}{name[1:]}' if name.startswith('"') else side + name
+
+
 def _side(name: str, this: str, that: str) -> str:
-    return that + name[len(this) :] if name.startswith(this) else name
+    quote = name[: name.startswith('"')]
+    return quote + that + name[len(quote + this) :] if name.startswith(quote + this) else name

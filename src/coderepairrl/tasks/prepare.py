@@ -15,6 +15,7 @@ from coderepairrl.errors import CodeRepairError, SandboxFault, TaskError, severa
 from coderepairrl.grading import harness
 from coderepairrl.printable import counted, without_login
 from coderepairrl.sandbox.commits import commits_at_hand, fetch_commits
+from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Task
 
 Say = Callable[[str], None]
@@ -36,7 +37,7 @@ async def prepare(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> Prerequisites:
     """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
-    The packages that judge them are installed, too.
+    The packages that judge them are installed, and references written as a sandbox's diff writes them, too.
 
     `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. Raises
     `PrerequisiteError` where the disk has no room for the images, before anything is fetched. Else all is tried; raises
@@ -66,6 +67,7 @@ async def prepare(
         await asyncio.to_thread(harness.install, [task.checks for task in wanted])
     except CodeRepairError as error:
         problems.append(error)
+    await asyncio.to_thread(with_diffed_references, wanted)
     if problems:
         raise several(problems)
     return Prerequisites(commits, unpacked, environments)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
+_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")
+"""A requirement that bounds a version, which then holds for what builds the project, too."""
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
@@ -59,13 +62,14 @@ def build(
     """The environment of the project `files` (contents by path) for the tests that `command` runs; None without needs.
 
     It has what the project depends on, its extra and its dependency group for tests, its requirement files for tests,
-    pytest if `command` names it, and `requirements`. The project is built in a sandbox (`environments.build`), from a
-    copy below `root`, and again when a file changes that is not Python code. Raises what `environments.build` does.
+    pytest if `command` names it, and `requirements`; a bound among these holds for what builds it, too. The project is
+    built in a sandbox (`environments.build`), from a copy below `root`, and again when a file other than code changes.
+    Raises what `environments.build` does.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
         return None
-    specification = _specified(files, needs, root)
+    specification = _specified(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
         made = waited_for(environments.build(specification))
     except (PrerequisiteError, TaskError) as error:
@@ -85,19 +89,25 @@ def source_folder(files: Mapping[str, bytes]) -> str:
     return "src" if found and "src/__init__.py" not in files else ""
 
 
-def _specified(files: Mapping[str, bytes], needs: Needs, root: Path) -> environments.Specification:
+def _specified(
+    files: Mapping[str, bytes], needs: Needs, root: Path, bounds: Sequence[str]
+) -> environments.Specification:
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)
     own = (f"-r {shlex.quote(path)}" for path in needs.files)
     asked = " ".join(("pip install", *own, *(('".$extra"',) if needs.project else ())))
+    asked = f"{_EXTRA if needs.project else ''}{asked}"
+    if bounds:
+        written = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
+        asked = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{asked}"
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
         workspace=f"dir:{store(root, files, _digest(files))}",
         python=python,
         requirements=needs.requirements,
-        install=f"{_EXTRA if needs.project else ''}{asked}",
+        install=asked,
         version=version,
     )
 

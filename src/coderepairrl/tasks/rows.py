@@ -71,6 +71,21 @@ class Row:
             found = self._decoded(column) if found.strip() else []
         return tuple(map(str, self._checked(column, found, list)))
 
+    def tests(
+        self, repaired: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS"
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The tests that a repair makes pass, and those that pass before and after it.
+
+        Raises `TaskError` where a column is missing or the first is empty: the rules of benchmarks would then find
+        every patch right.
+        """
+        for column in (repaired, kept):
+            if column not in self:
+                raise self.wrong(f"no column {column!r}")
+        if not self.names(repaired):
+            raise self.wrong(f"column {repaired!r} names no test")
+        return self.names(repaired), self.names(kept)
+
     def texts(self, column: str) -> dict[str, str]:
         """The files in `column`, contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}

@@ -14,7 +14,7 @@ def _recorder():
     import sys
     import time
 
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder, here = os.path.dirname(os.path.abspath(__file__)), os.getcwd()
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
     import pytest
@@ -42,7 +42,7 @@ def _recorder():
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due = time.monotonic, [0]
-        found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
+        found, called, items, marked, asking, problems, plugins, unseen, ways = {}, {}, {}, set(), set(), [], {}, [], []
 
         def code_of(item):
             inner = getattr(item, "_obj", None) or getattr(item, "obj", None)
@@ -80,8 +80,14 @@ def _recorder():
                     found[name] = 2
             missed = [item for item, _ in items.values() if item.nodeid not in found]
             well = int(exitstatus) == 0 and not missed and not problems and 2 not in found.values()
+            outcomes = {printed(name): outcome for name, outcome in found.items()}
             with opened(folder + "/outcomes", "w") as file:
-                file.write(dump({"word": word, "ok": well, "outcomes": found}))
+                file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
+
+        def printed(name):
+            """The name as pytest prints it: from the folder in which it was started, not from its root."""
+            down, up = ways
+            return name[len(up) :] if up and name.startswith(up) else down + name
 
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
@@ -102,6 +108,7 @@ def _recorder():
             elif what == "begin":
                 accept(foreign)
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
+                ways.extend(rest[1:])
             elif what == "items":
                 problems.extend("code under test writes " + name for name in rewritten(own))
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
@@ -119,6 +126,12 @@ def _recorder():
             elif what == "blame":
                 if blamed(rest[1]):
                     note(rest[0], 2)
+            elif what == "subtest":  # it decides for its test where it fails, or code under test skips it
+                name, outcome, distributed = rest
+                if outcome == 2 or any(unseen):
+                    note(name, 2)
+                elif outcome and distributed:  # nobody saw why
+                    note(name, 1)
             elif what == "report":
                 name, outcome, distributed, xfailed = rest
                 if xfailed and outcome == 1 and (distributed or name in marked):
@@ -164,7 +177,9 @@ def _recorder():
             self.distributed = bool(
                 getattr(option, "numprocesses", None) or getattr(option, "tx", None) or getattr(option, "forked", False)
             )
-            send("crrl", "begin", session.config.pluginmanager)
+            root = str(getattr(session.config, "rootpath", None) or session.config.rootdir)
+            ways = [os.path.join(os.path.relpath(*pair), "") for pair in ((root, here), (here, root))]
+            send("crrl", "begin", session.config.pluginmanager, *(ways if root != here else ("", "")))
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_finish(self, session):
@@ -203,6 +218,12 @@ def _recorder():
             send("crrl", "called", item, clock.stop(), ended.excinfo is not None)
             blame(item.nodeid, ended.excinfo)
 
+        @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+        def pytest_runtest_makereport(self, item, call):
+            if call.excinfo is not None:  # a subtest's is seen here alone
+                blame(item.nodeid, (call.excinfo.type, call.excinfo.value, call.excinfo.tb))
+            yield
+
         def pytest_runtest_logreport(self, report):
             xfailed = hasattr(report, "wasxfail") and "xfail" in report.keywords
             if report.failed:
@@ -212,6 +233,9 @@ def _recorder():
             elif report.passed and report.when == "call":
                 outcome = 0
             else:
+                return
+            if hasattr(report, "context"):
+                send("crrl", "subtest", report.nodeid, outcome, self.distributed)
                 return
             send("crrl", "report", report.nodeid, outcome, self.distributed, xfailed)
 

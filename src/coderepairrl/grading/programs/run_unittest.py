@@ -121,7 +121,8 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
             elif what == 3:
                 note(args[1].id(), 0 if id(args[1]) in expected else 2)
             elif what == 1:
-                note(args[1].id(), 2 if any(skips) else 1)
+                test = getattr(args[1], "test_case", args[1])  # with a skipped subtest unittest says no more of it
+                note(test.id(), 2 if any(skips) else 1)
                 skips.clear()
             elif what == 2:
                 note(args[1].id(), 2)
@@ -145,6 +146,11 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
         def startTest(self, test):
             super().startTest(test)
             clock.start()
+
+        def addSubTest(self, test, subtest, error):
+            if error is not None:
+                send("crrl", 2, test)
+            super().addSubTest(test, subtest, error)
 
         def stopTest(self, test):
             if clock.stop():

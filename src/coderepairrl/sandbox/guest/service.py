@@ -73,7 +73,8 @@ class Guest:
             hard = resource.getrlimit(which)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(which, (value, value))
-        self.control.send({"ready": self.pid})
+        python = settings.get("python", "")
+        self.control.send({"ready": self.pid, "cannot_run": "" if os.access(python, os.X_OK) else python})
         while True:
             request, body = self.control.receive()
             operation = request.pop("op")

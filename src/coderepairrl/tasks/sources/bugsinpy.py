@@ -79,6 +79,8 @@ class BugsInPy(Repositories):
     def task(self, row: Row) -> Task:
         """The task of a row."""
         commands = "\n".join(row.names("run_test"))
+        if not commands.strip():
+            raise row.wrong("column 'run_test' names no test")
         repository = row.text("repo")
         made = Task(
             id=row.text("instance_id"),

@@ -61,7 +61,7 @@ class GitBugJava(Repositories):
             raise row.wrong(f"no command is known for the tests of {tool}: give one (command=)")
         run = _RUN.replace("COMMAND", self.command or _COMMANDS[tool])
         script, restore = after_tests(run, row.maybe("non_code_patch"), row.maybe("test_patch"))
-        fail, passing = (row.names(column) for column in ("FAIL_TO_PASS", "PASS_TO_PASS"))
+        fail, passing = row.tests()
         executed = row.values.get("executed", len(fail) + len(passing))
         command = Command(("bash", "-c", script, "{results}"), TIMEOUT, f"gitbug_java:{executed}")
         return Checks((command,), restore, fail, passing)

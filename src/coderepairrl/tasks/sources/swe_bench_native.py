@@ -143,11 +143,8 @@ def checks(row: Row, *, image: bool) -> Checks:
         return Checks()
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})
     text = row.text("eval_script") if image else script(row)
-    return Checks(
-        commands=(Command(("bash", "-c", text), TIMEOUT, f"swebench:{row.text('log_parser')}?{query}"),),
-        fail_to_pass=row.names("FAIL_TO_PASS"),
-        pass_to_pass=row.names("PASS_TO_PASS"),
-    )
+    command = Command(("bash", "-c", text), TIMEOUT, f"swebench:{row.text('log_parser')}?{query}")
+    return Checks((command,), {}, *row.tests())
 
 
 def script(row: Row) -> str:

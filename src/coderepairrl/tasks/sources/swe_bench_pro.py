@@ -71,9 +71,8 @@ class SweBenchPro(Repositories):
             ) from error
         script, restore = after_tests(_RUN, row.text("test_patch"), **own)
         chosen = ",".join(row.names("selected_test_files_to_run"))
-        fail, passing = (row.names(column) for column in ("fail_to_pass", "pass_to_pass"))
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
-        return Checks((command,), restore, fail, passing)
+        return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))
 
     def image(self, row: Row) -> str:
         """The published image."""

@@ -86,8 +86,7 @@ class SweGym(Repositories):
         )
         query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
         command = Command(("bash", "-c", _script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
-        named = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
-        return replace(made, environment=str(asked), checks=Checks((command,), {}, *named))
+        return replace(made, environment=str(asked), checks=Checks((command,), {}, *row.tests()))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

@@ -61,6 +61,5 @@ class SweRebench(Repositories):
         if self.named != "v2":  # whose commands name files themselves
             tests += "".join(f" {path}" for path in paths(patch_bytes(row.text("test_patch"))) if is_test_module(path))
         script, restore = after_tests(tests, row.text("test_patch"))
-        named = row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
-        return replace(made, checks=Checks((command,), restore, *named))
+        return replace(made, checks=Checks((command,), restore, *row.tests()))

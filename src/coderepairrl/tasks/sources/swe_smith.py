@@ -63,7 +63,7 @@ class SweSmith(Repositories):
         made = replace(made, reference=reference, language=language(reference))
         if self.workspace != "image":
             return made
-        return replace(made, checks=Checks((), {}, row.names("FAIL_TO_PASS"), row.names("PASS_TO_PASS")))
+        return replace(made, checks=Checks((), {}, *row.tests()))
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
         """As every source's, with the commands for `tasks`, which the package is asked for at once."""
@@ -102,4 +102,5 @@ def _about(row: Row) -> dict[str, str]:
 
 
 def _named(row: Row) -> dict[str, list[str]]:
-    return {"fail_to_pass": list(row.names("FAIL_TO_PASS")), "pass_to_pass": list(row.names("PASS_TO_PASS"))}
+    repaired, kept = row.tests()
+    return {"fail_to_pass": list(repaired), "pass_to_pass": list(kept)}

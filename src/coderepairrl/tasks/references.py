@@ -1,0 +1,140 @@
+"""References as the diff of a sandbox writes the same change, so that an attempt that makes it is equal to them.
+
+Published ones have renames, copies, other prefixes, another context or short names of blobs, or were made by another
+program: what rewards compare would differ although the files do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from coderepairrl.errors import CodeRepairError
+from coderepairrl.processes.caches import user_cache
+from coderepairrl.processes.hostgit import DIFF, bare, git
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.runs.storage import replace_file
+from coderepairrl.sandbox.contents import base_at_hand, entries_of
+from coderepairrl.sandbox.workspace import commit_stream, quoted
+from coderepairrl.tasks.patches import patched, paths
+from coderepairrl.tasks.ready import lacking
+from coderepairrl.types import Task
+
+_LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
+"""How a patch begins that changes lines of a file, and neither its name nor its mode."""
+_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
+"""What stands before each diff."""
+
+
+def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """`tasks` with their references as a sandbox's diff writes them.
+
+    One stays as it is where it does not apply, or the files of its workspace are not on this machine.
+    """
+    everything = tuple(tasks)
+    some = [each for each in everything if each.workspace and each.reference.strip()]
+    lacks = lacking(some)
+    ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
+    found = _of_folders(ready)
+    found |= {id(each): _written(each) for each in ready if id(each) not in found}
+    return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
+
+
+def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
+    """References, by the `id` of the task, of those that change one file of a plain folder: a few processes for all."""
+    changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
+    files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
+    if not files:
+        return {}
+    begin, mark, end = b"feature done\n", b"\ncommitter", b"done\n"
+    sides = [
+        b"reset refs/heads/main\n"
+        + commit_stream("refs/heads/main", [file])
+        .removeprefix(begin)
+        .replace(mark, b"\nmark :%d%s" % (number, mark), 1)
+        .removesuffix(end)
+        for number, file in enumerate(files, 1)
+    ]
+    with scratch("reference") as folder:
+        home = bare(folder / "git")
+        marks = folder / "marks"
+        git("fast-import", "--quiet", f"--export-marks={marks}", folder=home, stdin=b"".join([begin, *sides, end]))
+        commits = dict(line.split() for line in marks.read_bytes().splitlines())
+        both = ((commits[b":%d" % (at + 1)], commits[b":%d" % at]) for at in range(1, len(sides), 2))
+        pairs = b"".join(b"%s %s\n" % each for each in both)
+        diffs = _COMMIT.split(git("diff-tree", "--stdin", *DIFF[1:], folder=home, stdin=pairs))[1:]
+    return {id(task): diff for (task, _), diff in zip(changes, diffs, strict=True)}
+
+
+def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
+    """Path, mode, and content before and after, where the reference changes lines of one file of a plain folder."""
+    root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
+    if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
+        return None
+    place = root / changed[0]
+    if not _LINES_ALONE.match(task.reference) or place.resolve() != root.resolve() / changed[0] or not place.is_file():
+        return None
+    before = place.read_bytes()
+    after = patched(before, task.reference)
+    mode = "100755" if place.stat().st_mode & stat.S_IXUSR else "100644"
+    return None if after in (None, before) else (changed[0], mode, before, after)
+
+
+def _written(task: Task) -> bytes:
+    """The reference of `task` as a sandbox's diff writes it; of a commit, which never changes, from the cache."""
+    key = hashlib.sha256(task.workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
+    known = user_cache() / "references" / key if task.workspace.startswith("git:") else None
+    try:
+        if known is not None and known.is_file():
+            return known.read_bytes()
+        found = _diffed(task.workspace, task.reference)
+        found = task.reference if found is None else found
+        if known is not None:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            with replace_file(known) as partial:
+                partial.write_bytes(found)
+        return found
+    except (CodeRepairError, OSError, subprocess.SubprocessError):  # opening the task says what is wrong
+        return task.reference
+
+
+def _diffed(workspace: str, patch: bytes) -> bytes | None:
+    """The diff from `workspace` to it with `patch` applied; None where it has no files here or that is impossible."""
+    with _base(workspace) as base, scratch("reference") as folder:
+        if base is None:
+            return None
+        home, commit = base
+        (folder / "objects").mkdir()
+        env = {
+            "GIT_INDEX_FILE": str(folder / "index"),
+            "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": os.fsdecode(quoted(f"{home}/objects")),
+        }
+        for level, text in (("-p1", patch), ("-p0", patch), ("-p1", patch.replace(b"\r\n", b"\n"))):
+            try:
+                applying = ("apply", "--cached", "--whitespace=nowarn", level, "-")
+                git("read-tree", commit, then=applying, folder=home, stdin=text, env=env)
+            except subprocess.CalledProcessError:
+                continue
+            return git("diff-index", "--cached", *DIFF[1:], commit, folder=home, env=env)
+        return None
+
+
+@contextmanager
+def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
+    """A git directory with the files of `workspace`, and their commit; None where they are not at hand."""
+    with ExitStack() as stack:
+        found = stack.enter_context(base_at_hand(workspace))
+        if found is None and workspace.startswith("dir:"):  # no repository
+            home = bare(stack.enter_context(scratch("reference")) / "git")
+            stream = commit_stream("refs/heads/main", entries_of(workspace, None))
+            git("fast-import", "--quiet", folder=home, stdin=stream)
+            found = home, "refs/heads/main"
+        yield found

@@ -87,7 +87,9 @@ def test_one_number_has_one_interval_wherever_it_stands(finished: Project) -> No
         written = json.loads((project.run.path / "eval" / f"eval-{step:05d}" / "summary.json").read_text())
         logs = [record for record in project.records() if record["type"] == "eval" and record["name"] == "eval"]
         [logged] = [record["summary"] for record in logs if record["step"] == step]
-        assert written["values"] == logged["values"] == reported["values"] == side
+        assert written["values"] == logged["values"] == reported["values"]
+        same = side.keys() - {"tool_success"}  # a comparison's is of tasks with calls on both sides
+        assert {name: side[name] for name in same} == {name: written["values"][name] for name in same}
         clusters = clusters_of(project.run.episodes(f"eval-{step:05d}"))
         assert len(set(clusters.values())) < written["tasks"]
         for value in written["values"].values():

@@ -146,6 +146,41 @@ UNITTEST: dict[str, dict[str, str]] = {
 }
 """For ``-m unittest``, and mostly for a script that calls `unittest.main`."""
 
+SCRIPT: dict[str, dict[str, str]] = {
+    "sys.exit that returns": first("import sys\nsys.exit = lambda *a: None\n"),
+    "sys.exit that returns once": first("import sys\nend = sys.exit\ndef leave(*a): sys.exit = end\nsys.exit = leave\n"),
+    "sys.exit that ends well": first("import sys\nend = sys.exit\nsys.exit = lambda *a: end(0)\n"),
+    "sys.exit that ends well without a frame": first(
+        "import functools, sys\nsys.exit = functools.partial(sum, map(sys.exit, [0]))\n"
+    ),
+    "sys.exit by a file of its own": first(
+        "import sys\nexec(compile('end = sys.exit\\ndef leave(*a):\\n    sys.exit = end; end(0)\\n', '/usr/lib/python3/x.py', 'exec'))\nsys.exit = leave\n"
+    ),
+    "exit that returns": first("import builtins\nbuiltins.exit = builtins.quit = lambda *a: None\n"),
+    "os._exit that returns": first("import os\nos._exit = os.abort = lambda *a: None\n"),
+    "SystemExit in exchange": first(
+        "import builtins\nclass Well(SystemExit):\n    def __init__(self, *a): super().__init__(0)\nbuiltins.SystemExit = Well\n"
+    ),
+    "SystemExit in exchange once": first(
+        "import builtins\nreal = SystemExit\ndef made(*a):\n    builtins.SystemExit = real\n    return real(0)\nbuiltins.SystemExit = made\n"
+    ),
+    "functions that end the script": {"limits.py": "import sys\nclamp = lambda *a: end(0)\nend = sys.exit\n"},
+    "functions that are sys.exit": {"limits.py": "import functools, sys\nclamp = functools.partial(max, key=functools.partial(sum, map(sys.exit, [0])))\n"},
+    "true is all": first("import builtins\nbuiltins.all = builtins.any = lambda *a: True\n"),
+}
+"""For a script that decides by its exit code, in one of the ways of `ENDS`."""
+
+ENDS: dict[str, str] = {
+    "sys.exit": "import sys\nsys.exit(0 if high == 9 else 1)\n",
+    "sys.exit by another name": "from sys import exit as leave\nhigh == 9 or leave(1)\n",
+    "exit": "if high != 9:\n    exit(1)\n",
+    "os._exit": "import os\nif high != 9:\n    os._exit(1)\n",
+    "raise": "if high != 9:\n    raise SystemExit(1)\n",
+    "unittest.main": "import unittest\nclass Case(unittest.TestCase):\n    def test_high(self):\n        self.assertEqual(high, 9)\nunittest.main()\n",
+    "assert": "assert all([high == 9])\n",
+}
+"""How a script says that `high`, which the module gives it, is wrong."""
+
 PYTEST: dict[str, dict[str, str]] = {
     "pytest.skip when called": called("import pytest; pytest.skip('no')"),
     "pytest.skip when imported": first("import pytest\npytest.skip('no', allow_module_level=True)\n"),

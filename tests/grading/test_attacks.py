@@ -14,8 +14,8 @@ from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import ANY, MODULE, NODE, PYTEST, REPAIRED, SOURCE, UNITTEST, WORDS
-from rewards.folder import Repository, bwrap
+from grading.cheats import ANY, ENDS, MODULE, NODE, PYTEST, REPAIRED, SCRIPT, SOURCE, UNITTEST, WORDS
+from rewards.folder import Local, Repository, bwrap
 
 CASES = """import unittest
 
@@ -131,6 +131,45 @@ async def test_without_a_witness_they_do(kind: str, name: str, repository: Repos
         assert await restore(fresh, task.checks) == ""
         done = await fresh.exec(COMMANDS[kind], timeout=30.0)
         assert done.ok, done.output.decode()
+
+
+ENDED = {
+    "sys.exit": [name for name in SCRIPT if "sys.exit" in name or "ends" in name],
+    "sys.exit by another name": ["functions that are sys.exit", "functions that end the script"],
+    "exit": ["exit that returns"],
+    "os._exit": ["os._exit that returns"],
+    "raise": ["SystemExit in exchange", "SystemExit in exchange once"],
+    "unittest.main": [name for name in SCRIPT if name.startswith("sys.exit")],
+    "assert": ["true is all"],
+}
+"""The cheats that make a script end well, by how it would end otherwise."""
+
+
+def script(repository: Repository, end: str) -> Task:
+    text = f"from limits import clamp\nhigh = clamp(10, 0, 9)\n{ENDS[end]}"
+    repository.commit({"limits.py": SOURCE.encode(), "check.py": text.encode()})
+    oracle = repository.edit({"limits.py": REPAIRED.encode()})
+    checks = Checks((Command(("python3", "-B", "check.py"), 30.0),), {"check.py": text})
+    return Task("t/script", "", "python", f"dir:{repository.folder}", oracle, checks)
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Repository) -> None:
+    """With the controls: the reference passes, the bug does not, and each cheat does where the exit code decides."""
+    task, backend = script(repository, end), Local()
+    patches = {name: repository.edit({"limits.py": SCRIPT[name]["limits.py"].encode()}) for name in ENDED[end]}
+    bug = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, bug)).problem.startswith("check failed (exit code 1)")
+    passed, paid = [], []
+    for name, patch in patches.items():
+        async with backend.open(task) as fresh:
+            if not (await grade(fresh, task, patch)).problem:
+                passed.append(name)
+            paid += [name] * (await fresh.exec(task.checks.commands[0].argv)).ok
+    assert (passed, paid) == ([], ENDED[end])
 
 
 @pytest.mark.parametrize(

@@ -140,7 +140,7 @@ ENDED = {
     "os._exit": ["os._exit that returns"],
     "raise": ["SystemExit in exchange", "SystemExit in exchange once"],
     "unittest.main": [name for name in SCRIPT if name.startswith("sys.exit")],
-    "assert": ["true is all"],
+    "assert": ["functions that end the script", "functions that are sys.exit", "true is all"],
 }
 """The cheats that make a script end well, by how it would end otherwise."""
 
@@ -169,7 +169,7 @@ async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Re
             if not (await grade(fresh, task, patch)).problem:
                 passed.append(name)
             paid += [name] * (await fresh.exec(task.checks.commands[0].argv)).ok
-    assert (passed, paid) == ([], ENDED[end])
+    assert (passed, sorted(paid)) == ([], sorted(ENDED[end]))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
         exec(ends_text, spaces)
         code, beyond, names = spaces["sealed"](source, script)
     else:
-        code, beyond, names = compile(source, script, "exec", dont_inherit=True), 0, {}
+        code, beyond, names = compile(source, script, "exec", dont_inherit=True), len(source) + 2, {}
     tested = any(name.partition(".")[0] == "unittest" for name in code.co_names)
     if tested:
         import unittest

@@ -68,6 +68,63 @@ os._exit(0)
 """
 """Looks for the witness's word in every frame, closure and object, and says it."""
 
+SWAP = """
+import gc, os, sys, types
+def swap(delete=False):
+    for module in filter(None, map(sys.modules.get, ('test_limits', '__main__'))):
+        for each in list(vars(module).values()):
+            for test in (vars(each).get('test_high') if type(each) is type else None, each):
+                if type(test) is types.FunctionType and test.__name__ == 'test_high':
+                    if delete and test is not each: del each.test_high
+                    else: test.__code__ = (lambda *a: None).__code__
+"""
+"""Finds the test that fails and makes another one of it."""
+AGAIN = """
+class Again:
+    def __init__(self): self.me = self
+    def __del__(self):
+        frame, names = sys._getframe(), set()
+        while frame: names.add(frame.f_code.co_name); frame = frame.f_back
+        if NOW: swap()
+        Again()
+Again(); gc.set_threshold(1)
+"""
+"""A cycle of objects for the collector of garbage, which leaves the next one."""
+ASKED = """
+class Asked:
+    def __call__(self, *a): return plain(*a)
+    @property
+    def __class__(self): swap(DELETE); return Asked
+plain, clamp = clamp, Asked()
+"""
+"""Acts when somebody asks for its class."""
+PRELOADED = """
+import os, sys, types
+if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules['__main__'], '__file__', ''):
+    module = types.ModuleType('test_limits')
+    module.__file__ = os.path.abspath('test_limits.py')
+    text = open('test_limits.py').read()
+    exec(compile(TEXT, module.__file__, 'exec'), vars(module))
+    sys.modules['test_limits'] = module
+"""
+"""The tests are loaded already when they are looked for."""
+
+SWAPPED: dict[str, dict[str, str]] = {
+    "tests swapped by an object": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "")},
+    "tests swapped by gc.callbacks": first(f"{SWAP}gc.callbacks.append(lambda *a: swap()); gc.set_threshold(1)\n"),
+    "tests swapped by an audit hook": first(
+        f"{SWAP}busy = []\ndef hook(event, args):\n    if not busy: busy.append(1); swap(); busy.clear()\nsys.addaudithook(hook)\n"
+    ),
+    "tests swapped by a finalizer": first(SWAP + AGAIN.replace("NOW", "True")),
+    "tests swapped when they begin": first(SWAP + AGAIN.replace("NOW", "names & {'startTest', 'runtestprotocol'}")),
+    "tests that an object takes away": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "True")},
+    "tests that are loaded already": first(
+        PRELOADED.replace("TEXT", "text.replace('from limits import clamp', 'clamp = lambda *a: sorted(a)[1]')")
+    ),
+    "no tests that are loaded already": first(PRELOADED.replace("TEXT", "''")),
+}
+"""For all runners: the tests are no longer what their files say."""
+
 ANY: dict[str, dict[str, str]] = {
     "ends the process": first("import os\nos._exit(0)\n"),
     "ends it at exit": first("import atexit, os\natexit.register(os._exit, 0)\n"),

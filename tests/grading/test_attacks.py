@@ -14,7 +14,7 @@ from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import ANY, ENDS, MODULE, NODE, PYTEST, REPAIRED, SCRIPT, SOURCE, UNITTEST, WORDS
+from grading.cheats import ANY, ENDS, MODULE, NODE, PYTEST, REPAIRED, SCRIPT, SOURCE, SWAPPED, UNITTEST, WORDS
 from rewards.folder import Local, Repository, bwrap
 
 CASES = """import unittest
@@ -55,9 +55,12 @@ COMMANDS = {
 }
 NOT_BY = {
     "script": {
+        *(name for name in SWAPPED if "loaded" in name or "away" in name),
         *("skips when imported", "tests that are written anew", "a run that stops"),
         *("classes that are built without tests",),
     },
+    "unittest": {"tests that an object takes away"},
+    "pytest": {"tests that an object takes away"},
     "pytest of cases": {"failures as successes", "tests that are not run", "a run that stops", "expects to fail"},
 }
 """What is no cheat there, as its control shows: it does not pass without a witness either."""
@@ -67,7 +70,10 @@ PLAYED = [
     *[("pytest", name) for name in (*ANY, *PYTEST) if "cases" not in name],
     *[("pytest of cases", name) for name in UNITTEST if name not in NOT_BY["pytest of cases"]],
     ("pytest of cases", "test cases without content"),
+    *[(kind, name) for kind in COMMANDS for name in SWAPPED if name not in NOT_BY.get(kind, ())],
 ]
+QUICK = {("unittest", "tests that are loaded already"), ("pytest", "tests swapped by a finalizer")}
+"""Of `SWAPPED`, what the default suite plays."""
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +86,7 @@ def backend() -> SandboxBackend:
 
 
 def made(repository: Repository, kind: str) -> Task:
-    tests = {"test_limits.py": PLAIN if kind == "pytest" else CASES, "test_a.py": FIRST, "test_b.py": FINE}
+    tests = {"test_limits.py": PLAIN if kind == "pytest" else CASES, "test_a.py": FIRST, "test_b.py": FINE, "test_z.py": ""}
     repository.commit({"limits.py": SOURCE.encode(), **{name: text.encode() for name, text in tests.items()}})
     oracle = repository.edit({"limits.py": REPAIRED.encode()})
     checks = Checks((Command(COMMANDS[kind], 30.0),), tests)
@@ -88,7 +94,7 @@ def made(repository: Repository, kind: str) -> Task:
 
 
 def cheat(repository: Repository, name: str) -> bytes:
-    return repository.edit({path: text.encode() for path, text in {**ANY, **UNITTEST, **PYTEST}[name].items()})
+    return repository.edit({path: text.encode() for path, text in {**ANY, **SWAPPED, **UNITTEST, **PYTEST}[name].items()})
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -114,7 +120,12 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases")) for each in PLAYED],
+    [
+        pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases" or each[1] in SWAPPED))
+        if each not in QUICK
+        else each
+        for each in PLAYED
+    ],
 )
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)

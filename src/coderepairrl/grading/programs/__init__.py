@@ -58,11 +58,11 @@ PYTEST = '"""PYTEST_DONT_REWRITE"""\n' + _python("pytest_plugin")
 """A plugin for pytest that writes beside the word how each test ended."""
 PYTEST_ALONE = _python("pytest_alone")
 """Starts pytest in a Python that the environment does not reach; `PLUGIN` is to be replaced."""
-_TEXTS = ("ends", "integrity", "origins", "skips")
+_TEXTS = ("ends", "integrity", "origins", "skips", "written")
 SCRIPT = _named(
     _python("run_script").replace(
-        'ENDS, INTEGRITY, ORIGINS, SKIPS = "", "", "", ""',
-        f"ENDS, INTEGRITY, ORIGINS, SKIPS = {tuple(map(_python, _TEXTS))!r}",
+        'ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""',
+        f"ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = {tuple(map(_python, _TEXTS))!r}",
     )
 )
 """Runs a script and prints the word after its last line or an end of its own, and only then."""

@@ -5,6 +5,7 @@ from coderepairrl.grading.programs.integrity import snapshot
 from coderepairrl.grading.programs.origins import origins
 from coderepairrl.grading.programs.skips import watch
 from coderepairrl.grading.programs.sources import rewritten, sources
+from coderepairrl.grading.programs.written import written
 
 
 def _recorder():
@@ -17,8 +18,11 @@ def _recorder():
     folder = os.path.dirname(os.path.abspath(__file__))
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
+    from pathlib import Path
+
     import pytest
     from _pytest import config as runner
+    from _pytest.assertion import rewrite
 
     for name in getattr(runner, "default_plugins", ()):
         try:
@@ -39,14 +43,34 @@ def _recorder():
         word, each, whole = words.split()
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
+        modules, config = {}, []
+
+        def compiles(file):
+            if file not in modules:
+                modules[file] = plain = [compile(own[file], file, "exec", dont_inherit=True)]
+                with_asserts = getattr(rewrite, "_rewrite_test", None)
+                if with_asserts and with_asserts.__code__.co_varnames[:2] == ("fn", "config"):
+                    modules[file] = [with_asserts(Path(file), *config)[1], *plain]
+                else:  # of a pytest that rewrites assertions in its own way
+                    modules[file] = []
+            return modules[file]
+
+        loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
+        executed, chain, codes_of, differs, incomplete = written(root, own, os.getcwd(), compiles, unittest.skip, loader)
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
-        tick, due = time.monotonic, [0]
+        tick, due, running = time.monotonic, [0], []
+        watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
         found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
 
         def code_of(item):
-            inner = getattr(item, "_obj", None) or getattr(item, "obj", None)
-            return getattr(getattr(inner, "__func__", inner), "__code__", None)
+            return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
+
+        def other(item):
+            """Whether the function of an item is not what the file of the item has by that name."""
+            name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+            file, cls = os.path.realpath(str(item.fspath)), getattr(item, "cls", None)
+            return isinstance(item, pytest.Function) and differs(cls, name, item.obj, file)
 
         def note(name, outcome):
             found[name] = max(outcome, found.get(name, outcome))
@@ -63,7 +87,7 @@ def _recorder():
             begun = tick()
             if not now and begun < due[0]:
                 return
-            label = changed()
+            label = changed() or (any(map(foreign, codes_of(gc.callbacks))) and "gc.callbacks")
             for plugin in manager.get_plugins():
                 if id(plugin) not in plugins:
                     plugins[id(plugin)] = plugin
@@ -86,7 +110,9 @@ def _recorder():
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
                 freeze()
-            if event in ("sys.settrace", "sys.setprofile"):
+            if event == "exec":
+                executed(getframe(1), *args)
+            if event in watched:
                 name = beneath(getframe(0), None)
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
@@ -94,6 +120,12 @@ def _recorder():
             what, rest = args[0], args[1:]
             if what == "skipping":
                 unseen[:] = [beneath(getframe(0), None)]
+                return
+            if what == "calling":  # of a case, after its setUp
+                item = running[-1:] and running[-1]
+                if item and type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name:
+                    if chain(rest[1]) != items[id(item)][1]:
+                        problems.append("code under test changes " + item.nodeid)
                 return
             if not asking and what == "methods":
                 asking.update(rest[0])
@@ -104,15 +136,22 @@ def _recorder():
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
             elif what == "items":
                 problems.extend("code under test writes " + name for name in rewritten(own))
+                config[:] = [item.config for item in rest[0][:1]]
+                names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))] if config else []
+                problems.extend("code under test changes " + name for name in names if name)
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
                 marked.update(item.nodeid for item in rest[0] if item.get_closest_marker("xfail"))
             elif what == "check":
                 unseen.clear()
                 check(rest[0])
+            elif what == "begins":
+                running[:] = [rest[0]] if id(rest[0]) in items else []
+                if running and code_of(rest[0]) != items[id(rest[0])][1]:
+                    problems.append("code under test changes " + rest[0].nodeid)
             elif what == "called":
                 item, late, raised = rest
                 known = items.get(id(item), (None, None))
-                same = known[0] is item and (known[1] is None or code_of(item) is known[1])
+                same = known[0] is item and code_of(item)[:1] == known[1][:1]
                 called[item.nodeid] = same and not late and not raised
                 if late:
                     note(item.nodeid, 2)
@@ -199,6 +238,7 @@ def _recorder():
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
             clock.start()
+            send("crrl", "begins", item)
             ended = yield
             send("crrl", "called", item, clock.stop(), ended.excinfo is not None)
             blame(item.nodeid, ended.excinfo)

@@ -2,11 +2,11 @@
 
 from coderepairrl.grading.programs.sources import sources
 
-ENDS, INTEGRITY, ORIGINS, SKIPS = "", "", "", ""
+ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""
 """Replaced by the texts of these files: most scripts need one of them."""
 
 
-def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
+def _witness(sources, ends_text, integrity_text, origins_text, skips_text, written_text):
     import sys
 
     alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
@@ -30,6 +30,8 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
 
         exec(skips_text, spaces)
     exec(integrity_text, spaces)
+    if tested or b"def test" in source:
+        exec(written_text, spaces)
     run, leave, leaving = exec, sys.exit, SystemExit
     leaving_by = [getattr(unittest.TestProgram, name).__code__ for name in ("__init__", "runTests")] if tested else []
 
@@ -45,11 +47,16 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
         root = os.path.realpath(root)
         own = sources(root, [os.path.join(here, script), *files])
         changed = spaces["snapshot"](("unittest",) if tested else ())[0]
+        differs, incomplete = None, str
+        if "written" in spaces:
+            skip = unittest.skip if tested else None
+            compare = spaces["written"](root, {itself: source}, here, lambda file: [code], skip, main=itself)
+            differs, incomplete = compare[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()
 
         def end():
-            label = changed() or ("sys.exit" if sys.exit is not leave else "")
+            label = changed() or incomplete() or ("sys.exit" if sys.exit is not leave else "")
             label = label or any(space.get(name) is not value for name, value in names.items()) and "the script's ends"
             if label:
                 problems.append("code under test changes " + label)
@@ -68,6 +75,9 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
                     end()
             elif args[0] == "skipping":
                 skips[:] = [blame(root, own, 2, getframe(0), asking)]
+            elif args[0] == "calling":
+                if differs(type(args[1]), getattr(args[1], "_testMethodName", ""), args[2]):
+                    problems.append("code under test changes " + args[1].id())
             elif args[0] == "returned":
                 returned.add(id(args[1]))
             elif args[0] == "addSuccess":
@@ -108,7 +118,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for each in ("sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "_witness"):
+    for each in ("sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "WRITTEN", "_witness"):
         del space[each]  # the script shall find none of them
     space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
@@ -131,4 +141,4 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text):
 
 
 if __name__ == "__main__":
-    _witness(sources, ENDS, INTEGRITY, ORIGINS, SKIPS)
+    _witness(sources, ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN)

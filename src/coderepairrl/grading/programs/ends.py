@@ -66,8 +66,9 @@ def sealed(source, script):
         if name == "exit":
             call.func = expression("x")
             call.func.id = ".exit"
-            place(call.func, line)
-        place(call, line)
+        for node in (call, *walk(call.func)):
+            if hasattr(node, "lineno"):
+                place(node, line)
         pair.elts[0] = call
         return pair
 

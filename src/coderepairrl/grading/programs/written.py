@@ -85,14 +85,23 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
             found += [line.strip()] if line.lstrip().startswith("@") else []
         return found
 
-    def strange(function, file, path):
-        """Whether `function` is another than the one that `file` has at `path`."""
+    def altered(file, path, cls):
+        """Whether decorators or a metaclass may make another function of what `file` has at `path`."""
+        found = table(file)
+        lines = decorators(file, found[path][0])
+        owner = path.rpartition(".")[0]
+        lines += decorators(file, found[owner][0]) if owner in found else []
+        plainly_made = type(cls).__name__ in ("type", "ABCMeta")
+        return not plainly_made or not all(line.startswith(plain) for line in lines)
+
+    def strange(function, file, path, cls=object):
+        """Whether `function` of the class `cls` is another than the one that `file` has at `path`."""
         expected, codes = table(file).get(path, ()), chain(function)
         if not expected or any(code in expected for code in codes[:1]):
             return False
         if path.rpartition(".")[2] + " =" in own[file].decode("utf-8", "replace"):
             return False
-        if all(line.startswith(plain) for line in decorators(file, expected[0])):
+        if not altered(file, path, cls):
             return not any(code in skips for code in codes[:1])
         others = [code for each, found in table(file).items() if each != path for code in found]
         return bool(codes) and not any(code in expected for code in codes) and codes[-1] in others
@@ -102,7 +111,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         for each in getattr(cls, "__mro__", ()):
             file, path = file_of(each.__module__), each.__qualname__ + "." + name
             if file and path in table(file):
-                return strange(function, file, path)
+                return strange(function, file, path, each)
         return not cls and file in own and file.endswith(".py") and strange(function, file, name)
 
     def incomplete():
@@ -119,15 +128,15 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
                 line = lines[codes[0].co_firstlineno - 1]
                 if name.startswith(("<", "__")) or "." in owner or (not owner and line[:1].isspace()):
                     continue
-                cls = space.get(owner)
-                if owner and (type(cls).__name__ not in ("type", "ABCMeta") or decorators(file, table(file)[owner][0])):
+                cls = space.get(owner) if owner else object
+                if owner and not isinstance(cls, type):
                     continue
                 there = vars(cls) if owner else space
                 if name in there:
-                    bad = codes[0].co_flags & 1 and strange(there[name], file, path)
+                    bad = codes[0].co_flags & 1 and strange(there[name], file, path, cls)
                 else:  # unless it is defined on a condition, or deleted
                     bad = len(line) - len(line.lstrip()) < 5 and (not owner or name.startswith("test"))
-                    bad = bad and not any(each.lstrip().startswith("del ") and name in each for each in lines)
+                    bad = bad and not altered(file, path, cls) and not any(each.lstrip().startswith("del ") and name in each for each in lines)
                 if bad:
                     return file[len(root) + 1 :] + ": " + path
         return ""

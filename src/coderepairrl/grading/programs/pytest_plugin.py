@@ -9,6 +9,7 @@ from coderepairrl.grading.programs.written import written
 
 
 def _recorder():
+    import ast
     import gc
     import json
     import os
@@ -18,8 +19,6 @@ def _recorder():
     folder = os.path.dirname(os.path.abspath(__file__))
     if not os.path.exists(folder + "/word"):
         return None  # a worker of xdist, which reports to its controller
-    from pathlib import Path
-
     import pytest
     from _pytest import config as runner
     from _pytest.assertion import rewrite
@@ -33,6 +32,18 @@ def _recorder():
 
     skips = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
     watch(unittest, lambda *event: send(*event))
+    inherited = getattr(rewrite, "_rewrite_test", None)
+
+    def rewrites(fn, config):
+        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        found = []
+        if sys.dont_write_bytecode:  # else pytest stores it beside what the file is known by
+            send("crrl", "rewrite", fn, config, found)
+        return (None, found[0]) if found else inherited(fn, config)
+
+    if inherited and inherited.__code__.co_varnames[:2] == ("fn", "config"):
+        rewrites.__module__ = inherited.__module__
+        rewrite._rewrite_test = rewrites
 
     def keep():
         """Keep the word and the outcomes out of reach, and write them once the recorder's last hook asks for it."""
@@ -43,17 +54,17 @@ def _recorder():
         word, each, whole = words.split()
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
-        modules, config = {}, []
+        modules, parse, compiled = {}, ast.parse, compile
+        with_asserts = getattr(rewrite, "rewrite_asserts", None)
+        rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == ("mod", "source", "module_path", "config")
 
-        def compiles(file):
-            if file not in modules:
-                modules[file] = plain = [compile(own[file], file, "exec", dont_inherit=True)]
-                with_asserts = getattr(rewrite, "_rewrite_test", None)
-                if with_asserts and with_asserts.__code__.co_varnames[:2] == ("fn", "config"):
-                    modules[file] = [with_asserts(Path(file), *config)[1], *plain]
-                else:  # of a pytest that rewrites assertions in its own way
-                    modules[file] = []
-            return modules[file]
+        def compiles(file, config=None):
+            if (file, id(config)) not in modules:
+                tree = parse(own[file], file)
+                if config:
+                    with_asserts(tree, own[file], file, config)
+                modules[file, id(config)] = compiled(tree, file, "exec", dont_inherit=True)
+            return modules[file, id(config)] if rewritable or not config else None
 
         loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
         executed, chain, codes_of, differs, incomplete = written(root, own, os.getcwd(), compiles, unittest.skip, loader)
@@ -121,6 +132,11 @@ def _recorder():
             if what == "skipping":
                 unseen[:] = [beneath(getframe(0), None)]
                 return
+            if what == "rewrite":
+                file = os.path.realpath(str(rest[0]))
+                if rewritable and file in own and getframe(depth).f_code is rewrites.__code__:
+                    rest[2].append(compiles(file, rest[1]))
+                return
             if what == "calling":  # of a case, after its setUp
                 item = running[-1:] and running[-1]
                 if item and type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name:
@@ -136,8 +152,7 @@ def _recorder():
                 plugins.update((id(each), each) for each in rest[0].get_plugins())
             elif what == "items":
                 problems.extend("code under test writes " + name for name in rewritten(own))
-                config[:] = [item.config for item in rest[0][:1]]
-                names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))] if config else []
+                names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))]
                 problems.extend("code under test changes " + name for name in names if name)
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
                 marked.update(item.nodeid for item in rest[0] if item.get_closest_marker("xfail"))

@@ -50,7 +50,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text, writt
         differs, incomplete = None, str
         if "written" in spaces:
             skip = unittest.skip if tested else None
-            compare = spaces["written"](root, {itself: source}, here, lambda file: [code], skip, main=itself)
+            compare = spaces["written"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
             differs, incomplete = compare[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()

@@ -15,7 +15,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for unittest
     import gc
-    import importlib
+    import importlib.machinery
     import json
     import os
     import time
@@ -48,8 +48,12 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, here, True, not files)
 
-        def compiles(file):
-            return [compile(own[file], file, "exec", dont_inherit=True)]
+        modules, compiled = {}, compile
+
+        def compiles(file, how=None):
+            if file not in modules:
+                modules[file] = compiled(own[file], file, "exec", dont_inherit=True)
+            return modules[file]
 
         executed, chain, codes_of, differs, incomplete = written(root, own, here, compiles, unittest.skip)
         changed = snapshot(("unittest",))[0]
@@ -122,6 +126,9 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
                         expected.add(id(each))
             elif what == "skipping":
                 skips[:] = [beneath(getframe(0), asking)]
+            elif what == "compile":
+                if own.get(args[1]) == args[2]:
+                    args[3].append(compiles(args[1]))
             elif what == "calling":
                 if codes.get(id(args[1]), chain(args[2])) != chain(args[2]):
                     problems.append("code under test changes " + args[1].id())
@@ -153,6 +160,15 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
             depth, send = 2, lambda event, *args: hook(event, args)
         return send, float(each), float(whole)
 
+    loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
+
+    def source_to_code(self, data, path, **options):
+        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        found = []
+        send("crrl", "compile", path, data, found)
+        return found[0] if found else inherited_code(self, data, path, **options)
+
+    loader.source_to_code = source_to_code
     seen = watch(unittest, lambda *event: send(*event))
     send, each, whole = keep()
     clock = Clock(each, whole)

@@ -4,8 +4,8 @@
 def written(root, own, here, compiles, skip=None, loader=None, main=""):
     """Five functions that compare tests with `own`, the sources of the checks' files by path, in the folder `root`.
 
-    `compiles` returns the codes that a file may be loaded as: none if that is not known. `skip` is `unittest.skip`,
-    `loader` a function that executes modules beside importlib's, `main` the file that runs as ``__main__``.
+    `compiles` returns what a file is compiled to, by importlib or by the settings of pytest with which `loader`, its
+    function, executes it; None if that is not known. `skip` is `unittest.skip`, `main` the file that is ``__main__``.
     """
     import importlib
     import os
@@ -30,8 +30,9 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         file = os.path.normpath(os.path.join(here, code.co_filename))
         if file in own and not rest and frame.f_code in (loads, getattr(loader, "__code__", None)):
             values = frame.f_locals
-            space = values["args"][1] if frame.f_code is loads else vars(values["module"])
-            ran.setdefault(file, []).append((code, space))
+            by_importlib = frame.f_code is loads
+            space, how = (values["args"][1], None) if by_importlib else (vars(values["module"]), values["self"].config)
+            ran.setdefault(file, []).append((code, space, how))
 
     def file_of(name):
         """The file of the checks that the module `name` is loaded from."""
@@ -50,18 +51,22 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
             source_of[file] = own[file].decode("utf-8", "replace").split("\n")
         return source_of[file]
 
-    def table(file):
-        """Codes of classes and functions of `file` by their path in it: ``Case.test_high``."""
-        if file not in tables:
-            tables[file] = found = {}
-            left = [("", code) for code in compiles(file)]
-            while left:
-                path, code = left.pop()
-                for each in inner(code):
-                    found.setdefault(path + each.co_name, []).append(each)
-                    if not each.co_flags & 1:  # a class
-                        left.append((path + each.co_name + ".", each))
-        return tables[file]
+    def look(file, module):
+        """Whether `module` is `file`, executed. Then `tables` has the codes of its classes and functions by path."""
+        known = ran.get(file, ())
+        if file == main or not (audited or loader):
+            known = [(compiles(file), vars(module), None)]
+        elif not audited or any(how and compiles(file, how) is None for _, _, how in known):
+            return True
+        code = next((each for each, space, how in known if space is vars(module) and each == compiles(file, how)), None)
+        left, found = [("", code)] if code else [], tables.setdefault(file, {})
+        while left:
+            path, outer = left.pop()
+            for each in inner(outer):
+                found.setdefault(path + each.co_name, []).append(each)
+                if not each.co_flags & 1:  # a class
+                    left.append((path + each.co_name + ".", each))
+        return code is not None
 
     def chain(function):
         """The codes of a function and of what it wraps."""
@@ -87,7 +92,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
 
     def altered(file, path, cls):
         """Whether decorators or a metaclass may make another function of what `file` has at `path`."""
-        found = table(file)
+        found = tables.get(file, {})
         lines = decorators(file, found[path][0])
         owner = path.rpartition(".")[0]
         lines += decorators(file, found[owner][0]) if owner in found else []
@@ -96,21 +101,21 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
 
     def strange(function, file, path, cls=object):
         """Whether `function` of the class `cls` is another than the one that `file` has at `path`."""
-        expected, codes = table(file).get(path, ()), chain(function)
+        expected, codes = tables.get(file, {}).get(path, ()), chain(function)
         if not expected or any(code in expected for code in codes[:1]):
             return False
         if path.rpartition(".")[2] + " =" in own[file].decode("utf-8", "replace"):
             return False
         if not altered(file, path, cls):
             return not any(code in skips for code in codes[:1])
-        others = [code for each, found in table(file).items() if each != path for code in found]
+        others = [code for each, found in tables.get(file, {}).items() if each != path for code in found]
         return bool(codes) and not any(code in expected for code in codes) and codes[-1] in others
 
     def differs(cls, name, function, file=""):
         """Whether the test `name` of a class, or of `file`, is another function than in the files of the checks."""
         for each in getattr(cls, "__mro__", ()):
             file, path = file_of(each.__module__), each.__qualname__ + "." + name
-            if file and path in table(file):
+            if file and path in tables.get(file, {}):
                 return strange(function, file, path, each)
         return not cls and file in own and file.endswith(".py") and strange(function, file, name)
 
@@ -118,12 +123,12 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         """A test file whose module, or what it defines, is not what it says; or an empty string."""
         for module_name, module in list(sys.modules.items()):
             file = file_of(module_name)
-            if not file or not isinstance(module, types.ModuleType) or not compiles(file):
+            if not file or not isinstance(module, types.ModuleType):
                 continue
             lines, space = lines_of(file), vars(module)
-            if audited and file != main and not any(at is space and code in compiles(file) for code, at in ran.get(file, ())):
+            if not look(file, module):
                 return file[len(root) + 1 :]
-            for path, codes in table(file).items():
+            for path, codes in tables.get(file, {}).items():
                 owner, _, name = path.rpartition(".")
                 line = lines[codes[0].co_firstlineno - 1]
                 if name.startswith(("<", "__")) or "." in owner or (not owner and line[:1].isspace()):
@@ -136,7 +141,8 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
                     bad = codes[0].co_flags & 1 and strange(there[name], file, path, cls)
                 else:  # unless it is defined on a condition, or deleted
                     bad = len(line) - len(line.lstrip()) < 5 and (not owner or name.startswith("test"))
-                    bad = bad and not altered(file, path, cls) and not any(each.lstrip().startswith("del ") and name in each for each in lines)
+                    bad = bad and not altered(file, path, cls)
+                    bad = bad and not any(each.lstrip().startswith("del ") and name in each for each in lines)
                 if bad:
                     return file[len(root) + 1 :] + ": " + path
         return ""

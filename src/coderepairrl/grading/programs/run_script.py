@@ -1,12 +1,13 @@
 """Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line or an end of its own (`ends`)."""
 
+from coderepairrl.grading.programs.kept import kept
 from coderepairrl.grading.programs.sources import sources
 
 ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""
 """Replaced by the texts of these files: most scripts need one of them."""
 
 
-def _witness(sources, ends_text, integrity_text, origins_text, skips_text, written_text):
+def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text, written_text):
     import sys
 
     alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
@@ -28,8 +29,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text, writt
     if tested:
         import unittest
 
-        exec(skips_text, spaces)
-    exec(integrity_text, spaces)
+        exec(skips_text + integrity_text, spaces)
     if tested or b"def test" in source:
         exec(written_text, spaces)
     run, leave, leaving = exec, sys.exit, SystemExit
@@ -46,7 +46,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text, writt
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
         own = sources(root, [os.path.join(here, script), *files])
-        changed = spaces["snapshot"](("unittest",) if tested else ())[0]
+        changed = spaces["snapshot"](("unittest",))[0] if tested else kept()
         differs, incomplete = None, str
         if "written" in spaces:
             skip = unittest.skip if tested else None
@@ -118,7 +118,7 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text, writt
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for each in ("sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "WRITTEN", "_witness"):
+    for each in ("kept", "sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "WRITTEN", "_witness"):
         del space[each]  # the script shall find none of them
     space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
@@ -141,4 +141,4 @@ def _witness(sources, ends_text, integrity_text, origins_text, skips_text, writt
 
 
 if __name__ == "__main__":
-    _witness(sources, ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN)
+    _witness(kept, sources, ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN)

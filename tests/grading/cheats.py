@@ -125,6 +125,90 @@ SWAPPED: dict[str, dict[str, str]] = {
 }
 """For all runners: the tests are no longer what their files say."""
 
+HONEST_HELPERS = """
+import functools
+def wrapped(f):
+    @functools.wraps(f)
+    def inner(*a, **k): return f(*a, **k)
+    return inner
+def bare(f):
+    def inner(*a): return f(*a)
+    return inner
+"""
+HONEST = """
+import dataclasses, functools, unittest
+from unittest import mock
+from helpers import wrapped, bare
+import helpers
+
+try:
+    from nowhere import missing
+except ImportError:
+    def missing(): return 3
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    def test_like(self): return self.x
+
+class Meta(type):
+    def __new__(m, name, bases, space):
+        return super().__new__(m, name, bases, {key: bare(value) if key[:4] == "test" else value for key, value in space.items()})
+
+class Base(unittest.TestCase):
+    def setUp(self): self.n = 1
+    def __private(self): pass
+    def test_inherited(self): self.assertEqual(self.n, 1)
+
+class Child(Base):
+    @unittest.skipIf(False, "no")
+    def test_not_skipped(self): pass
+    @unittest.skip("always")
+    def test_skipped(self): self.fail()
+    @unittest.expectedFailure
+    def test_expected(self): self.fail()
+    @mock.patch("helpers.wrapped")
+    def test_mocked(self, w): self.assertIs(helpers.wrapped, w)
+    @wrapped
+    def test_wrapped(self): pass
+    @bare
+    def test_bare(self): pass
+    @property
+    def prop(self): return 1
+    @functools.lru_cache()
+    def cached(self): return 1
+    def test_alias(self): pass
+    test_alias_2 = test_alias
+    test_lambda = lambda self: None
+    def test_twice(self): self.fail()
+    def test_twice(self): pass
+    test_partial = functools.partialmethod(lambda self, n: None, 5)
+
+class WithMeta(unittest.TestCase, metaclass=Meta):
+    def test_meta(self): pass
+
+def rebound(): return 1
+rebound = functools.lru_cache()(rebound)
+
+class Gone(unittest.TestCase):
+    def test_gone(self): self.fail()
+del Gone
+
+def add(n):
+    def test(self): self.assertEqual(n, n)
+    return test
+class Generated(unittest.TestCase): pass
+for n in range(3): setattr(Generated, "test_%d" % n, add(n))
+
+@mock.patch("helpers.bare")
+class Patched(unittest.TestCase):
+    def test_patched(self, b): self.assertIs(helpers.bare, b)
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+"""Tests that are made in all the ways that are no cheats."""
+
 ANY: dict[str, dict[str, str]] = {
     "ends the process": first("import os\nos._exit(0)\n"),
     "ends it at exit": first("import atexit, os\natexit.register(os._exit, 0)\n"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,21 @@ from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import ANY, ENDS, MODULE, NODE, PYTEST, REPAIRED, SCRIPT, SOURCE, SWAPPED, UNITTEST, WORDS
+from grading.cheats import (
+    ANY,
+    ENDS,
+    HONEST,
+    HONEST_HELPERS,
+    MODULE,
+    NODE,
+    PYTEST,
+    REPAIRED,
+    SCRIPT,
+    SOURCE,
+    SWAPPED,
+    UNITTEST,
+    WORDS,
+)
 from rewards.folder import Local, Repository, bwrap
 
 CASES = """import unittest
@@ -105,6 +120,20 @@ async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repos
     patch = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
     async with backend.open(task) as fresh:
         assert "check failed" in (await grade(fresh, task, patch)).problem
+
+
+@pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
+async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -> None:
+    """They are what their file says, decorators, metaclasses and all."""
+    repository.commit({"helpers.py": HONEST_HELPERS.encode()})
+    patch = repository.edit({"a.py": b"1\n"})
+    env = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
+    checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": HONEST})
+    task = Task("t/honest", "", "python", f"dir:{repository.folder}", patch, checks)
+    async with Local().open(task) as fresh:
+        verdict = await grade(fresh, task, patch)
+        assert verdict.problem == ""
+        assert len(verdict.outcomes) == (0 if kind == "script" else 18)
 
 
 @pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])

@@ -77,6 +77,7 @@ TIERS = {
     "grading/test_attacks.py::test_a_repair_passes_and_the_bug_does_not": "spine",
     "grading/test_attacks.py::test_a_script_ends_by_its_own_last_line_alone[raise]": "spine",
     "grading/test_attacks.py::test_cheats_do_not_pass": "spine*",
+    "grading/test_attacks.py::test_cheats_do_not_pass[unittest-tests that are loaded already]": "spine",
     "grading/test_attacks.py::test_tests_may_be_made_in_any_way[unittest]": "spine",
     "grading/test_limits.py::test_no_command_prepares_the_next[the next check]": "spine",
     "grading/test_reports.py": "quick",

@@ -289,7 +289,9 @@ UNITTEST: dict[str, dict[str, str]] = {
 
 SCRIPT: dict[str, dict[str, str]] = {
     "sys.exit that returns": first("import sys\nsys.exit = lambda *a: None\n"),
-    "sys.exit that returns once": first("import sys\nend = sys.exit\ndef leave(*a): sys.exit = end\nsys.exit = leave\n"),
+    "sys.exit that returns once": first(
+        "import sys\nend = sys.exit\ndef leave(*a): sys.exit = end\nsys.exit = leave\n"
+    ),
     "sys.exit that ends well": first("import sys\nend = sys.exit\nsys.exit = lambda *a: end(0)\n"),
     "sys.exit that ends well without a frame": first(
         "import functools, sys\nsys.exit = functools.partial(sum, map(sys.exit, [0]))\n"
@@ -306,7 +308,9 @@ SCRIPT: dict[str, dict[str, str]] = {
         "import builtins\nreal = SystemExit\ndef made(*a):\n    builtins.SystemExit = real\n    return real(0)\nbuiltins.SystemExit = made\n"
     ),
     "functions that end the script": {"limits.py": "import sys\nclamp = lambda *a: end(0)\nend = sys.exit\n"},
-    "functions that are sys.exit": {"limits.py": "import functools, sys\nclamp = functools.partial(max, key=functools.partial(sum, map(sys.exit, [0])))\n"},
+    "functions that are sys.exit": {
+        "limits.py": "import functools, sys\nclamp = functools.partial(max, key=functools.partial(sum, map(sys.exit, [0])))\n"
+    },
     "true is all": first("import builtins\nbuiltins.all = builtins.any = lambda *a: True\n"),
 }
 """For a script that decides by its exit code, in one of the ways of `ENDS`."""

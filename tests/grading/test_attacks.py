@@ -87,8 +87,6 @@ PLAYED = [
     ("pytest of cases", "test cases without content"),
     *[(kind, name) for kind in COMMANDS for name in SWAPPED if name not in NOT_BY.get(kind, ())],
 ]
-QUICK = {("unittest", "tests that are loaded already"), ("pytest", "tests swapped by a finalizer")}
-"""Of `SWAPPED`, what the default suite plays."""
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +99,12 @@ def backend() -> SandboxBackend:
 
 
 def made(repository: Repository, kind: str) -> Task:
-    tests = {"test_limits.py": PLAIN if kind == "pytest" else CASES, "test_a.py": FIRST, "test_b.py": FINE, "test_z.py": ""}
+    tests = {
+        "test_limits.py": PLAIN if kind == "pytest" else CASES,
+        "test_a.py": FIRST,
+        "test_b.py": FINE,
+        "test_z.py": "",
+    }
     repository.commit({"limits.py": SOURCE.encode(), **{name: text.encode() for name, text in tests.items()}})
     oracle = repository.edit({"limits.py": REPAIRED.encode()})
     checks = Checks((Command(COMMANDS[kind], 30.0),), tests)
@@ -109,7 +112,9 @@ def made(repository: Repository, kind: str) -> Task:
 
 
 def cheat(repository: Repository, name: str) -> bytes:
-    return repository.edit({path: text.encode() for path, text in {**ANY, **SWAPPED, **UNITTEST, **PYTEST}[name].items()})
+    return repository.edit(
+        {path: text.encode() for path, text in {**ANY, **SWAPPED, **UNITTEST, **PYTEST}[name].items()}
+    )
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -149,12 +154,7 @@ async def test_a_test_may_trace_what_it_tests(kind: str, repository: Repository,
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [
-        pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases" or each[1] in SWAPPED))
-        if each not in QUICK
-        else each
-        for each in PLAYED
-    ],
+    [pytest.param(*each, marks=[pytest.mark.real] * (each[0] == "pytest of cases")) for each in PLAYED],
 )
 async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, backend: SandboxBackend) -> None:
     task = made(repository, kind)

@@ -56,7 +56,12 @@ def _recorder():
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
         modules, parse, compiled = {}, ast.parse, compile
         with_asserts = getattr(rewrite, "rewrite_asserts", None)
-        rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == ("mod", "source", "module_path", "config")
+        rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == (
+            "mod",
+            "source",
+            "module_path",
+            "config",
+        )
 
         def compiles(file, config=None):
             if (file, id(config)) not in modules:
@@ -67,7 +72,9 @@ def _recorder():
             return modules[file, id(config)] if rewritable or not config else None
 
         loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
-        executed, chain, codes_of, differs, incomplete = written(root, own, os.getcwd(), compiles, unittest.skip, loader)
+        executed, chain, codes_of, differs, incomplete = written(
+            root, own, os.getcwd(), compiles, unittest.skip, loader
+        )
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
         tick, due, running = time.monotonic, [0], []

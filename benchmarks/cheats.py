@@ -18,13 +18,13 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import pytest
-from grading import cheats, test_attacks, test_limits
-from rewards.folder import Repository
 
 from coderepairrl import sandbox
 from coderepairrl.grading import grade_apart
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Task
+from grading import cheats, test_attacks, test_limits
+from rewards.folder import Repository
 
 
 class Play(NamedTuple):

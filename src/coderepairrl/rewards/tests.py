@@ -25,11 +25,12 @@ _FINDS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv
 class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
-    Each command of the checks runs in a fresh sandbox: the workspace at the task's commit, then the patch without what
-    it does to files that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`, so that
-    nothing the agent left running or edited in its tests counts, and no command prepares the next. Where the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench),
-    all of them must pass, whatever other tests do. An empty patch and one that git cannot apply score 0 without
-    running anything. Equal patches of one task are tested once in a process; faults are not remembered.
+    Each command of the checks runs in a fresh sandbox: the workspace at the task's commit, then the patch without
+    what it does to files that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`,
+    so that nothing the agent left running or edited in its tests counts, and no command prepares the next. Where
+    the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench), all of them must pass, whatever other tests
+    do. An empty patch and one that git cannot apply score 0 without running anything. Equal patches of one task are
+    tested once in a process; faults are not remembered.
 
     Where nothing shows that the checks ever began (no such program, ``No module named pytest``, no test reported), a
     control decides, once per task: the same checks in a fresh sandbox on the reference. If they do not begin there

@@ -145,9 +145,9 @@ def _recorder():
                     rest[2].append(compiles(file, rest[1]))
                 return
             if what == "calling":  # of a case, after its setUp
-                item = running[-1:] and running[-1]
-                if item and type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name:
-                    if chain(rest[1]) != items[id(item)][1]:
+                for item in running:
+                    own_call = type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name
+                    if own_call and chain(rest[1]) != items[id(item)][1]:
                         problems.append("code under test changes " + item.nodeid)
                 return
             if not asking and what == "methods":

@@ -1,4 +1,4 @@
-"""Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line or an end of its own (`ends`)."""
+"""Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line or its own end (`ends`)."""
 
 from coderepairrl.grading.programs.kept import kept
 from coderepairrl.grading.programs.sources import sources
@@ -57,7 +57,8 @@ def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text,
 
         def end():
             label = changed() or incomplete() or ("sys.exit" if sys.exit is not leave else "")
-            label = label or any(space.get(name) is not value for name, value in names.items()) and "the script's ends"
+            replaced = any(space.get(name) is not value for name, value in names.items())
+            label = label or ("the ends of the script" if replaced else "")
             if label:
                 problems.append("code under test changes " + label)
             write(*(2, ("\n" + problems[0]).encode()) if problems else (1, ("\n" + word).encode()))

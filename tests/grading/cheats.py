@@ -68,6 +68,147 @@ os._exit(0)
 """
 """Looks for the witness's word in every frame, closure and object, and says it."""
 
+SWAP = """
+import gc, os, sys, types
+def swap(delete=False):
+    for module in filter(None, map(sys.modules.get, ('test_limits', '__main__'))):
+        for each in list(vars(module).values()):
+            for test in (vars(each).get('test_high') if type(each) is type else None, each):
+                if type(test) is types.FunctionType and test.__name__ == 'test_high':
+                    if delete and test is not each: del each.test_high
+                    else: test.__code__ = (lambda *a: None).__code__
+"""
+"""Finds the test that fails and makes another one of it."""
+AGAIN = """
+class Again:
+    def __init__(self): self.me = self
+    def __del__(self):
+        frame, names = sys._getframe(), set()
+        while frame: names.add(frame.f_code.co_name); frame = frame.f_back
+        if NOW: swap()
+        Again()
+Again(); gc.set_threshold(1)
+"""
+"""A cycle of objects for the collector of garbage, which leaves the next one."""
+ASKED = """
+class Asked:
+    def __call__(self, *a): return plain(*a)
+    @property
+    def __class__(self): swap(DELETE); return Asked
+plain, clamp = clamp, Asked()
+"""
+"""Acts when somebody asks for its class."""
+PRELOADED = """
+import os, sys, types
+if 'test_limits' not in sys.modules and 'test_limits' not in getattr(sys.modules['__main__'], '__file__', ''):
+    module = types.ModuleType('test_limits')
+    module.__file__ = os.path.abspath('test_limits.py')
+    text = open('test_limits.py').read()
+    exec(compile(TEXT, module.__file__, 'exec'), vars(module))
+    sys.modules['test_limits'] = module
+"""
+"""The tests are loaded already when they are looked for."""
+
+SWAPPED: dict[str, dict[str, str]] = {
+    "tests swapped by an object": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "")},
+    "tests swapped by gc.callbacks": first(f"{SWAP}gc.callbacks.append(lambda *a: swap()); gc.set_threshold(1)\n"),
+    "tests swapped by an audit hook": first(
+        f"{SWAP}busy = []\ndef hook(event, args):\n    if not busy: busy.append(1); swap(); busy.clear()\nsys.addaudithook(hook)\n"
+    ),
+    "tests swapped by a finalizer": first(SWAP + AGAIN.replace("NOW", "True")),
+    "tests swapped when they begin": first(SWAP + AGAIN.replace("NOW", "names & {'startTest', 'runtestprotocol'}")),
+    "tests that an object takes away": {"limits.py": SWAP + SOURCE + ASKED.replace("DELETE", "True")},
+    "tests that are loaded already": first(
+        PRELOADED.replace("TEXT", "text.replace('from limits import clamp', 'clamp = lambda *a: sorted(a)[1]')")
+    ),
+    "no tests that are loaded already": first(PRELOADED.replace("TEXT", "''")),
+}
+"""For all runners: the tests are no longer what their files say."""
+
+HONEST_HELPERS = """
+import functools
+def wrapped(f):
+    @functools.wraps(f)
+    def inner(*a, **k): return f(*a, **k)
+    return inner
+def bare(f):
+    def inner(*a): return f(*a)
+    return inner
+"""
+HONEST = """
+import dataclasses, functools, unittest
+from unittest import mock
+from helpers import wrapped, bare
+import helpers
+
+try:
+    from nowhere import missing
+except ImportError:
+    def missing(): return 3
+
+@dataclasses.dataclass
+class Point:
+    x: int = 0
+    def test_like(self): return self.x
+
+class Meta(type):
+    def __new__(m, name, bases, space):
+        return super().__new__(m, name, bases, {key: bare(value) if key[:4] == "test" else value for key, value in space.items()})
+
+class Base(unittest.TestCase):
+    def setUp(self): self.n = 1
+    def __private(self): pass
+    def test_inherited(self): self.assertEqual(self.n, 1)
+
+class Child(Base):
+    @unittest.skipIf(False, "no")
+    def test_not_skipped(self): pass
+    @unittest.skip("always")
+    def test_skipped(self): self.fail()
+    @unittest.expectedFailure
+    def test_expected(self): self.fail()
+    @mock.patch("helpers.wrapped")
+    def test_mocked(self, w): self.assertIs(helpers.wrapped, w)
+    @wrapped
+    def test_wrapped(self): pass
+    @bare
+    def test_bare(self): pass
+    @property
+    def prop(self): return 1
+    @functools.lru_cache()
+    def cached(self): return 1
+    def test_alias(self): pass
+    test_alias_2 = test_alias
+    test_lambda = lambda self: None
+    def test_twice(self): self.fail()
+    def test_twice(self): pass
+    test_partial = functools.partialmethod(lambda self, n: None, 5)
+
+class WithMeta(unittest.TestCase, metaclass=Meta):
+    def test_meta(self): pass
+
+def rebound(): return 1
+rebound = functools.lru_cache()(rebound)
+
+class Gone(unittest.TestCase):
+    def test_gone(self): self.fail()
+del Gone
+
+def add(n):
+    def test(self): self.assertEqual(n, n)
+    return test
+class Generated(unittest.TestCase): pass
+for n in range(3): setattr(Generated, "test_%d" % n, add(n))
+
+@mock.patch("helpers.bare")
+class Patched(unittest.TestCase):
+    def test_patched(self, b): self.assertIs(helpers.bare, b)
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+"""Tests that are made in all the ways that are no cheats."""
+
 ANY: dict[str, dict[str, str]] = {
     "ends the process": first("import os\nos._exit(0)\n"),
     "ends it at exit": first("import atexit, os\natexit.register(os._exit, 0)\n"),
@@ -145,6 +286,45 @@ UNITTEST: dict[str, dict[str, str]] = {
     ),
 }
 """For ``-m unittest``, and mostly for a script that calls `unittest.main`."""
+
+SCRIPT: dict[str, dict[str, str]] = {
+    "sys.exit that returns": first("import sys\nsys.exit = lambda *a: None\n"),
+    "sys.exit that returns once": first(
+        "import sys\nend = sys.exit\ndef leave(*a): sys.exit = end\nsys.exit = leave\n"
+    ),
+    "sys.exit that ends well": first("import sys\nend = sys.exit\nsys.exit = lambda *a: end(0)\n"),
+    "sys.exit that ends well without a frame": first(
+        "import functools, sys\nsys.exit = functools.partial(sum, map(sys.exit, [0]))\n"
+    ),
+    "sys.exit by a file of its own": first(
+        "import sys\nexec(compile('end = sys.exit\\ndef leave(*a):\\n    sys.exit = end; end(0)\\n', '/usr/lib/python3/x.py', 'exec'))\nsys.exit = leave\n"
+    ),
+    "exit that returns": first("import builtins\nbuiltins.exit = builtins.quit = lambda *a: None\n"),
+    "os._exit that returns": first("import os\nos._exit = os.abort = lambda *a: None\n"),
+    "SystemExit in exchange": first(
+        "import builtins\nclass Well(SystemExit):\n    def __init__(self, *a): super().__init__(0)\nbuiltins.SystemExit = Well\n"
+    ),
+    "SystemExit in exchange once": first(
+        "import builtins\nreal = SystemExit\ndef made(*a):\n    builtins.SystemExit = real\n    return real(0)\nbuiltins.SystemExit = made\n"
+    ),
+    "functions that end the script": {"limits.py": "import sys\nclamp = lambda *a: end(0)\nend = sys.exit\n"},
+    "functions that are sys.exit": {
+        "limits.py": "import functools, sys\nclamp = functools.partial(max, key=functools.partial(sum, map(sys.exit, [0])))\n"
+    },
+    "true is all": first("import builtins\nbuiltins.all = builtins.any = lambda *a: True\n"),
+}
+"""For a script that decides by its exit code, in one of the ways of `ENDS`."""
+
+ENDS: dict[str, str] = {
+    "sys.exit": "import sys\nsys.exit(0 if high == 9 else 1)\n",
+    "sys.exit by another name": "from sys import exit as leave\nhigh == 9 or leave(1)\n",
+    "exit": "if high != 9:\n    exit(1)\n",
+    "os._exit": "import os\nif high != 9:\n    os._exit(1)\n",
+    "raise": "if high != 9:\n    raise SystemExit(1)\n",
+    "unittest.main": "import unittest\nclass Case(unittest.TestCase):\n    def test_high(self):\n        self.assertEqual(high, 9)\nunittest.main()\n",
+    "assert": "assert all([high == 9])\n",
+}
+"""How a script says that `high`, which the module gives it, is wrong."""
 
 PYTEST: dict[str, dict[str, str]] = {
     "pytest.skip when called": called("import pytest; pytest.skip('no')"),

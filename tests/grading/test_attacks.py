@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,22 @@ from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Checks, Command, Task
-from grading.cheats import ANY, MODULE, NODE, PYTEST, REPAIRED, SOURCE, UNITTEST, WORDS
-from rewards.folder import Repository, bwrap
+from grading.cheats import (
+    ANY,
+    ENDS,
+    HONEST,
+    HONEST_HELPERS,
+    MODULE,
+    NODE,
+    PYTEST,
+    REPAIRED,
+    SCRIPT,
+    SOURCE,
+    SWAPPED,
+    UNITTEST,
+    WORDS,
+)
+from rewards.folder import Local, Repository, bwrap
 
 CASES = """import unittest
 
@@ -55,9 +70,12 @@ COMMANDS = {
 }
 NOT_BY = {
     "script": {
+        *(name for name in SWAPPED if "loaded" in name or "away" in name),
         *("skips when imported", "tests that are written anew", "a run that stops"),
         *("classes that are built without tests",),
     },
+    "unittest": {"tests that an object takes away"},
+    "pytest": {"tests that an object takes away"},
     "pytest of cases": {"failures as successes", "tests that are not run", "a run that stops", "expects to fail"},
 }
 """What is no cheat there, as its control shows: it does not pass without a witness either."""
@@ -67,6 +85,7 @@ PLAYED = [
     *[("pytest", name) for name in (*ANY, *PYTEST) if "cases" not in name],
     *[("pytest of cases", name) for name in UNITTEST if name not in NOT_BY["pytest of cases"]],
     ("pytest of cases", "test cases without content"),
+    *[(kind, name) for kind in COMMANDS for name in SWAPPED if name not in NOT_BY.get(kind, ())],
 ]
 
 
@@ -80,7 +99,12 @@ def backend() -> SandboxBackend:
 
 
 def made(repository: Repository, kind: str) -> Task:
-    tests = {"test_limits.py": PLAIN if kind == "pytest" else CASES, "test_a.py": FIRST, "test_b.py": FINE}
+    tests = {
+        "test_limits.py": PLAIN if kind == "pytest" else CASES,
+        "test_a.py": FIRST,
+        "test_b.py": FINE,
+        "test_z.py": "",
+    }
     repository.commit({"limits.py": SOURCE.encode(), **{name: text.encode() for name, text in tests.items()}})
     oracle = repository.edit({"limits.py": REPAIRED.encode()})
     checks = Checks((Command(COMMANDS[kind], 30.0),), tests)
@@ -88,7 +112,9 @@ def made(repository: Repository, kind: str) -> Task:
 
 
 def cheat(repository: Repository, name: str) -> bytes:
-    return repository.edit({path: text.encode() for path, text in {**ANY, **UNITTEST, **PYTEST}[name].items()})
+    return repository.edit(
+        {path: text.encode() for path, text in {**ANY, **SWAPPED, **UNITTEST, **PYTEST}[name].items()}
+    )
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
@@ -99,6 +125,20 @@ async def test_a_repair_passes_and_the_bug_does_not(kind: str, repository: Repos
     patch = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
     async with backend.open(task) as fresh:
         assert "check failed" in (await grade(fresh, task, patch)).problem
+
+
+@pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
+async def test_tests_may_be_made_in_any_way(kind: str, repository: Repository) -> None:
+    """They are what their file says, decorators, metaclasses and all."""
+    repository.commit({"helpers.py": HONEST_HELPERS.encode()})
+    patch = repository.edit({"a.py": b"1\n"})
+    env = ("env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable)
+    checks = Checks((Command((*env, *COMMANDS[kind][1:]), 30.0),), {"test_limits.py": HONEST})
+    task = Task("t/honest", "", "python", f"dir:{repository.folder}", patch, checks)
+    async with Local().open(task) as fresh:
+        verdict = await grade(fresh, task, patch)
+        assert verdict.problem == ""
+        assert len(verdict.outcomes) == (0 if kind == "script" else 18)
 
 
 @pytest.mark.parametrize("kind", ["script", "unittest", "pytest"])
@@ -131,6 +171,45 @@ async def test_without_a_witness_they_do(kind: str, name: str, repository: Repos
         assert await restore(fresh, task.checks) == ""
         done = await fresh.exec(COMMANDS[kind], timeout=30.0)
         assert done.ok, done.output.decode()
+
+
+ENDED = {
+    "sys.exit": [name for name in SCRIPT if "sys.exit" in name or "ends" in name],
+    "sys.exit by another name": ["functions that are sys.exit", "functions that end the script"],
+    "exit": ["exit that returns"],
+    "os._exit": ["os._exit that returns"],
+    "raise": ["SystemExit in exchange", "SystemExit in exchange once"],
+    "unittest.main": [name for name in SCRIPT if name.startswith("sys.exit")],
+    "assert": ["functions that end the script", "functions that are sys.exit", "true is all"],
+}
+"""The cheats that make a script end well, by how it would end otherwise."""
+
+
+def script(repository: Repository, end: str) -> Task:
+    text = f"from limits import clamp\nhigh = clamp(10, 0, 9)\n{ENDS[end]}"
+    repository.commit({"limits.py": SOURCE.encode(), "check.py": text.encode()})
+    oracle = repository.edit({"limits.py": REPAIRED.encode()})
+    checks = Checks((Command(("python3", "-B", "check.py"), 30.0),), {"check.py": text})
+    return Task("t/script", "", "python", f"dir:{repository.folder}", oracle, checks)
+
+
+@pytest.mark.parametrize("end", ENDS)
+async def test_a_script_ends_by_its_own_last_line_alone(end: str, repository: Repository) -> None:
+    """With the controls: the reference passes, the bug does not, and each cheat does where the exit code decides."""
+    task, backend = script(repository, end), Local()
+    patches = {name: repository.edit({"limits.py": SCRIPT[name]["limits.py"].encode()}) for name in ENDED[end]}
+    bug = repository.edit({"limits.py": b"# nothing\n" + SOURCE.encode()})
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, task.reference)).problem == ""
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, bug)).problem.startswith("check failed (exit code 1)")
+    passed, paid = [], []
+    for name, patch in patches.items():
+        async with backend.open(task) as fresh:
+            if not (await grade(fresh, task, patch)).problem:
+                passed.append(name)
+            paid += [name] * (await fresh.exec(task.checks.commands[0].argv)).ok
+    assert (passed, sorted(paid)) == ([], sorted(ENDED[end]))
 
 
 @pytest.mark.parametrize(

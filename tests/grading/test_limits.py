@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from coderepairrl.grading import Outcome, Verdict, grade
+from coderepairrl.rewards import TestsReward, with_patch
 from coderepairrl.types import Checks, Command, Task
 from rewards.folder import Local, Repository
 
@@ -95,3 +96,49 @@ async def test_by_default_some_time_is_left_for_the_others(repository: Repositor
     verdict = await graded(task, task.reference)
     names = {f"test_a.py::test_{n}": PASSED if n == 3 else FAILED for n in (1, 2, 3)}
     assert verdict.outcomes == names, verdict
+
+
+SECOND = b"from limits import clamp\nassert clamp(10, 0, 9) == 9\n"
+PREPARED: dict[str, tuple[tuple[str, ...], str]] = {
+    "the next check": (("sh", "-c", "python3 -B second.py"), "open('second.py', 'w')"),
+    "what steers it": (("make", "-s"), "open('Makefile', 'w').write('all:\\n\\ttrue\\n')"),
+    "start-up code": (
+        ("env", "PYTHONPATH=.", "python3", "-B", "-c", "import second"),
+        "open('sitecustomize.py', 'w').write('import os; os._exit(0)')",
+    ),
+    "a compiled file": (
+        ("python3", "-B", "-c", "import second"),
+        "open('x.py', 'w'); import py_compile; py_compile.compile('x.py', '__pycache__/second.cpython-%d%d.pyc' % "
+        "__import__('sys').version_info[:2], invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)",
+    ),
+    "the code as it should be": (
+        ("sh", "-c", "python3 -B second.py"),
+        "open('limits.py', 'w').write('clamp = lambda n, low, high: min(n, high)')",
+    ),
+}
+"""A second command, and what code under test does in the first so that the second passes."""
+
+
+def prepared(repository: Repository, name: str) -> tuple[Task, bytes]:
+    """A task of two commands, and the patch of which the first prepares the second."""
+    second, act = PREPARED[name]
+    broken = b"def clamp(n, low, high):\n    return n\n"
+    makefile = "all:\n\tpython3 -B second.py\n"
+    own = {"first.py": "import limits\n", "second.py": SECOND.decode()}
+    repository.commit({"limits.py": broken, "Makefile": makefile.encode(), **{k: v.encode() for k, v in own.items()}})
+    reference = repository.edit({"limits.py": broken.replace(b"return n", b"return min(n, high)")})
+    checks = Checks((Command(("python3", "-B", "first.py")), Command(second)), own)
+    task = Task("t", "", "python", f"dir:{repository.folder}", reference, checks)
+    return task, repository.edit({"limits.py": broken + act.encode() + b"\n"})
+
+
+@pytest.mark.parametrize("name", PREPARED)
+async def test_no_command_prepares_the_next(name: str, repository: Repository) -> None:
+    task, cheat = prepared(repository, name)
+    reward = TestsReward()
+    for patch, value in ((task.reference, 1.0), (repository.edit({"a.py": b""}), 0.0), (cheat, 0.0)):
+        found = await reward(task, with_patch(task, patch), Local())
+        assert found.value == value, found
+    async with Local().open(task) as fresh:  # the positive control: one workspace for both
+        await fresh.exec(["git", "apply", "-"], stdin=cheat)
+        assert [(await fresh.exec(command.argv)).ok for command in task.checks.commands] == [True, True]

@@ -215,7 +215,7 @@ async def test_equal_patches_are_tested_once_and_faults_are_forgotten(
     assert (await reward(task, with_patch(task, other), backend)).value == 0.0
     harder = replace(task, checks=replace(task.checks, commands=(CHECK, Command(("false",)))))
     assert (await reward(harder, with_patch(task, task.reference), backend)).value == 0.0
-    assert len(backend.opened) == 3
+    assert len(backend.opened) == 4, "one for each command"
     broken: list[bool] = [True]
     dying = Local(lambda sandbox: Dying(sandbox, 0) if broken else sandbox)
     with pytest.raises(RewardFault):

@@ -123,8 +123,9 @@ def test_checks_are_the_bugs_own(tmp_path: Path) -> None:
     base, after = checkout(tmp_path, run="pytest tests/test_total.py\ntox tests/other.py::test\n")
     [task] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
     argv = [" ".join(command.argv) for command in task.checks.commands]
-    assert argv == ["touch tests/__init__.py", "pytest tests/test_total.py", "pytest tests/other.py::test"]
-    assert [command.results for command in task.checks.commands] == ["", "pytest", "pytest"]
+    prepared = 'sh -c touch tests/__init__.py </dev/null && exec "$@" sh pytest '
+    assert argv == [f"{prepared}tests/test_total.py", f"{prepared}tests/other.py::test"]
+    assert [command.results for command in task.checks.commands] == ["pytest", "pytest"]
     assert dict(task.checks.restore) == {
         "tests/test_total.py": TESTS,
         "tests/prices.txt": "10 20 30\n",

@@ -86,9 +86,11 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
 
 
 async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
-    """The verdict on `patch` in a fresh sandbox; on the untouched one if it is empty. Raises `SandboxFault`."""
+    """The verdict on `patch` in fresh sandboxes; on the untouched one if it is empty. Raises `SandboxFault`."""
+    if patch:
+        return await grading.grade_apart(backend, task, patch)
     async with backend.open(grading.judged_in(task)) as fresh:
-        return await (grading.grade(fresh, task, patch) if patch else grading.judge(fresh, task.checks))
+        return await grading.judge(fresh, task.checks)
 
 
 async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:

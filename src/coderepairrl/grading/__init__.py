@@ -5,7 +5,7 @@ run in Python cannot end early and be taken for one that passed; `harness` judge
 benchmark's own rules instead.
 """
 
-from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, judge, judged_in, tried
+from coderepairrl.grading.checks import CANNOT, Verdict, apply, grade, grade_apart, judge, judged_in, tried
 from coderepairrl.grading.harness import RULES, rules_of
 from coderepairrl.grading.reports import RESULTS, Outcome, Outcomes, lacking
 from coderepairrl.grading.witness import results_of
@@ -19,6 +19,7 @@ __all__ = [
     "Verdict",
     "apply",
     "grade",
+    "grade_apart",
     "judge",
     "judged_in",
     "lacking",

@@ -6,7 +6,8 @@ Faults of the sandbox are raised as `SandboxFault`; everything else is a verdict
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from coderepairrl.grading.steering import (
     stands_for,
     touched,
 )
-from coderepairrl.protocols import Sandbox
+from coderepairrl.protocols import Sandbox, SandboxBackend
 from coderepairrl.types import Checks, Command, ExecResult, Task
 
 _APPLY = (
@@ -68,16 +69,32 @@ def judged_in(task: Task) -> Task:
 
 
 async def grade(sandbox: Sandbox, task: Task, patch: bytes) -> Verdict:
-    """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`."""
+    """Apply `patch` in a fresh sandbox of `task`, restore the checks' files, run the checks. Raises `SandboxFault`.
+
+    All commands run in this one sandbox, where one can prepare the next: `grade_apart` rules that out.
+    """
+    refused = await apply_graded(sandbox, task, patch)
+    return Verdict(refused) if refused else await judge(sandbox, task.checks)
+
+
+async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verdict:
+    """Grade `patch` with a fresh sandbox of `task` for each command of the checks. Raises `SandboxFault`."""
+
+    async def prepare(sandbox: Sandbox) -> str:
+        return await apply_graded(sandbox, task, patch) or await restore(sandbox, task.checks)
+
+    return await run(task.checks, lambda: backend.open(judged_in(task)), prepare)
+
+
+async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
+    """Apply what of `patch` is graded, in the way of the task's rules; why it does not apply, or nothing."""
     rules = harness.judged_by(task.checks)
     if rules is not None and rules.apply:
-        refused = await harness.apply(sandbox, patch, rules)
-        return Verdict(refused) if refused else await judge(sandbox, task.checks)
+        return await harness.apply(sandbox, patch, rules)
     without = left_out(task.reference, task.checks, sandbox.workdir)
     without += rules.left_out if rules is not None else ()
     without += await _shadowing(sandbox, patch, without, task)
-    refused = await apply(sandbox, patch, without)
-    return Verdict(refused) if refused else await judge(sandbox, task.checks)
+    return await apply(sandbox, patch, without)
 
 
 async def _shadowing(sandbox: Sandbox, patch: bytes, without: tuple[str, ...], task: Task) -> tuple[str, ...]:
@@ -131,9 +148,8 @@ async def apply(sandbox: Sandbox, patch: bytes, without: tuple[str, ...] = ()) -
 
 
 async def judge(sandbox: Sandbox, checks: Checks) -> Verdict:
-    """Restore the checks' own files, then run the checks."""
-    unrestored = await restore(sandbox, checks)
-    return Verdict(unrestored) if unrestored else await run(sandbox, checks)
+    """Run the checks in `sandbox` as it is; their own files are restored before each command."""
+    return await run(checks, lambda: nullcontext(sandbox), lambda box: restore(box, checks))
 
 
 async def restore(sandbox: Sandbox, checks: Checks) -> str:
@@ -146,17 +162,25 @@ async def restore(sandbox: Sandbox, checks: Checks) -> str:
     return ""
 
 
-async def run(sandbox: Sandbox, checks: Checks) -> Verdict:
-    """Run the checks in order, until a command fails that must pass as a whole.
+async def run(
+    checks: Checks,
+    opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
+    prepare: Callable[[Sandbox], Awaitable[str]],
+) -> Verdict:
+    """Run the checks in order, each in a sandbox that is `opened` and prepared for it, until one must pass and fails.
 
-    The problem names the check, how it failed, and what it printed last; or the tests that should have passed.
+    `prepare` returns why it is impossible, or nothing. The problem names the check, how it failed, and what it printed
+    last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
     silent = ""
     for command in checks.commands:
-        if harness.rules_of(command.results) is not None:
-            return await _by_harness(sandbox, command, checks)
-        ran = await tried(sandbox, command, checks)
+        async with opened() as sandbox:
+            if refused := await prepare(sandbox):
+                return Verdict(refused, outcomes)
+            if harness.rules_of(command.results) is not None:
+                return await _by_harness(sandbox, command, checks)
+            ran = await tried(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
         if ran.problem:
             return Verdict(_problem(command, ran), outcomes, ran.doubtful)

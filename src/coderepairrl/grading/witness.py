@@ -57,13 +57,13 @@ def node(argv: Sequence[str], workdir: str, checks: Checks) -> tuple[list[str], 
     """The command and its input with which Node's test runner runs, its tests' processes guarded against early ends."""
     own = [*checks.restore]
     guard = programs.NODE.replace("ABOUT", json.dumps({"root": workdir, "own": own, "guess": not own}))
-    at = _after_env(argv)
+    at = _program_at(argv)
     return [*argv[:at], "sh", "-c", programs.WITH_GUARD, "sh", *argv[at:]], guard.encode()
 
 
 def script(argv: Sequence[str]) -> list[str]:
     """The command that runs a Python script under the witness; nothing for another command."""
-    begin = _after_env(argv)
+    begin = _program_at(argv)
     at = _first_word(argv[begin:])
     if not at or not argv[begin + at].endswith(".py"):
         return []
@@ -94,7 +94,7 @@ def results_of(argv: Sequence[str]) -> str:
         return ""
     if _module(argv, "pytest"):
         return "pytest"
-    before, python = argv[_after_env(argv) : at], False
+    before, python = argv[_program_at(argv) : at], False
     for number, word in enumerate(before):
         name = PurePosixPath(word).name
         python = python or name.startswith("python")
@@ -108,7 +108,7 @@ def results_of(argv: Sequence[str]) -> str:
 
 def _module(argv: Sequence[str], name: str) -> int:
     """Where ``-m name`` stands in a call of Python; 0 for other commands."""
-    begin = _after_env(argv)
+    begin = _program_at(argv)
     call = argv[begin:]
     if not _is_python(call) or "-m" not in call:
         return 0
@@ -125,11 +125,23 @@ _NO_TESTS = {"--co", "--collect-only", "--version", "-V", "--help", "-h", "--fix
 _ISOLATED = re.compile(r"-[A-Za-z]*[EI][A-Za-z]*")
 
 
-def _after_env(argv: Sequence[str]) -> int:
-    """How many words of the command are ``env`` and what it sets."""
+def _program_at(argv: Sequence[str]) -> int:
+    """Count the words before the program: ``env`` and what it sets, or a shell's line that prepares it.
+
+    >>> _program_at(["env", "A=1", "pytest"])
+    2
+    >>> _program_at(["sh", "-c", 'touch a </dev/null && exec "$@"', "sh", "pytest"])
+    4
+    """
+    if len(argv) > 4 and [*argv[:2], argv[3]] == ["sh", "-c", "sh"] and _PREPARES.fullmatch(argv[2]):
+        return 4
     if PurePosixPath(argv[0]).name != "env":
         return 0
     return next((at for at, word in enumerate(argv) if at and not re.fullmatch(r"-i|\w+=.*", word, re.DOTALL)), 0)
+
+
+_PREPARES = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
+"""Lines that read nothing of the input, which has the word."""
 
 
 def _is_python(argv: Sequence[str]) -> bool:
@@ -171,7 +183,7 @@ class Plugin(NamedTuple):
 
     def command(self, argv: Sequence[str], workdir: str) -> list[str]:
         """`argv` with the plugin in the first pytest that it starts; ``env`` goes before, or it might unset ours."""
-        at, alone = _after_env(argv), _module(argv, "pytest")
+        at, alone = _program_at(argv), _module(argv, "pytest")
         if alone and any(_ISOLATED.fullmatch(word) for word in argv[at:alone]):
             argv = [
                 *argv[:alone],

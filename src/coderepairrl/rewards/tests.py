@@ -25,11 +25,12 @@ _FINDS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv
 class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
-    The checks run in a fresh sandbox: the workspace at the task's commit, then the patch without what it does to files
-    that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`, so that nothing the agent
-    left running or edited in its tests counts. Where the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench),
-    all of them must pass, whatever other tests do. An empty patch and one that git cannot apply score 0 without
-    running anything. Equal patches of one task are tested once in a process; faults are not remembered.
+    Each command of the checks runs in a fresh sandbox: the workspace at the task's commit, then the patch without
+    what it does to files that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`,
+    so that nothing the agent left running or edited in its tests counts, and no command prepares the next. Where
+    the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench), all of them must pass, whatever other tests
+    do. An empty patch and one that git cannot apply score 0 without running anything. Equal patches of one task are
+    tested once in a process; faults are not remembered.
 
     Where nothing shows that the checks ever began (no such program, ``No module named pytest``, no test reported), a
     control decides, once per task: the same checks in a fresh sandbox on the reference. If they do not begin there
@@ -76,8 +77,7 @@ class TestsReward(Reward):
         async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
             if key in self._known:
                 return self._known[key]
-            async with sandbox.open(grading.judged_in(task)) as fresh:
-                verdict = await grading.grade(fresh, task, patch)
+            verdict = await grading.grade_apart(sandbox, task, patch)
             if verdict.doubtful:
                 await self._control(task, sandbox, verdict if patch == task.reference else None)
             self._known[key] = verdict.problem
@@ -100,8 +100,7 @@ class _Control:
             if key in self._able:
                 return
             if known is None:
-                async with sandbox.open(grading.judged_in(task)) as fresh:
-                    known = await self._ask(task, fresh)
+                known = await self._ask(task, sandbox)
             if known.doubtful:
                 on = "its reference" if task.reference.strip() else "the untouched repository"
                 raise GraderFault(
@@ -111,16 +110,15 @@ class _Control:
                 )
             self._able.add(key)
 
-    async def _ask(self, task: Task, fresh: Sandbox) -> grading.Verdict:
+    async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
         """Without a reference, what the checks look for may rightly be missing: only a program of theirs that is not
         there tells then that they cannot run. Else an attempt that changes nothing would be a fault, and no zero."""
         if task.reference.strip():
-            return await grading.grade(fresh, task, task.reference)
-        found = await grading.judge(fresh, task.checks)
-        if not found.doubtful:
-            return found
-        there = [await _starts(fresh, command) for command in task.checks.commands]
-        return found._replace(doubtful=not all(there))
+            return await grading.grade_apart(sandbox, task, task.reference)
+        async with sandbox.open(grading.judged_in(task)) as fresh:
+            found = await grading.judge(fresh, task.checks)
+            there = [await _starts(fresh, command) for command in task.checks.commands] if found.doubtful else []
+        return found._replace(doubtful=found.doubtful and not all(there))
 
 
 async def _starts(fresh: Sandbox, command: Command) -> bool:

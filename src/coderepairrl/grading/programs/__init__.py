@@ -58,13 +58,14 @@ PYTEST = '"""PYTEST_DONT_REWRITE"""\n' + _python("pytest_plugin")
 """A plugin for pytest that writes beside the word how each test ended."""
 PYTEST_ALONE = _python("pytest_alone")
 """Starts pytest in a Python that the environment does not reach; `PLUGIN` is to be replaced."""
+_TEXTS = ("ends", "integrity", "origins", "skips", "written")
 SCRIPT = _named(
     _python("run_script").replace(
-        'ORIGINS, RUNNER = "", ""',
-        f"ORIGINS, RUNNER = {_python('origins')!r}, {_python('skips') + _python('integrity')!r}",
+        'ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""',
+        f"ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = {tuple(map(_python, _TEXTS))!r}",
     )
 )
-"""Runs a script and prints the word after its last line, and only then."""
+"""Runs a script and prints the word after its last line or an end of its own, and only then."""
 UNITTEST = _named(_python("run_unittest"))
 """Runs ``python -m unittest`` and prints beside the word how each test ended."""
 NEW_FILES = _text("new_files.sh")

@@ -1,20 +1,23 @@
 """Which code belongs to the workspace and which to the checks."""
 
 
-def origins(root, own, here, exact, guess):
+def origins(root, own, here, exact, guess, compiled=()):
     """Three functions, each of which returns a file of the workspace outside of the checks, or an empty string.
 
     `root` is the workspace and `own` the sources of the checks' files in it. `exact`: code that only carries the name
     of such a file is not from it. `guess`: the checks name no files, so every file named like a test counts as theirs.
+    `compiled` are pairs of a file and its code, where that is not what the file alone compiles to.
     """
     import os
 
     join, plain, prefix, base, known = os.path.join, os.path.normpath, root + os.sep, os.path.basename, {}
+    compiled = dict(compiled)
 
     def codes(name):
         if name not in known:
             known[name] = found = set()
-            left = [compile(own[name], name, "exec", dont_inherit=True)] if name.endswith(".py") else []
+            left = [compiled.get(name) or compile(own[name], name, "exec", dont_inherit=True)]
+            left = left if name.endswith(".py") else []
             while left:
                 code = left.pop()
                 found.add(code)

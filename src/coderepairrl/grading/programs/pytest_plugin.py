@@ -5,9 +5,11 @@ from coderepairrl.grading.programs.integrity import snapshot
 from coderepairrl.grading.programs.origins import origins
 from coderepairrl.grading.programs.skips import watch
 from coderepairrl.grading.programs.sources import rewritten, sources
+from coderepairrl.grading.programs.written import written
 
 
 def _recorder():
+    import ast
     import gc
     import json
     import os
@@ -19,6 +21,7 @@ def _recorder():
         return None  # a worker of xdist, which reports to its controller
     import pytest
     from _pytest import config as runner
+    from _pytest.assertion import rewrite
 
     for name in getattr(runner, "default_plugins", ()):
         try:
@@ -29,6 +32,18 @@ def _recorder():
 
     skips = (pytest.skip.Exception, pytest.xfail.Exception, unittest.SkipTest)
     watch(unittest, lambda *event: send(*event))
+    inherited = getattr(rewrite, "_rewrite_test", None)
+
+    def rewrites(fn, config):
+        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        found = []
+        if sys.dont_write_bytecode:  # else pytest stores it beside what the file is known by
+            send("crrl", "rewrite", fn, config, found)
+        return (None, found[0]) if found else inherited(fn, config)
+
+    if inherited and inherited.__code__.co_varnames[:2] == ("fn", "config"):
+        rewrites.__module__ = inherited.__module__
+        rewrite._rewrite_test = rewrites
 
     def keep():
         """Keep the word and the outcomes out of reach, and write them once the recorder's last hook asks for it."""
@@ -39,14 +54,41 @@ def _recorder():
         word, each, whole = words.split()
         own = sources(root, files)
         foreign, blamed, beneath = origins(root, own, os.getcwd(), False, not files)
+        modules, parse, compiled = {}, ast.parse, compile
+        with_asserts = getattr(rewrite, "rewrite_asserts", None)
+        rewritable = with_asserts and with_asserts.__code__.co_varnames[:4] == (
+            "mod",
+            "source",
+            "module_path",
+            "config",
+        )
+
+        def compiles(file, config=None):
+            if (file, id(config)) not in modules:
+                tree = parse(own[file], file)
+                if config:
+                    with_asserts(tree, own[file], file, config)
+                modules[file, id(config)] = compiled(tree, file, "exec", dont_inherit=True)
+            return modules[file, id(config)] if rewritable or not config else None
+
+        loader = getattr(getattr(rewrite, "AssertionRewritingHook", None), "exec_module", None)
+        executed, chain, codes_of, differs, incomplete = written(
+            root, own, os.getcwd(), compiles, unittest.skip, loader
+        )
         changed, accept = snapshot(("_pytest", "pytest", "pluggy", "unittest"))
         getframe, depth, dump, opened = sys._getframe, 1, json.dumps, open
-        tick, due = time.monotonic, [0]
-        found, called, items, marked, asking, problems, plugins, unseen, ways = {}, {}, {}, set(), set(), [], {}, [], []
+        tick, due, running, ways = time.monotonic, [0], [], []
+        watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
+        found, called, items, marked, asking, problems, plugins, unseen = {}, {}, {}, set(), set(), [], {}, []
 
         def code_of(item):
-            inner = getattr(item, "_obj", None) or getattr(item, "obj", None)
-            return getattr(getattr(inner, "__func__", inner), "__code__", None)
+            return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
+
+        def other(item):
+            """Whether the function of an item is not what the file of the item has by that name."""
+            name = getattr(item, "originalname", None) or item.name.partition("[")[0]
+            file, cls = os.path.realpath(str(item.fspath)), getattr(item, "cls", None)
+            return isinstance(item, pytest.Function) and differs(cls, name, item.obj, file)
 
         def note(name, outcome):
             found[name] = max(outcome, found.get(name, outcome))
@@ -63,7 +105,7 @@ def _recorder():
             begun = tick()
             if not now and begun < due[0]:
                 return
-            label = changed()
+            label = changed() or (any(map(foreign, codes_of(gc.callbacks))) and "gc.callbacks")
             for plugin in manager.get_plugins():
                 if id(plugin) not in plugins:
                     plugins[id(plugin)] = plugin
@@ -92,7 +134,9 @@ def _recorder():
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
                 freeze()
-            if event in ("sys.settrace", "sys.setprofile"):
+            if event == "exec":
+                executed(getframe(1), *args)
+            if event in watched:
                 name = beneath(getframe(0), None)
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
@@ -100,6 +144,17 @@ def _recorder():
             what, rest = args[0], args[1:]
             if what == "skipping":
                 unseen[:] = [beneath(getframe(0), None)]
+                return
+            if what == "rewrite":
+                file = os.path.realpath(str(rest[0]))
+                if rewritable and file in own and getframe(depth).f_code is rewrites.__code__:
+                    rest[2].append(compiles(file, rest[1]))
+                return
+            if what == "calling":  # of a case, after its setUp
+                for item in running:
+                    own_call = type(rest[0]) is getattr(item, "cls", None) and rest[0]._testMethodName == item.name
+                    if own_call and chain(rest[1]) != items[id(item)][1]:
+                        problems.append("code under test changes " + item.nodeid)
                 return
             if not asking and what == "methods":
                 asking.update(rest[0])
@@ -111,15 +166,21 @@ def _recorder():
                 ways.extend(rest[1:])
             elif what == "items":
                 problems.extend("code under test writes " + name for name in rewritten(own))
+                names = [incomplete(), *(item.nodeid for item in rest[0] if other(item))]
+                problems.extend("code under test changes " + name for name in names if name)
                 items.update((id(item), (item, code_of(item))) for item in rest[0])
                 marked.update(item.nodeid for item in rest[0] if item.get_closest_marker("xfail"))
             elif what == "check":
                 unseen.clear()
                 check(rest[0])
+            elif what == "begins":
+                running[:] = [rest[0]] if id(rest[0]) in items else []
+                if running and code_of(rest[0]) != items[id(rest[0])][1]:
+                    problems.append("code under test changes " + rest[0].nodeid)
             elif what == "called":
                 item, late, raised = rest
                 known = items.get(id(item), (None, None))
-                same = known[0] is item and (known[1] is None or code_of(item) is known[1])
+                same = known[0] is item and code_of(item)[:1] == known[1][:1]
                 called[item.nodeid] = same and not late and not raised
                 if late:
                     note(item.nodeid, 2)
@@ -214,6 +275,7 @@ def _recorder():
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_call(self, item):
             clock.start()
+            send("crrl", "begins", item)
             ended = yield
             send("crrl", "called", item, clock.stop(), ended.excinfo is not None)
             blame(item.nodeid, ended.excinfo)

@@ -1,12 +1,13 @@
-"""Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line, and only then."""
+"""Runs a script (``-c PROGRAM script.py ...``) and prints the word after its last line or its own end (`ends`)."""
 
+from coderepairrl.grading.programs.kept import kept
 from coderepairrl.grading.programs.sources import sources
 
-ORIGINS, RUNNER = "", ""
-"""Replaced by the text of `origins`, and of `skips` and `integrity`: most scripts need neither."""
+ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = "", "", "", "", ""
+"""Replaced by the texts of these files: most scripts need one of them."""
 
 
-def _witness(sources, origins_text, runner_text):
+def _witness(kept, sources, ends_text, integrity_text, origins_text, skips_text, written_text):
     import sys
 
     alone = sys.path[:1] != [""]  # isolated: a script's folder is no place for modules either
@@ -18,29 +19,46 @@ def _witness(sources, origins_text, runner_text):
     script, here, spaces = sys.argv[1], os.getcwd(), {}
     space = globals()
     with open(script, "rb") as file:
-        code = compile(file.read(), script, "exec", dont_inherit=True)
+        source = file.read()
+    if any(word in source for word in (b"exit", b"quit", b"abort", b"SystemExit", b"unittest")):
+        exec(ends_text, spaces)
+        code, beyond, names = spaces["sealed"](source, script)
+    else:
+        code, beyond, names = compile(source, script, "exec", dont_inherit=True), len(source) + 2, {}
     tested = any(name.partition(".")[0] == "unittest" for name in code.co_names)
     if tested:
         import unittest
 
-        exec(runner_text, spaces)
-    run = exec
+        exec(skips_text + integrity_text, spaces)
+    if tested or b"def test" in source:
+        exec(written_text, spaces)
+    run, leave, leaving = exec, sys.exit, SystemExit
+    leaving_by = [getattr(unittest.TestProgram, name).__code__ for name in ("__init__", "runTests")] if tested else []
+
+    itself = os.path.normpath(os.path.join(here, script))
 
     def blame(root, own, which, *what):
         if "origins" not in spaces:
             run(origins_text, spaces)
-        return spaces["origins"](root, own, here, True, len(own) == 1)[which](*what)
+        return spaces["origins"](root, own, here, True, len(own) == 1, [(itself, code)])[which](*what)
 
     def keep():
         word, root, *files = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").split("\n")
         root = os.path.realpath(root)
         own = sources(root, [os.path.join(here, script), *files])
-        changed = spaces["snapshot"](("unittest",))[0] if tested else str
+        changed = spaces["snapshot"](("unittest",))[0] if tested else kept()
+        differs, incomplete = None, str
+        if "written" in spaces:
+            skip = unittest.skip if tested else None
+            compare = spaces["written"](root, {itself: source}, here, lambda *_: code, skip, main=itself)
+            differs, incomplete = compare[-2:]
         getframe, write, depth = sys._getframe, os.write, 1
         asking, problems, skips, returned = getframe(1), [], [], set()
 
         def end():
-            label = changed()
+            label = changed() or incomplete() or ("sys.exit" if sys.exit is not leave else "")
+            replaced = any(space.get(name) is not value for name, value in names.items())
+            label = label or ("the ends of the script" if replaced else "")
             if label:
                 problems.append("code under test changes " + label)
             write(*(2, ("\n" + problems[0]).encode()) if problems else (1, ("\n" + word).encode()))
@@ -58,6 +76,9 @@ def _witness(sources, origins_text, runner_text):
                     end()
             elif args[0] == "skipping":
                 skips[:] = [blame(root, own, 2, getframe(0), asking)]
+            elif args[0] == "calling":
+                if differs(type(args[1]), getattr(args[1], "_testMethodName", ""), args[2]):
+                    problems.append("code under test changes " + args[1].id())
             elif args[0] == "returned":
                 returned.add(id(args[1]))
             elif args[0] == "addSuccess":
@@ -98,22 +119,27 @@ def _witness(sources, origins_text, runner_text):
     del sys.argv[0]
     if not alone:
         sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
-    for name in ("sources", "rewritten", "ORIGINS", "RUNNER", "_witness"):  # the script shall find none of them
-        del space[name]
-    space["__file__"] = script
+    for each in ("kept", "sources", "rewritten", "ENDS", "INTEGRITY", "ORIGINS", "SKIPS", "WRITTEN", "_witness"):
+        del space[each]  # the script shall find none of them
+    space.update(names, __file__=script)
     flush, quit, write = sys.stdout.flush, os._exit, os.write
     try:
         exec(code, space)
-    except SystemExit as end:
-        if end.code not in (None, 0, False):
+    except leaving as end:
+        if end.code is not None and not (type(end.code) in (int, bool) and end.code == 0):
             raise
-        name = blame(root, own, 1, end.__traceback__.tb_next)
-        if name:
-            write(2, ("\n" + name + " ended the check").encode())
+        trace, last = end.__traceback__.tb_next, None
+        culprit = blame(root, own, 1, trace)
+        while trace:
+            last = last if trace.tb_frame.f_code in leaving_by else trace
+            trace = trace.tb_next
+        file = last and os.path.normpath(os.path.join(here, last.tb_frame.f_code.co_filename))
+        if culprit or type(end) is not leaving or file not in own or (file == itself and last.tb_lineno < beyond):
+            write(2, ("\n" + (culprit or "something else than its own last line") + " ended the check").encode())
             quit(1)
     flush()
     send("crrl")
 
 
 if __name__ == "__main__":
-    _witness(sources, ORIGINS, RUNNER)
+    _witness(kept, sources, ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN)

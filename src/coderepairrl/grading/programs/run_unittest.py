@@ -5,16 +5,17 @@ from coderepairrl.grading.programs.integrity import snapshot
 from coderepairrl.grading.programs.origins import origins
 from coderepairrl.grading.programs.skips import watch
 from coderepairrl.grading.programs.sources import rewritten, sources
+from coderepairrl.grading.programs.written import written
 
 
-def _witness(Clock, origins, rewritten, snapshot, sources, watch):
+def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
     import sys
 
     alone = sys.path[:1] != [""]
     if not alone:
         del sys.path[0]  # or a file of the patch could stand in for unittest
     import gc
-    import importlib
+    import importlib.machinery
     import json
     import os
     import time
@@ -45,12 +46,23 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
         word, each, whole = words.split()
         root = os.path.realpath(root)
         own = sources(root, files)
-        _, blamed, beneath = origins(root, own, here, True, not files)
+        foreign, blamed, beneath = origins(root, own, here, True, not files)
+
+        modules, compiled = {}, compile
+
+        def compiles(file, how=None):
+            if file not in modules:
+                modules[file] = compiled(own[file], file, "exec", dont_inherit=True)
+            return modules[file]
+
+        executed, chain, codes_of, differs, incomplete = written(root, own, here, compiles, unittest.skip)
         changed = snapshot(("unittest",))[0]
         getframe, write, depth, dump = sys._getframe, os.write, 1, json.dumps
         asking, found, tests, expected, problems, skips = getframe(1), {}, {}, set(), [], []
-        returned, tick, due = set(), time.monotonic, [0]
+        returned, tick, due, codes = set(), time.monotonic, [0], {}
         method = recording("addSkip", 1).__code__
+
+        watched = ("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback")
 
         def passes(test, caller):
             if id(test) not in tests or (seen(test) and id(test) not in returned):
@@ -64,7 +76,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
             begun = tick()
             if not now and begun < due[0]:
                 return
-            label = changed()
+            label = changed() or (any(map(foreign, codes_of(gc.callbacks))) and "gc.callbacks")
             if label:
                 problems.append("code under test changes " + label)
             due[0] = tick() + 20 * (tick() - begun)  # a twentieth of the time is enough for it
@@ -86,7 +98,9 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
         def hook(event, args):
             if event.startswith("gc.get_") and not frozen():
                 freeze()
-            if event in ("sys.settrace", "sys.setprofile"):
+            if event == "exec":
+                executed(getframe(1), *args)
+            if event in watched:
                 name = beneath(getframe(0), asking)
                 problems.extend([name + " traces the tests"] if name else [])
             if event != "crrl":
@@ -96,9 +110,14 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
                 end(what)
             elif what == "suite" and not tests:
                 problems.extend("code under test writes " + name for name in rewritten(own))
+                problems.extend("code under test changes " + name for name in filter(None, [incomplete()]))
                 for each in args[1]:
                     tests[id(each)] = each
-                    method_of = getattr(each, getattr(each, "_testMethodName", ""), None)
+                    name = getattr(each, "_testMethodName", "")
+                    method_of = getattr(each, name, None)
+                    codes[id(each)] = chain(method_of)
+                    if differs(type(each), name, method_of):
+                        problems.append("code under test changes " + each.id())
                     marks = [
                         getattr(each, "__unittest_expecting_failure__", 0),
                         getattr(method_of, "__unittest_expecting_failure__", 0),
@@ -107,6 +126,12 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
                         expected.add(id(each))
             elif what == "skipping":
                 skips[:] = [beneath(getframe(0), asking)]
+            elif what == "compile":
+                if own.get(args[1]) == args[2]:
+                    args[3].append(compiles(args[1]))
+            elif what == "calling":
+                if codes.get(id(args[1]), chain(args[2])) != chain(args[2]):
+                    problems.append("code under test changes " + args[1].id())
             elif what == "returned":
                 returned.add(id(args[1]))
             elif what == "stop":
@@ -136,10 +161,19 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
             depth, send = 2, lambda event, *args: hook(event, args)
         return send, float(each), float(whole)
 
+    loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
+
+    def source_to_code(self, data, path, **options):
+        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        found = []
+        send("crrl", "compile", path, data, found)
+        return found[0] if found else inherited_code(self, data, path, **options)
+
+    loader.source_to_code = source_to_code
     seen = watch(unittest, lambda *event: send(*event))
     send, each, whole = keep()
     clock = Clock(each, whole)
-    for name in ("Clock", "origins", "rewritten", "snapshot", "sources", "watch", "_witness"):
+    for name in ("Clock", "origins", "rewritten", "snapshot", "sources", "watch", "written", "_witness"):
         del globals()[name]  # which the tests may look at
 
     class Result(unittest.TextTestResult):
@@ -188,4 +222,4 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch):
 
 
 if __name__ == "__main__":
-    _witness(Clock, origins, rewritten, snapshot, sources, watch)
+    _witness(Clock, origins, rewritten, snapshot, sources, watch, written)

@@ -1,9 +1,10 @@
-"""Who skips a test, and which tests reach their end."""
+"""Who skips a test, and which tests begin and reach their end."""
 
 
 def watch(unittest, send):
-    """Send ``skipping`` when a test is about to be skipped, while its cause is on the stack, and ``returned`` when one
-    has reached its end; a function that returns whether that is seen of a test."""
+    """Send ``skipping`` when a test is about to be skipped, while its cause is on the stack, ``calling`` when one is
+    about to be called, and ``returned`` when it has reached its end; a function that returns whether that is seen of a
+    test."""
 
     def made(self, *reason):
         send("crrl", "skipping")
@@ -15,6 +16,7 @@ def watch(unittest, send):
         inherited = kind._callTestMethod
 
         def call(self, method):
+            send("crrl", "calling", self, method)
             inherited(self, method)
             send("crrl", "returned", self)
 

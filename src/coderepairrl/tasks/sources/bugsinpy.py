@@ -180,13 +180,14 @@ def _environment(row: Row, url: str) -> str:
 
 
 def _checks(row: Row, url: str) -> Checks:
-    """The bug's tests: lines of ``setup.sh`` that change files, then those of ``run_test.sh``.
+    """The bug's tests: each line of ``run_test.sh`` after those of ``setup.sh`` that change files.
 
     `Checks.restore` has the tests of the repaired commit, which is fetched where the cache does not have it.
     Raises `TaskError` and `SandboxFault`.
     """
-    prepared = [shlex.split(line) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
-    commands = [Command(tuple(argv), TIMEOUT, results_of(argv)) for argv in (*prepared, *_commands(row))]
+    before = [f"{line} </dev/null && " for line in _lines(row.maybe("setup_sh")) if not _known(line)]
+    first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
+    commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _commands(row)]
     return Checks(tuple(commands), _restored(row, url))
 
 

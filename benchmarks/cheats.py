@@ -1,0 +1,105 @@
+"""Plays every cheat against the graders, in the sandbox: ``python benchmarks/cheats.py`` prints a Markdown table.
+
+Those of `tests/grading/cheats.py`, each by every runner that it fools without a witness, and two commands of which one
+prepares the next. A row says what a cheat earns, and whether it passes by the exit code alone: its positive control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import pytest
+
+from coderepairrl import sandbox
+from coderepairrl.grading import grade_apart
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.types import Task
+from grading import cheats, test_attacks, test_limits
+from rewards.folder import Repository
+
+
+class Play(NamedTuple):
+    """A cheat as a patch of a task."""
+
+    runner: str
+    name: str
+    task: Task
+    patch: bytes
+
+
+def plays(folder: Path) -> Iterator[Play]:
+    """Every cheat by every runner; the first of a task is its reference, and the second changes nothing."""
+
+    def repository(kind: str) -> Repository:
+        place = folder / kind.replace(" ", "-")
+        place.mkdir()
+        return Repository(place)
+
+    for kind in test_attacks.COMMANDS:
+        made = repository(kind)
+        task = test_attacks.made(made, kind)
+        yield from controls(kind, task, made)
+        for played, name in test_attacks.PLAYED:
+            if played == kind:
+                yield Play(kind, name, task, test_attacks.cheat(made, name))
+    for end, names in test_attacks.ENDED.items():
+        made = repository(f"script that ends by {end}")
+        task = test_attacks.script(made, end)
+        yield from controls(f"script, `{end}`", task, made)
+        for name in names:
+            files = {path: text.encode() for path, text in cheats.SCRIPT[name].items()}
+            yield Play(f"script, `{end}`", name, task, made.edit(files))
+    for name in test_limits.PREPARED:
+        made = repository(f"prepares {name}")
+        task, patch = test_limits.prepared(made, name)
+        yield from controls("two commands", task, made)
+        yield Play("two commands", f"the first writes {name}", task, patch)
+
+
+def controls(runner: str, task: Task, made: Repository) -> Iterator[Play]:
+    """The reference, and a patch that repairs nothing."""
+    yield Play(runner, "the reference", task, task.reference)
+    yield Play(runner, "nothing", task, made.edit({"nothing.txt": b""}))
+
+
+async def row(play: Play, backend: SandboxBackend) -> str:
+    """Grade a cheat, run its commands by their exit codes alone, and write down both."""
+    passed = not (await grade_apart(backend, play.task, play.patch)).problem
+    async with backend.open(play.task) as fresh:
+        await fresh.exec(["git", "apply", "-"], stdin=play.patch)
+        for path, text in play.task.checks.restore.items():
+            await fresh.write(path, text.encode(), follow=False)
+        alone = all([(await fresh.exec(each.argv)).ok for each in play.task.checks.commands])
+    words = ("fails", "passes")
+    earned = words[passed] if passed == (play.name == "the reference") else f"**{words[passed]}**"
+    return f"| {play.runner} | {play.name} | {words[alone]} | {earned} |"
+
+
+async def main() -> None:
+    """Print the table."""
+    packages = str(Path(pytest.__file__).parents[1])
+    env = {"PYTHONPATH": packages, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    backend = sandbox.make("bwrap", binds=(packages,), env=env)
+    print("| runner | a patch that | by the exit code alone | graded |\n|---|---|---|---|")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    try:
+        for play in plays(folder):
+            commands = tuple(replace(each, timeout=120.0) for each in play.task.checks.commands)
+            checks = replace(play.task.checks, commands=commands)
+            print(await row(play._replace(task=replace(play.task, checks=checks)), backend), flush=True)
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

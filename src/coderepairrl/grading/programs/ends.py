@@ -1,0 +1,91 @@
+"""A script whose ends are its own: what it calls to end itself cannot be taken from it."""
+
+
+def sealed(source, script):
+    """The code of a script, the first line number of its ends, and the names that they need in its namespace.
+
+    An end is a call of `sys.exit`, `exit`, `quit` or `unittest.main`, or ``raise SystemExit``. It has a line of its
+    own, beyond those of the file, it is reached by a name that only the script has, and an error follows every call.
+    """
+    import sys
+
+    flag = 0x400  # ast.PyCF_ONLY_AST; the module ast takes longer to import than most scripts run
+    tree = compile(source, script, "exec", flag, dont_inherit=True)
+    beyond = source.count(b"\n") + 2
+    ends = {"sys": ("exit",), "os": ("_exit", "abort"), "unittest": ("main",)}
+    modules, names, bound = {}, {"exit": "exit", "quit": "exit"}, set()
+
+    def walk(node):
+        yield node
+        for field in node._fields:
+            value = getattr(node, field, None)
+            for each in value if isinstance(value, list) else [value]:
+                if hasattr(each, "_fields"):
+                    yield from walk(each)
+
+    def expression(text):
+        return compile(text, script, "eval", flag, dont_inherit=True).body
+
+    def place(node, line):
+        node.lineno = node.end_lineno = beyond + line
+        node.col_offset = node.end_col_offset = 0
+
+    for node in walk(tree):
+        kind = type(node).__name__
+        if kind in ("FunctionDef", "ClassDef", "arg"):
+            bound.add(getattr(node, "name", None) or getattr(node, "arg", None))
+        elif kind == "Name" and type(node.ctx).__name__ == "Store":
+            bound.add(node.id)
+        for alias in node.names if kind in ("Import", "ImportFrom") else []:
+            known = alias.asname or alias.name
+            if kind == "Import" and alias.name in ends:
+                modules[known] = alias.name
+            elif kind == "ImportFrom" and alias.name in ends.get(node.module, ()):
+                names[known] = alias.name
+            else:
+                bound.add(known)
+    for name in ("exit", "quit"):
+        if name in bound:
+            del names[name]
+
+    def ended_by(call):
+        """``exit``, ``main``, ... for a call that never returns; else None."""
+        what, kind = call.func, type(call.func).__name__
+        if kind == "Attribute" and type(what.value).__name__ == "Name":
+            name = what.attr if what.attr in ends.get(modules.get(what.value.id), ()) else None
+        else:
+            name = names.get(what.id) if kind == "Name" else None
+        return None if name == "main" and any(each.arg in ("exit", None) for each in call.keywords) else name
+
+    def guarded(call, name):
+        line = call.lineno
+        pair = expression("(0, {}['code under test kept the script from ending'])")
+        for node in walk(pair):
+            if hasattr(node, "lineno"):
+                place(node, line)
+        if name == "exit":
+            call.func = expression("x")
+            call.func.id = ".exit"
+        for node in (call, *walk(call.func)):
+            if hasattr(node, "lineno"):
+                place(node, line)
+        pair.elts[0] = call
+        return pair
+
+    for node in list(walk(tree)):
+        for field in node._fields:
+            value = getattr(node, field, None)
+            several = value if isinstance(value, list) else [value]
+            for at, each in enumerate(several):
+                name = ended_by(each) if type(each).__name__ == "Call" else None
+                if name and isinstance(value, list):
+                    value[at] = guarded(each, name)
+                elif name:
+                    setattr(node, field, guarded(each, name))
+        if type(node).__name__ == "Raise" and node.exc is not None:
+            what = getattr(node.exc, "func", node.exc)
+            if getattr(what, "id", "") == "SystemExit":
+                what.id = ".SystemExit"
+                place(node, node.lineno)
+    code = compile(tree, script, "exec", dont_inherit=True)
+    return code, beyond, {".exit": sys.exit, ".SystemExit": SystemExit}

@@ -125,7 +125,8 @@ TIERS = {
     "stages": "quick",
     "stages/test_asynchrony.py": "real",
     "stages/test_fine_tuning.py": "real",
-    "stages/test_fine_tuning.py::test_a_killed_run_goes_on_to_the_same_bits": "spine*",
+    "stages/test_fine_tuning.py::test_a_killed_run_goes_on_to_the_same_bits": "ci*",
+    "stages/test_gates.py::test_healthy_runs_raise_hardly_any_alarm": "ci",
     "stages/test_predictions.py": "real",
     "stages/test_predictions.py::test_unknown_instances_are_refused_or_listed_and_tasks_need_checks": "quick",
     "stages/test_predictions.py::test_patches_are_read_as_benchmarks_spell_them": "quick",
@@ -164,6 +165,7 @@ TIERS = {
     "test_slurm.py": "real",
     "tokens": "quick*",
     "workshop": "quick",
+    "workshop/test_prune.py::test_the_jobs_that_distil_make_it_and_can_begin_with_it": "ci",
 }
 """Tiers by folder, file, function or case below tests/; the longest name counts, but a test's own mark (`real`,
 `by_hand`) is above it. With a star, the tier is that of each function's first case; its other cases are real."""

@@ -98,8 +98,9 @@ def named(
     """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
 
     A checkpoint of a run has those of the run's settings that are data (`load_policy`), a TOML file its ``model.path``
-    and its settings; a shipped model has those of the shipped config that trains it, any other the defaults of `use`, and so has one that is not there, so
-    that the rest can be checked. With `settings_of` any model has the settings of that TOML file or run.
+    and its settings; a shipped model has those of the shipped config that trains it, any other the defaults of `use`,
+    and so has one that is not there, so that the rest can be checked. With `settings_of` any model has the settings of
+    that TOML file or run.
     `problems` gets all that is wrong, and what the machine lacks.
     """
     overrides = _useful(overrides, use, problems)

@@ -82,9 +82,7 @@ def layers(source: str | Path) -> list[Layer]:
         data.setdefault("run", {})["dir"] = str(folder.parent)
     base = data.pop("extends", None)
     if base is not None and folder is not None:
-        raise ConfigError(
-            f"{path} extends {base}, and a run has all of its settings", fix="name a run as crrl wrote it"
-        )
+        raise ConfigError(f"{path} extends {base}, and a run has all of its settings", fix="name one that crrl wrote")
     return [*([] if base is None else _base(path, base)), Layer(_layer_name(path), data)]
 
 

@@ -68,17 +68,23 @@ class Guest:
         if settings.get("archive"):
             self._unpack(settings["archive"])
         self.files, self.limits = Files(self.workdir), Limits(settings)
-        for name, value in settings["rlimits"].items():
-            which = getattr(resource, "RLIMIT_" + name)
-            hard = resource.getrlimit(which)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (value, value))
+        self.rlimits = settings["rlimits"]
         self.control.send({"ready": self.pid})
         while True:
             request, body = self.control.receive()
             operation = request.pop("op")
             if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
                 self.answer(operation, body, request)
+
+    def _limit(self) -> None:
+        """Set the limits of each process, before the first command. Until then a listening socket can be handed to the
+        host: with few open files allowed, the kernel refuses that while others of our user have many on their way."""
+        while self.rlimits:
+            name, value = self.rlimits.popitem()
+            which = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
 
     def confine(self) -> None:
         """What is left to give up before anything of the task is touched."""
@@ -107,6 +113,7 @@ class Guest:
     ) -> Reply:
         """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
         started = time.monotonic()
+        self._limit()
         out, child_out = os.pipe()
         child_in, feed = os.pipe() if body else (self.null, -1)
         try:
@@ -240,6 +247,7 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         """Wait until the command has ended, or end it; the reply's header."""
         status, why = self._watch()
+        self.guest.control.send({"ending": True})  # it may take long: the kernel frees all that the command held
         self.guest.kill_all()
         self._drain()  # every writer is dead, so this is all there will ever be
         os.close(self.out)

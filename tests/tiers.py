@@ -76,6 +76,7 @@ TIERS = {
     "grading": "real",
     "grading/test_attacks.py::test_a_repair_passes_and_the_bug_does_not": "spine",
     "grading/test_attacks.py::test_cheats_do_not_pass": "spine*",
+    "grading/test_checks.py::test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change": "quick",
     "grading/test_reports.py": "quick",
     "learn": "quick*",
     "learn/test_distributed.py": "real",

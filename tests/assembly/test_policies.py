@@ -14,12 +14,19 @@ from coderepairrl.apps import evaluate
 from coderepairrl.apps.fix.command import USE as FIX
 from coderepairrl.apps.serve.command import USE as SERVE
 from coderepairrl.assembly.model import Use, named
+from coderepairrl.assembly.policies import load_policy
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.config import Config
 from coderepairrl.errors import ConfigError, Several
 from coderepairrl.stages.evaluation import COLLECT, USE
 
-HARMLESS = ("agent.options.tools=compact", "rollout.calls=7", "engine.options.slots=3", "model.thinking=false")
+HARMLESS = (
+    "kinds.agent.calls=3",
+    "agent.options.tools=compact",
+    "rollout.calls=7",
+    "engine.options.slots=3",
+    "model.thinking=false",
+)
 PROGRAM = """
 import pathlib
 pathlib.Path("ran").touch()
@@ -72,6 +79,8 @@ ATTACKS = {
     "eval.source": ("eval.source=theirs_code:Tasks", (USE,)),
     "eval.also.more.agent.name": ("eval.also.more.agent=theirs_code:Agent", (USE,)),
     "kinds.bug.agent.name": ("kinds.bug.agent=theirs.toml", (USE,)),
+    "kinds.agent.agent.name": ("kinds.agent.agent=theirs_code:Agent", (USE,)),
+    "kinds.options.agent.name": ("kinds.options.agent=theirs_code:Agent", (USE,)),
     "kinds.bug.reward": ("kinds.bug.reward=theirs_code:Reward", (USE,)),
     "reward": ("reward=theirs_code:Reward", (USE,)),
     "rollout.executor": ("rollout.executor=ray", (USE, COLLECT)),
@@ -103,6 +112,13 @@ def test_what_describes_the_model_and_its_agent_is_taken(here: Path) -> None:
         taken = settings_of(hand_over(here / use.command, *HARMLESS), use)
         assert (taken.agent.options["tools"], taken.engine.options["slots"]) == ("compact", 3)
         assert (taken.rollout.calls, taken.model.thinking) == (7, False)
+
+
+def test_what_a_shipped_config_sets_is_ours(here: Path) -> None:
+    run = hand_over(here)
+    for name in ("thesis", "qwen3-14b"):
+        (run / "config.toml").write_text(configs.to_toml(configs.load(name)))
+        assert "args" in load_policy(run, [], USE.used).engine.options
 
 
 def test_a_run_named_for_its_settings_is_handed_over_too(here: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import getitem
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     """The settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
 
     Raises `ConfigError` for each setting of the run that runs a program, reads a file of this machine or weakens
-    isolation, unless an override names it.
+    isolation, unless an override names it or a shipped config has it.
     """
     named = [configs.parse_override(each)[0] for each in overrides]
     if "eval.source" in named:  # then that of training is not made
@@ -43,7 +42,7 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.inline(value)}')}",
         )
         for key, value in (chosen | dict(_programs("", here))).items()
-        if _is_below(key, used) and not _is_below(key, named)
+        if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)
     ]
     if problems:
         raise several(problems)
@@ -56,30 +55,43 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
         place = f"{prefix}{key}"
         if key in ("agent", "engine") and value:
             part = {"name": value} if isinstance(value, str) else value
-            if part.get("name", "tiny" if key == "engine" else "nano") not in _SHIPPED[key]:
+            if "name" in part and part["name"] not in _SHIPPED[key]:
                 yield f"{place}.name", part["name"]
             for option, it in part.get("options", {}).items():
-                # an engine's numbers and flags are data; its texts and tables are programs, addresses, environments
-                if option == "system_file" or (key == "engine" and not isinstance(it, (int, float))):
+                if option == "system_file" or not (key == "agent" or _is_data(option, it)):
                     yield f"{place}.options.{option}", it
         elif key in ("source", "reward"):
             if not _SHIPPED[key].issuperset([value] if isinstance(value, str) else value):
                 yield place, value
-        elif key == "options":
+        elif key == "options" and isinstance(value, Mapping):
             yield from ((f"{place}.{option}", it) for option, it in value.items() if option.startswith("sandbox"))
-        elif isinstance(value, Mapping):
-            yield from _programs(f"{place}.", value)
-        elif isinstance(value, list) and any(_programs_of(each) for each in value):
+        elif isinstance(value, list) and any(True for each in value for _ in _programs("", {"each": each})):
             yield place, value
+        if isinstance(value, Mapping):  # whatever it is called: users name kinds and evaluations
+            yield from _programs(f"{place}.", value)
 
 
-def _programs_of(item: object) -> list[tuple[str, Any]]:
-    return list(_programs("", item)) if isinstance(item, Mapping) else []
+def _is_data(option: str, value: object) -> bool:
+    """Whether an engine's option starts nothing: not a program, its arguments and environment, or an address."""
+    return isinstance(value, (int, float)) or option in ("dtype", "head")
+
+
+def _is_shipped(key: str, value: object) -> bool:
+    """Whether a shipped config sets `key` to `value`."""
+    return any(_at(data, key) == value for data in _shipped())
+
+
+@cache
+def _shipped() -> list[dict[str, Any]]:
+    return [configs.load(path).model_dump(mode="json") for path in configs.shipped().values()]
 
 
 def _is_below(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _at(data: Mapping[str, Any], key: str) -> Any:
-    return reduce(getitem, key.split("."), data)
+def _at(data: Any, key: str) -> Any:
+    """The value at the dotted `key`; None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data

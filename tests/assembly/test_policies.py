@@ -17,7 +17,8 @@ from coderepairrl.assembly.model import Use, named
 from coderepairrl.assembly.policies import load_policy
 from coderepairrl.assembly.problems import Problems
 from coderepairrl.config import Config
-from coderepairrl.errors import ConfigError, Several
+from coderepairrl.errors import ConfigError, Several, UsageError
+from coderepairrl.stages.conversations import Recorded
 from coderepairrl.stages.evaluation import COLLECT, USE
 
 HARMLESS = (
@@ -139,3 +140,11 @@ def test_no_file_extends_a_run_and_no_run_extends_a_file(here: Path) -> None:
     (run / "config.toml").write_text('extends = "../mine.toml"\n')
     with pytest.raises(ConfigError, match="a run has all of its settings"):
         configs.load_run(run)
+
+
+def test_attempts_to_learn_from_import_no_class(here: Path) -> None:
+    run = hand_over(here, "eval.source=theirs_code:Tasks")
+    (run / "run.json").write_text(json.dumps({"schema": 2, "name": "theirs", "policy": "builtin:tiny"}))
+    with pytest.raises(UsageError, match="measured theirs_code:Tasks, which may be an evaluation set"):
+        Recorded(run)
+    assert not (here / "ran").exists()

@@ -54,7 +54,7 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
     for key, value in section.items():
         place = f"{prefix}{key}"
         if key in ("agent", "engine") and value:
-            part = {"name": value} if isinstance(value, str) else value
+            part: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
             if "name" in part and part["name"] not in _SHIPPED[key]:
                 yield f"{place}.name", part["name"]
             for option, it in part.get("options", {}).items():

@@ -444,6 +444,7 @@ class TestOtherFamilies:
         ("{% for a in range(300) %}" * 3 + "{% endfor %}" * 3, "more than 0.1 s"),
         ("{% set n = namespace(s='a') %}{% for a in range(28) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "MiB"),
     ],
+    ids=["time", "memory"],
 )
 def test_a_template_that_does_not_end_is_refused(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes with a model, and is applied while a run is planned."""

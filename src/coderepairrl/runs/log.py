@@ -180,14 +180,12 @@ class Tail:
 def repair(path: Path) -> int:
     """Remove a torn last line; returns the number of bytes removed. Raises `RunError` for a line that has changed since
     it was written."""
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    for number, line in enumerate(data[:whole].splitlines(), 1):
+    end = 0
+    for number, (line, end) in enumerate(whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
         try:
-            unsealed(line)
+            unsealed(line.rstrip(b"\n"))
         except ValueError as error:
             raise RunError(f"{path}:{number} is not what was written: {error}", fix=_DAMAGED) from None
-    if whole < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return len(data) - whole
+    if torn := path.stat().st_size - end:
+        os.truncate(path, end)
+    return torn

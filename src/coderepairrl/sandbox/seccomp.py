@@ -55,8 +55,8 @@ _DENIED_AARCH64 = {
 # "Not there" rather than "not allowed": programs then fall back (glibc from clone3 to clone, libuv from io_uring).
 _ABSENT = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 
-# Where host and sandbox share their namespaces: servers, the names of files
-# as they change, owners and attributes of files (Landlock governs none of these).
+# Where host and sandbox share their namespaces: servers, the names of files as they change, owners and attributes of
+# files (Landlock governs none of these).
 _SHARED_SAME = {"setxattrat": 463, "removexattrat": 466, "file_setattr": 469, "process_mrelease": 448}
 _SHARED_X86_64 = {
     "listen": 50, "inotify_init": 253, "inotify_init1": 294, "chown": 92,

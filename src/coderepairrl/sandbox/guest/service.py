@@ -79,12 +79,12 @@ class Guest:
     def _limit(self) -> None:
         """Set the limits of each process, before the first command. Until then a listening socket can be handed to the
         host: with few open files allowed, the kernel refuses that while others of our user have many on their way."""
-        while self.rlimits:
-            name, value = self.rlimits.popitem()
+        for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(which, (value, value))
+        self.rlimits = {}
 
     def confine(self) -> None:
         """What is left to give up before anything of the task is touched."""

@@ -210,6 +210,14 @@ class Guest:
             setsigmask=(),
         )
 
+    def has_children(self) -> bool:
+        """Whether any process is left that is ours to reap."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
     def kill_all(self) -> None:
         """End and reap every other process of the sandbox. On return none is left.
 
@@ -247,7 +255,8 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         """Wait until the command has ended, or end it; the reply's header."""
         status, why = self._watch()
-        self.guest.control.send({"ending": True})  # it may take long: the kernel frees all that the command held
+        if self.guest.has_children():  # to end them may take long: the kernel frees all that they held
+            self.guest.control.send({"ending": True})
         self.guest.kill_all()
         self._drain()  # every writer is dead, so this is all there will ever be
         os.close(self.out)

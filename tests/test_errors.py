@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from coderepairrl.errors import as_called
+from coderepairrl.apps.fix import trace
+from coderepairrl.apps.hello import episode
+from coderepairrl.engines.vllm import server
+from coderepairrl.errors import as_called, exit_on_error
+from coderepairrl.gateway import remote_answer
+from coderepairrl.types import ToolCall
 
 CRRL = Path(sys.executable).parent / "crrl"
 
@@ -32,3 +40,29 @@ def test_what_only_looks_like_a_command_stays(monkeypatch: pytest.MonkeyPatch) -
     assert as_called("rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x") == "rm -r /home/crrl /tmp/crrl-sandbox; mycrrl x"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/pytest"])
     assert as_called("crrl check") == "crrl check"
+
+
+@pytest.mark.parametrize("read", [lambda text: json.loads(text), lambda text: tomllib.loads(f"a = {text}")])
+def test_a_file_that_is_nested_too_deep_is_no_traceback(
+    read: Callable[[str], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, exit_on_error():
+        read("[" * 100_000)
+    assert ended.value.code == 2 and "nested too deep" in capsys.readouterr().err
+
+
+def test_an_endless_recursion_of_ours_keeps_its_traceback() -> None:
+    def again() -> None:
+        again()
+
+    with pytest.raises(RecursionError), exit_on_error():
+        again()
+
+
+def test_what_a_policy_or_a_server_nests_too_deep_is_text() -> None:
+    """It ended the attempt of `crrl fix`, and `crrl hello`."""
+    deep = "[" * 100_000
+    assert trace._call("shell", deep)
+    assert episode._call(ToolCall(0, "shell", deep, ok=True, output_chars=0, seconds=0.0))
+    assert not remote_answer.is_json(deep.encode())
+    assert server._reason(deep)

@@ -81,6 +81,7 @@ TIERS = {
     "grading/test_attacks.py::test_tests_may_be_made_in_any_way[unittest]": "spine",
     "grading/test_checks.py::test_names_are_those_that_pytest_prints": "spine",
     "grading/test_limits.py::test_no_command_prepares_the_next[the next check]": "spine",
+    "grading/test_checks.py::test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change": "quick",
     "grading/test_reports.py": "quick",
     "grading/test_subtests.py": "spine",
     "learn": "quick*",

@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
@@ -77,8 +78,9 @@ _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, err
 def exit_on_error() -> Iterator[None]:
     """Turn errors into an exit code and a line on stderr.
 
-    Caught are this project's own errors (message, fix, their exit code), Ctrl-C, and file system errors on a path that
-    this user may not access. Anything else is a bug and keeps its traceback.
+    Caught are this project's own errors (message, fix, their exit code), Ctrl-C, file system errors on a path that this
+    user may not access, and JSON or TOML that is nested too deep for Python. Anything else is a bug and keeps its
+    traceback.
     """
     try:
         yield
@@ -92,6 +94,13 @@ def exit_on_error() -> Iterator[None]:
         if error.errno not in _INACCESSIBLE or error.filename is None:
             raise
         print(f"error: {logged(os.fsdecode(error.filename))}: {error.strerror}", file=sys.stderr)
+        sys.exit(ExitCode.USAGE)
+    except RecursionError as error:
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        if last.f_globals["__name__"].partition(".")[0] not in ("json", "tomllib"):
+            raise
+        print("error: a file that was read is nested too deep", file=sys.stderr)
+        print("  fix: look for thousands of brackets in the JSON and TOML that the command names", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)

@@ -10,7 +10,9 @@ import json
 import logging
 import resource
 import shutil
+import socket as sockets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import GatewayFault
-from coderepairrl.gateway import Session, incoming, server, workers
+from coderepairrl.gateway import Gateway, Session, incoming, server, workers
 from coderepairrl.gateway.workers import Offload, Workers
 from coderepairrl.processes import limits
 from coderepairrl.types import Sampling
@@ -85,6 +87,33 @@ HUGE = {
     "10,000 messages": body(*[user("")] * 10_000),
     "2 MB of tools": body(user("a"), tools=[{**SHELL, "x": ["a"] * 400_000}]),
 }
+
+
+@pytest.mark.parametrize("by", [sockets.AF_INET, sockets.AF_UNIX])
+async def test_a_storm_of_connections_waits_in_the_kernel(
+    by: sockets.AddressFamily, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is accepted in each turn of the event loop, so that all others are served between any two."""
+    turn, accepted, accept = 0, list[int](), Gateway._accept
+
+    def noting(gateway: Gateway) -> asyncio.Protocol:
+        accepted.append(turn)
+        return accept(gateway)
+
+    monkeypatch.setattr(Gateway, "_accept", noting)
+    path = tmp_path / "gateway.sock"
+    gateway = Gateway(world.gateway.source, sampling=Sampling(), on_turn=lambda *_: None)
+    async with gateway.listening(socket=path):
+        port = int(gateway.url.rpartition(":")[2])
+        with contextlib.ExitStack() as storm:
+            for _ in range(200):
+                client = storm.enter_context(sockets.socket(by))
+                client.settimeout(1.0)  # a connection for which there is no room in the queue
+                client.connect(("127.0.0.1", port) if by == sockets.AF_INET else str(path))
+            while len(accepted) < 200:
+                turn += 1
+                await asyncio.sleep(0)
+    assert max(Counter(accepted).values()) <= 2
 
 
 async def test_nobody_waits_for_what_is_too_large(world: World) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,15 @@ FLAKY = PYTEST + (
     "\n\ndef test_now_and_then():\n    path = '{}'\n    text = open(path).read() + 'x'\n"
     "    open(path, 'w').write(text)\n    assert len(text) % 3\n"
 )
+
+
+@pytest.mark.parametrize("path", ["ci/run.sh", "rules.mk", "cmake/Tests.cmake"])
+def test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change(path: str) -> None:
+    def excluded(reference: bytes) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in left_out(reference))
+
+    assert excluded(b"") and excluded(b"+++ b/src/a.py\n")
+    assert not excluded(f"+++ b/other{Path(path).suffix}\n".encode()), "unless the reference changes such a file"
 
 
 async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from coderepairrl.errors import RunError, UsageError
 from coderepairrl.runs import RunFolder, codec, logged_episodes, open_run
+from coderepairrl.runs.log import unsealed
 from coderepairrl.types import (
     Checks,
     Command,
@@ -81,6 +82,27 @@ def test_a_damaged_log_is_refused(tmp_path: Path) -> None:
     path.write_text('{"type":"a"}\nnot json\n{"type":"b"}\n')
     with pytest.raises(RunError, match="log.jsonl:2"):
         list(RunFolder(tmp_path).records())
+
+
+def test_a_changed_record_is_refused_and_one_without_a_checksum_is_of_an_older_version(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.create("", {})
+    with closing(run.writer()) as log:
+        log.append("step", step=1, reward=0.25, note=',"sum":"0000000a"}')
+    run.add_tasks([Task("a", "x", "c", "dir:/x", b"")])
+    [record] = run.records()
+    assert record["reward"] == 0.25 and "sum" not in record
+    for path, read, before, after in (
+        (run.log, lambda: run.writer().close(), b"0.25", b"0.75"),
+        (run.path / "tasks.jsonl", run.tasks, b"dir:/x", b"dir:/y"),
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(before, after))
+        with pytest.raises(RunError, match=rf"{path.name}:1 is .*checksum"):
+            read()
+        path.write_bytes(unsealed(whole.rstrip()) + b"\n")
+        read()
+        path.write_bytes(whole)
 
 
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:

@@ -26,6 +26,20 @@ from sweeping import swept
 
 from .conftest import until_marked
 
+HOLDS = """
+import ctypes, os, signal
+file = os.open("/tmp/pages", os.O_RDWR | os.O_CREAT)
+os.ftruncate(file, 1 << 20)
+mmap = ctypes.CDLL(None).mmap
+mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for at in range(60_000):  # one area of memory each, as neighbours differ in what they allow
+    mmap(None, 4096, 1 + 2 * (at % 2), 1, file, 4096 * (at % 256))
+while os.fork():
+    pass
+signal.pause()
+"""
+"""A program whose processes each have 60,000 areas of memory, which the kernel frees one by one."""
+
 
 async def test_a_workspace_is_a_clean_repository(box: GuestSandbox) -> None:
     assert isinstance(box, Sandbox)
@@ -197,6 +211,23 @@ async def test_a_guest_that_stops_answering_is_a_fault(bwrap: Bubblewrap, task: 
                 await box.exec(["true"], timeout=0.1)
         finally:
             session.GRACE_SECONDS = before
+
+
+@pytest.mark.parametrize("ending", [0.1, session.ENDING_SECONDS])
+async def test_what_a_command_holds_in_the_kernel_is_no_fault(
+    ending: float, bwrap: Bubblewrap, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer to free than a guest may be silent. The control is a guest that has no more time for that."""
+    monkeypatch.setattr(session, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(session, "ENDING_SECONDS", ending)
+    async with bwrap.open(task) as box:
+        if ending < 1:
+            with pytest.raises(SandboxFault, match="did not answer"):
+                await box.exec(["python3", "-c", HOLDS], timeout=3)
+            return
+        held = await box.exec(["python3", "-c", HOLDS], timeout=3)
+        assert held.timed_out and held.seconds > 3.1
+        assert (await box.exec(["echo", "alive"])).output == b"alive\n"
 
 
 async def test_the_guest_dies_with_its_host(tmp_path: Path, folder: Path, bwrap: Bubblewrap, marker: str) -> None:

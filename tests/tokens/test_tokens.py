@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from coderepairrl import tokens
 from coderepairrl.errors import ConfigError, PrerequisiteError
+from coderepairrl.tokens import template
 from coderepairrl.tokens.verify import OPENING, TOOLS, verify
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -442,3 +444,21 @@ class TestOtherFamilies:
         self.drop(merging, folder, "tool_call")
         with pytest.raises(ConfigError, match="<tool_call>"):
             tokens.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{% for a in range(300) %}" * 3 + "{% endfor %}" * 3, "more than 0.1 s"),
+        ("{% set n = namespace(s='a') %}{% for a in range(28) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "MiB"),
+    ],
+    ids=["time", "memory"],
+)
+def test_a_template_that_does_not_end_is_refused(source: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes with a model, and is applied while a run is planned."""
+    monkeypatch.setattr(template, "SECONDS", 0.1)
+    monkeypatch.setattr(template, "MEMORY", 64 << 20)
+    with pytest.raises(ConfigError, match=message):
+        template.Template(source).apply([], [], thinking=False)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0.0, 0.0)
+    assert template.Template("{{ messages | length }}").apply([{}], [], thinking=False) == "1"

@@ -182,7 +182,7 @@ def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[
         raise UsageError(
             f"{policy} and {what} both have settings", fix="name the model itself: its folder, its run, or its URL"
         )
-    return _resolve(policy, given, agents, settings_of=file or run, collects=collects)
+    return _resolve(policy, given, agents, settings_of=file or Path(what), collects=collects)
 
 
 def _file(what: str) -> Path | None:
@@ -213,6 +213,7 @@ def _of_source(
     own = (
         *(f"run.name={_named(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
+        *([] if measured else ['reward={"patch_edits" = 1.0}']),  # that of training is not made
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError
 from coderepairrl import config as configs
 from coderepairrl import engines, models, tokens
 from coderepairrl.assembly import devices
+from coderepairrl.assembly.policies import load_policy
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.config import Config
 from coderepairrl.config.sections.base import Section
@@ -96,18 +97,19 @@ def named(
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
     """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
 
-    A checkpoint of a run has the run's settings, a TOML file its ``model.path`` and its settings; a shipped model has
-    those of the shipped config that trains it, any other the defaults of `use`, and so has one that is not there, so
-    that the rest can be checked. With `settings_of` any model has the settings of that TOML file or run.
+    A checkpoint of a run has those of the run's settings that are data (`load_policy`), a TOML file its ``model.path``
+    and its settings; a shipped model has those of the shipped config that trains it, any other the defaults of `use`,
+    and so has one that is not there, so that the rest can be checked. With `settings_of` any model has the settings of
+    that TOML file or run.
     `problems` gets all that is wrong, and what the machine lacks.
     """
     overrides = _useful(overrides, use, problems)
 
     def loaded(run: Path | None, given: Sequence[str]) -> Config:
-        if settings_of is not None:
+        if settings_of is not None and not settings_of.is_dir():
             return configs.load(settings_of, given)
-        if run is not None:
-            return configs.load_run(run, given)
+        if (handed_over := settings_of or run) is not None:
+            return load_policy(handed_over, given, use.used)
         plain = configs.validate(configs.parse_options([*use.defaults, *given]), use.command, overrides)
         return _trainer_of(model, given) or plain
 

@@ -81,6 +81,8 @@ def layers(source: str | Path) -> list[Layer]:
     if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
         data.setdefault("run", {})["dir"] = str(folder.parent)
     base = data.pop("extends", None)
+    if base is not None and folder is not None:
+        raise ConfigError(f"{path} extends {base}, and a run has all of its settings", fix="name one that crrl wrote")
     return [*([] if base is None else _base(path, base)), Layer(_layer_name(path), data)]
 
 
@@ -226,6 +228,11 @@ def _base(path: Path, name: Any) -> list[Layer]:
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
     found = _find(path.parent / name if (path.parent / name).exists() else name)
+    if run_of(found) is not None:
+        raise ConfigError(
+            f"{path} extends {name}, the settings of a run, which may run programs",
+            fix="extend a file of yours, or a shipped config",
+        )
     data = _read(found)
     above = data.pop("extends", None)
     if above is not None and found not in shipped().values():

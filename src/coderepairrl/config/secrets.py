@@ -19,8 +19,10 @@ _ALWAYS = frozenset(
     {"password", "passwd", "passphrase", "secret", "secrets", "authorization", "credential"}
     | {"passwords", "credentials", "pwd"}
 )
-_MOSTLY = frozenset({"key", "apikey", "token"})
+_MOSTLY = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
 """Numbers under these names count or order something."""
+_ENDINGS = ("password", "passwd", "secret")
+"""Of words without a break, such as PGPASSWORD."""
 _NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
 """``key_env`` and ``env_key`` say where a secret is."""
 _OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})
@@ -94,4 +96,5 @@ def _named(key: str, last: frozenset[str]) -> bool:
     words = [word.lower() for word in _WORD.findall(key.rpartition(".")[2])]
     while words and words[-1].isdigit():  # API_KEY_2
         words.pop()
-    return bool(words) and words[-1] in last and not {*words[:-1]} & (_NAMES_ELSEWHERE | _OF_TEXT)
+    hidden = bool(words) and (words[-1] in last or words[-1].endswith(_ENDINGS))
+    return hidden and not {*words[:-1]} & (_NAMES_ELSEWHERE | _OF_TEXT)

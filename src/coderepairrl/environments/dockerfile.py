@@ -272,7 +272,7 @@ class Recipe:
     def _copy(self, line: int, rest: str) -> None:
         try:
             words = json.loads(rest) if rest.startswith("[") else self._words(line, rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._wrong(line, f"COPY {rest}") from None
         options = [word for word in words if word.startswith("--")]
         mode = None
@@ -402,7 +402,7 @@ def _listed(text: str) -> list[str] | None:
     """The words of an instruction that has them as JSON; None if it has not."""
     try:
         words = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return words if isinstance(words, list) and words and all(isinstance(word, str) for word in words) else None
 

@@ -243,7 +243,7 @@ class Remote:
         try:
             cards = json.loads(data)["data"] if answer.ok else []
             return [card for card in cards if isinstance(card, dict) and isinstance(card.get("id"), str)]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return []
 
     def _choose(self, cards: list[dict[str, Any]]) -> None:

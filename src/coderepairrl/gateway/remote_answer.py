@@ -211,6 +211,6 @@ def is_json(data: bytes) -> bool:
     """Whether `data` parses as JSON."""
     try:
         json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -32,6 +32,8 @@ from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512
 """Connections without a valid key so far; beyond that the oldest is closed."""
+BACKLOG = 1024
+"""Connections that wait in the kernel to be accepted."""
 KEY_SECONDS = 10.0
 """After which a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
@@ -118,11 +120,11 @@ class Gateway:
         allow_open_files()
         loop = asyncio.get_running_loop()
         try:
-            self._listeners.append(await loop.create_server(self._accept, host, port, backlog=1024))
+            self._listeners.append(_queueing(await loop.create_server(self._accept, host, port, backlog=1)))
             if socket is not None:
                 check_free(socket)
                 socket.unlink(missing_ok=True)
-                self._listeners.append(await loop.create_unix_server(self._accept, str(socket), backlog=1024))
+                self._listeners.append(_queueing(await loop.create_unix_server(self._accept, str(socket), backlog=1)))
                 socket.chmod(0o666)  # guests run as another user; without a key it is of no use
         except OSError as error:
             where = f"{host}:{port}" if not self._listeners else str(socket)
@@ -338,6 +340,15 @@ def _void_on_bug(session: Session) -> Iterator[None]:
     except Exception as error:
         session.fault = session.fault or GatewayFault(f"{type(error).__name__}: {error}")
         raise
+
+
+def _queueing(listener: asyncio.Server) -> asyncio.Server:
+    """Let `BACKLOG` connections wait. Made with a backlog of 1, `listener` accepts one in each turn of the event loop:
+    asyncio accepts as many at once as may wait, and clients that connect and hang up would stall all calls."""
+    for each in listener.sockets:
+        with sockets.fromfd(each.fileno(), each.family, each.type) as same:
+            same.listen(BACKLOG)
+    return listener
 
 
 def check_free(path: Path) -> None:

@@ -15,7 +15,8 @@ STEERING = (
     *("pyproject.toml", "pytest.py"),
     *("*_test.go", "go.work", "Cargo.toml", ".cargo/*", "build.rs", "package.json", ".npmrc", ".mocharc*"),
     *("jest.config.*", "vitest.config.*", "vite.config.*"),
-    *("Makefile", "makefile", "GNUmakefile", "run_tests.sh", "CMakeLists.txt", "Rakefile", "go.mod"),
+    *("Makefile", "makefile", "GNUmakefile", "*.mk", "*.mak", "CMakeLists.txt", "*.cmake", "Rakefile", "go.mod"),
+    *("run_tests.sh", "*.sh", "*.bash"),  # one hop from a Makefile, or from a script that a command names
     *("pom.xml", ".mvn/*", "mvnw", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"),
     *("gradle.properties", "gradle/wrapper/*", "gradlew", "phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"),
     *("sitecustomize.*", "sitecustomize/*", "usercustomize.*", "usercustomize/*", "*.pth", "*.egg-link", "pyvenv.cfg"),

@@ -34,7 +34,7 @@ from coderepairrl.printable import without_login
 from coderepairrl.processes import hostgit
 from coderepairrl.registry import nearest_run
 from coderepairrl.runs import codec
-from coderepairrl.runs.log import Log, read, repair
+from coderepairrl.runs.log import Log, read, repair, sealed, unsealed
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.types import Episode, Task, Turn, Verified
 
@@ -139,7 +139,7 @@ class RunFolder:
         known = [line for line, _ in self._tasks()]
         lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(known):
-            write_atomic(self.path / "tasks.jsonl", "".join(f"{line}\n" for line in lines))
+            write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
         """The run's tasks by id, each as it was last; none of a run of schema 1. Raises `RunError` for damage."""
@@ -151,6 +151,7 @@ class RunFolder:
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines, 1):
             try:
+                line = unsealed(line)
                 task = codec.load(Task, json.loads(line))
                 if not isinstance(task, Task):
                     raise ValueError("it is null")
@@ -166,9 +167,14 @@ class RunFolder:
         return read(self.log)
 
     def writer(self) -> Log:
-        """The log, opened for appending, without the torn line that a crash may have left."""
+        """The log, opened for appending, without the torn line that a crash may have left. Raises `RunError` where it
+        is not what was written."""
         log = Log(self.log)
-        repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing
+        try:
+            repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing
+        except RunError:
+            log.close()
+            raise
         return log
 
     def write_episodes(self, name: str, episodes: Iterable[Episode]) -> None:

@@ -147,4 +147,5 @@ def _record(line: bytes) -> dict[str, Any]:
     if record["type"] == "turn":
         sampled = sum(len(record["turn"][span]["ids"]) for span in ("output", "tail"))
         return {"type": "turn", "episode": record["episode"], "sampled": sampled}
+    record.pop("sum", None)
     return record

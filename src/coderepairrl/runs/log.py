@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,30 @@ from coderepairrl.types import Turn
 
 Record = dict[str, Any]
 
+_SUM = b',"sum":"'
 _DAMAGED = "the log was edited or damaged: restore it from a copy"
+
+
+def sealed(line: bytes) -> bytes:
+    """A JSON object with the checksum of its line as its last field, ``sum``.
+
+    >>> sealed(b'{"type":"a"}')
+    b'{"type":"a","sum":"e1f50c3b"}'
+    """
+    return b'%s%s%08x"}' % (line[:-1], _SUM, zlib.crc32(line[:-1]))
+
+
+def unsealed(line: bytes) -> bytes:
+    """The object that was `sealed`; a line of an older version, without a checksum, is returned as it is.
+
+    Raises ValueError where the line is another than was written.
+    """
+    written, mark, rest = line.rpartition(_SUM)
+    if not mark or len(rest) != 10:
+        return line
+    if rest != b'%08x"}' % zlib.crc32(written):
+        raise ValueError("its checksum is that of another line")
+    return written + b"}"
 
 
 class Log:
@@ -45,7 +69,7 @@ class Log:
     def append(self, type: str, **fields: Any) -> None:
         """Write one record. Raises `RunError` when the disk is full; earlier records stay intact."""
         record = {"type": type, "time": round(clock.now(), 4), **{key: dump(value) for key, value in fields.items()}}
-        self.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+        self.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
 
     def write(self, line: bytes) -> None:
         """Write a whole line, or nothing. Raises `RunError` when the disk is full."""
@@ -117,10 +141,11 @@ def read(path: Path) -> Iterator[Record]:
     for number, (line, _) in enumerate(whole_lines(path), 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RunError(f"{path}:{number} is not JSON", fix=_DAMAGED) from None
         if not isinstance(record, dict) or "type" not in record:
             raise RunError(f"{path}:{number} is no record", fix=_DAMAGED)
+        record.pop("sum", None)
         yield record
 
 
@@ -153,10 +178,14 @@ class Tail:
 
 
 def repair(path: Path) -> int:
-    """Remove a torn last line; returns the number of bytes removed."""
-    data = path.read_bytes()
-    whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return len(data) - whole
+    """Remove a torn last line; returns the number of bytes removed. Raises `RunError` for a line that has changed since
+    it was written."""
+    end = 0
+    for number, (line, end) in enumerate(whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
+        try:
+            unsealed(line.rstrip(b"\n"))
+        except ValueError as error:
+            raise RunError(f"{path}:{number} is not what was written: {error}", fix=_DAMAGED) from None
+    if torn := path.stat().st_size - end:
+        os.truncate(path, end)
+    return torn

@@ -4,7 +4,7 @@ Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``
 endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so
 this is a deny-list of what no repair needs: other namespaces and mounts, other processes' memory, kernel
 interfaces with a record of escapes, socket families that no network namespace confines, and memory that none of
-the limits would count.
+the limits would count, or all sandboxes of a user share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _DENIED_X86_64 = {
     "quotactl": 179, "swapon": 167, "swapoff": 168, "reboot": 169, "acct": 163, "settimeofday": 164,
     "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159, "syslog": 103, "vhangup": 153, "iopl": 172,
     "ioperm": 173, "lookup_dcookie": 212, "fanotify_init": 300, "memfd_create": 319, "shmget": 29,
-    "msgget": 68, "semget": 64,
+    "msgget": 68, "semget": 64, "mq_open": 240, "mq_unlink": 241,
 }  # fmt: skip
 _DENIED_AARCH64 = {
     "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272, "mount": 40, "umount2": 39,
@@ -50,20 +50,21 @@ _DENIED_AARCH64 = {
     "quotactl": 60, "swapon": 224, "swapoff": 225, "reboot": 142, "acct": 89, "settimeofday": 170,
     "clock_settime": 112, "clock_adjtime": 266, "adjtimex": 171, "syslog": 116, "vhangup": 58, "lookup_dcookie": 18,
     "fanotify_init": 262, "memfd_create": 279, "shmget": 194, "msgget": 186, "semget": 190,
+    "mq_open": 180, "mq_unlink": 181,
 }  # fmt: skip
 # "Not there" rather than "not allowed": programs then fall back (glibc from clone3 to clone, libuv from io_uring).
 _ABSENT = {"clone3": 435, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427}
 
-# Where host and sandbox share their namespaces: servers, other users' and sandboxes' message queues, the names of files
-# as they change, owners and attributes of files (Landlock governs none of these).
+# Where host and sandbox share their namespaces: servers, the names of files as they change, owners and attributes of
+# files (Landlock governs none of these).
 _SHARED_SAME = {"setxattrat": 463, "removexattrat": 466, "file_setattr": 469, "process_mrelease": 448}
 _SHARED_X86_64 = {
-    "listen": 50, "inotify_init": 253, "inotify_init1": 294, "mq_open": 240, "mq_unlink": 241, "chown": 92,
+    "listen": 50, "inotify_init": 253, "inotify_init1": 294, "chown": 92,
     "lchown": 94, "fchownat": 260, "setxattr": 188, "lsetxattr": 189, "removexattr": 197, "lremovexattr": 198,
     "utime": 132, "utimes": 235, "futimesat": 261, "migrate_pages": 256, "move_pages": 279,
 }  # fmt: skip
 _SHARED_AARCH64 = {
-    "listen": 201, "inotify_init1": 26, "mq_open": 180, "mq_unlink": 181, "fchownat": 54, "setxattr": 5,
+    "listen": 201, "inotify_init1": 26, "fchownat": 54, "setxattr": 5,
     "lsetxattr": 6, "removexattr": 14, "lremovexattr": 15, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
 # And what a process may do to any other of its user, without a signal: where processes are shared only to itself

@@ -27,7 +27,11 @@ T = TypeVar("T")
 
 GRACE_SECONDS = 20.0
 """How long after a command's own timeout a silent guest counts as dead."""
+ENDING_SECONDS = 600.0
+"""How long a guest may take to end what a command has started: the more it held in the kernel, the longer."""
 COLLECT_SECONDS = 120.0
+QUEUED_SIGNALS = 1024
+"""Signals and timers of a sandbox that the kernel may hold: all of a user's share some hundred thousand."""
 _LEAST_ROOM = 64 << 20
 """Bytes: with less, the host's disk is full. With more, an agent filled what its sandbox may use."""
 
@@ -80,7 +84,7 @@ class ResourceLimits:
         """For the guest, by name. `per_user`: processes are counted per sandbox, not over all of a user's."""
         limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files}
         limits |= {"CPU": self.cpu_seconds, "CORE": 0}
-        return limits | ({"NPROC": self.processes} if per_user else {})
+        return limits | ({"NPROC": self.processes, "SIGPENDING": QUEUED_SIGNALS} if per_user else {})
 
 
 @dataclass
@@ -205,9 +209,13 @@ class GuestSandbox:
 
     async def _once(self, request: Header, body: bytes, timeout: float) -> tuple[Header, bytes]:
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(timeout) as clock:
                 await self.guest.send(request, body)
-                return await self.guest.receive()
+                reply = await self.guest.receive()
+                if "ending" in reply[0]:
+                    clock.reschedule(asyncio.get_running_loop().time() + ENDING_SECONDS)
+                    reply = await self.guest.receive()
+                return reply
         except TimeoutError:
             raise await self.guest.died(f"did not answer within {timeout:.0f} s") from None
 

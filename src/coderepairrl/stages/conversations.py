@@ -32,8 +32,8 @@ _NO_LIMIT = 1 << 62
 class Recorded:
     """The attempts in a run folder: all of a collection or an evaluation, of training only those that it trained on.
 
-    Raises `UsageError` where there is no run, and `ConfigError` where it measured an evaluation set, which is not
-    there to be learned from.
+    Raises `UsageError` where there is no run, and where it measured a class of the user's, and `ConfigError` where it
+    measured an evaluation set, which is not there to be learned from.
     """
 
     path: Path
@@ -45,6 +45,11 @@ class Recorded:
         for each in self._config.eval.each.values():
             others = here.sources or (here,)
             for own in (each,) if each.source else others:
+                if own.source not in tasks.SHIPPED:  # a run that was handed over imports no class
+                    raise UsageError(
+                        f"{self.path} measured {own.source}, which may be an evaluation set",
+                        fix=f"learn from attempts of crrl collect {own.source} --policy POLICY",
+                    )
                 tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:

@@ -11,6 +11,7 @@ from coderepairrl.assembly.conditions import unlike
 from coderepairrl.errors import UsageError
 from coderepairrl.report.metrics import agents_of
 from coderepairrl.runs import RunFolder, open_run
+from coderepairrl.runs.log import sealed
 from coderepairrl.runs.storage import replace_folder
 from coderepairrl.stages import shards
 from coderepairrl.stages.results import conclude
@@ -127,7 +128,7 @@ def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mappi
                 if record["type"] == "episode":
                     group_of[record["id"]] = record["group"]
                 if _counts(record, group_of, owner, at):
-                    log.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+                    log.write(sealed(json.dumps(record, separators=(",", ":")).encode()) + b"\n")
         for name, version in parts[0].evaluations.items():
             episodes, rows = _episodes(parts, name, owner)
             own = (tasks[each.task_id] for each in episodes)

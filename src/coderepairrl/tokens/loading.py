@@ -174,7 +174,7 @@ def _object(path: Path, *keys: str) -> dict[str, Any]:
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=fix) from error
     if missing := [key for key in keys if not isinstance(value, dict) or key not in value]:
         raise ConfigError(f"{path} has no {' and no '.join(missing)}", fix=fix)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
@@ -15,6 +20,8 @@ from typing import Any, NoReturn
 from coderepairrl.errors import ConfigError
 
 TODAY = date(2026, 1, 1)
+SECONDS, MEMORY = 10.0, 1 << 30
+"""CPU time and bytes that a template may take: it comes with a model, and may loop for ever."""
 _CLOCK = re.compile(r"strftime_now\s+is\s+defined")
 
 
@@ -36,24 +43,55 @@ class Template:
         """`messages` as text, with the generation prompt if `prompt`.
 
         No clock is available, so that prompts do not change from day to day: templates fall back to a date of their
-        own, those without one to `TODAY`. Raises `ConfigError` when the template fails.
+        own, those without one to `TODAY`. Raises `ConfigError` when the template fails, or takes more than `SECONDS`
+        or `MEMORY`.
         """
         from jinja2 import TemplateError
 
         try:
-            return str(
-                _compiled(self.source).render(
-                    **self.tokens,
-                    messages=list(messages),
-                    tools=list(tools) or None,
-                    add_generation_prompt=prompt,
-                    enable_thinking=thinking,
-                    thinking=thinking,  # the same switch in DeepSeek's and Granite's
+            with _bounded():
+                return str(
+                    _compiled(self.source).render(
+                        **self.tokens,
+                        messages=list(messages),
+                        tools=list(tools) or None,
+                        add_generation_prompt=prompt,
+                        enable_thinking=thinking,
+                        thinking=thinking,  # the same switch in DeepSeek's and Granite's
+                    )
                 )
-            )
+        except MemoryError:
+            raise ConfigError(f"the model's chat template takes more than {MEMORY >> 20} MiB") from None
         except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
             why = str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
             raise ConfigError(f"the model's chat template fails: {why}") from error
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Limit CPU time and memory of the block, where it is in the main thread of a process on Linux."""
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> NoReturn:
+        from jinja2 import TemplateError
+
+        raise TemplateError(f"it takes more than {SECONDS:g} s")
+
+    with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - for each prompt
+        data = int(statm.read().split()[5]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    tight = min(each for each in (data + MEMORY, soft, hard) if each != resource.RLIM_INFINITY)
+    before = signal.signal(signal.SIGVTALRM, stop)
+    resource.setrlimit(resource.RLIMIT_DATA, (tight, hard))
+    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def find(folder: Path) -> Template | None:
@@ -61,7 +99,7 @@ def find(folder: Path) -> Template | None:
     path = folder / "tokenizer_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
     jinja = folder / "chat_template.jinja"
     source = jinja.read_text(encoding="utf-8") if jinja.is_file() else config.get("chat_template")
@@ -112,7 +150,7 @@ def digest(folder: Path) -> str:
         spec = json.loads(path.read_text(encoding="utf-8"))
         model = dict(spec["model"])
         model["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model.get("merges", ())]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}", fix=f"save or download {folder} again") from error
     tokenizer = {key: value for key, value in spec.items() if key not in ("truncation", "padding", "version")}
     written = find(folder)

@@ -103,7 +103,7 @@ def _call(name: Any, raw: Any) -> list[str | tuple[str, str]]:
     """A tool call: the value of its only argument behind the name, or beneath it; several by name."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
-    except ValueError:
+    except (ValueError, RecursionError):
         arguments = raw
     title: list[str | tuple[str, str]] = [(printable(str(name)), "bold cyan")]
     if not isinstance(arguments, Mapping):

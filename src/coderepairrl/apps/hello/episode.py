@@ -69,7 +69,7 @@ def _changed(patch: bytes) -> Iterator[str]:
 def _call(call: ToolCall) -> str:
     try:
         given = json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = call.arguments
     words = " | ".join(map(str, given.values())) if isinstance(given, Mapping) else str(given)
     end = "" if call.ok else "  (failed)"

@@ -428,7 +428,7 @@ def _reason(text: str) -> str:
     """The message in an error body of any shape."""
     try:
         body = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip()[:500] or "nothing"
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message") or error.get("detail") or error if isinstance(error, dict) else error)[:500]

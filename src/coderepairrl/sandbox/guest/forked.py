@@ -15,6 +15,7 @@ NEW_USER, NEW_PIDS, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 READ_ONLY, NO_SUID, NO_DEVICES, NO_PROGRAMS, REMOUNT, BIND = 1, 2, 4, 8, 32, 4096
 SET_FLAGS, UP, RUNNING = 0x8914, 0x1, 0x40  # of a network interface
 CAPABILITIES, PR_CAPBSET_DROP = 0x20080522, 24
+MOST_WATCHERS = "8"  # of the 128 that all sandboxes of a user share
 MOST_RIGHTS = 16  # descriptors in one message
 
 
@@ -100,6 +101,8 @@ class ForkServer:
             os.write(entrance, b"0")
             os.close(entrance)
         self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
+        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # this namespace's, of what all of a user share
+            file.write(MOST_WATCHERS)
         self._mount(b"/proc/sys", b"/proc/sys", BIND)
         self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)
         self._mount(b"devpts", b"/dev/pts", NO_SUID | NO_PROGRAMS, b"newinstance,ptmxmode=0666,mode=620")

@@ -68,11 +68,7 @@ class Guest:
         if settings.get("archive"):
             self._unpack(settings["archive"])
         self.files, self.limits = Files(self.workdir), Limits(settings)
-        for name, value in settings["rlimits"].items():
-            which = getattr(resource, "RLIMIT_" + name)
-            hard = resource.getrlimit(which)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(which, (value, value))
+        self.rlimits = settings["rlimits"]
         python = settings.get("python", "")
         self.control.send({"ready": self.pid, "cannot_run": "" if os.access(python, os.X_OK) else python})
         while True:
@@ -80,6 +76,16 @@ class Guest:
             operation = request.pop("op")
             if operation != "stop":  # a stop that crossed the reply that it meant to hasten needs none
                 self.answer(operation, body, request)
+
+    def _limit(self) -> None:
+        """Set the limits of each process, before the first command. Until then a listening socket can be handed to the
+        host: with few open files allowed, the kernel refuses that while others of our user have many on their way."""
+        for name, value in self.rlimits.items():
+            which = getattr(resource, "RLIMIT_" + name)
+            hard = resource.getrlimit(which)[1]
+            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(which, (value, value))
+        self.rlimits = {}
 
     def confine(self) -> None:
         """What is left to give up before anything of the task is touched."""
@@ -108,6 +114,7 @@ class Guest:
     ) -> Reply:
         """Run a command with `body` as its input; everything it started is gone when the reply leaves."""
         started = time.monotonic()
+        self._limit()
         out, child_out = os.pipe()
         child_in, feed = os.pipe() if body else (self.null, -1)
         try:
@@ -204,6 +211,14 @@ class Guest:
             setsigmask=(),
         )
 
+    def has_children(self) -> bool:
+        """Whether any process is left that is ours to reap."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
+
     def kill_all(self) -> None:
         """End and reap every other process of the sandbox. On return none is left.
 
@@ -241,6 +256,8 @@ class Run:
     def to_the_end(self) -> dict[str, Any]:
         """Wait until the command has ended, or end it; the reply's header."""
         status, why = self._watch()
+        if self.guest.has_children():  # to end them may take long: the kernel frees all that they held
+            self.guest.control.send({"ending": True})
         self.guest.kill_all()
         self._drain()  # every writer is dead, so this is all there will ever be
         os.close(self.out)

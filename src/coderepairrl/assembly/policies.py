@@ -1,0 +1,97 @@
+"""The settings of a run that is named as a policy: data is taken, what runs programs is asked for by name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import agents, engines, rewards, tasks
+from coderepairrl import config as configs
+from coderepairrl.agents import recipe
+from coderepairrl.config import Config
+from coderepairrl.errors import ConfigError, several
+
+_SHIPPED = {
+    "agent": {*agents.SHIPPED, *recipe.names()},
+    "engine": {*engines.SHIPPED},
+    "source": {*tasks.SHIPPED, ""},
+    "reward": {*rewards.SHIPPED, *rewards.PRESETS},
+}
+_OF_THE_USER = ("sandbox.name", "sandbox.options", "log", "rollout.executor", "rollout.ray", "engine.weights_dir")
+"""Settings that choose the isolation, or where data is sent, whatever their values."""
+
+
+def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Config:
+    """The settings of the folder `run` with `overrides`, for a command that uses the sections `used`.
+
+    Raises `ConfigError` for each setting of the run that runs a program, reads a file of this machine or weakens
+    isolation, unless an override names it or a shipped config has it.
+    """
+    named = [configs.parse_override(each)[0] for each in overrides]
+    if "eval.source" in named:  # then that of training is not made
+        named.append("tasks")
+    here = configs.load_run(run).model_dump(mode="json")
+    usual = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
+    chosen = {key: _at(here, key) for key in _OF_THE_USER if _at(here, key) != _at(usual, key)}
+    problems = [
+        ConfigError(
+            f"{run} sets {key} to {configs.inline(value)}, and a policy runs no programs and chooses no isolation",
+            fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.inline(value)}')}",
+        )
+        for key, value in (chosen | dict(_programs("", here))).items()
+        if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)
+    ]
+    if problems:
+        raise several(problems)
+    return configs.load_run(run, overrides)
+
+
+def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings in `section` that import a class, start a program, or read a file of this machine."""
+    for key, value in section.items():
+        place = f"{prefix}{key}"
+        if key in ("agent", "engine") and value:
+            part: Mapping[str, Any] = {"name": value} if isinstance(value, str) else value
+            if "name" in part and part["name"] not in _SHIPPED[key]:
+                yield f"{place}.name", part["name"]
+            for option, it in part.get("options", {}).items():
+                if option == "system_file" or not (key == "agent" or _is_data(option, it)):
+                    yield f"{place}.options.{option}", it
+        elif key in ("source", "reward"):
+            if not _SHIPPED[key].issuperset([value] if isinstance(value, str) else value):
+                yield place, value
+        elif key == "options" and isinstance(value, Mapping):
+            yield from ((f"{place}.{option}", it) for option, it in value.items() if option.startswith("sandbox"))
+        elif isinstance(value, list) and any(True for each in value for _ in _programs("", {"each": each})):
+            yield place, value
+        if isinstance(value, Mapping):  # whatever it is called: users name kinds and evaluations
+            yield from _programs(f"{place}.", value)
+
+
+def _is_data(option: str, value: object) -> bool:
+    """Whether an engine's option starts nothing: not a program, its arguments and environment, or an address."""
+    return isinstance(value, (int, float)) or option in ("dtype", "head")
+
+
+def _is_shipped(key: str, value: object) -> bool:
+    """Whether a shipped config sets `key` to `value`."""
+    return any(_at(data, key) == value for data in _shipped())
+
+
+@cache
+def _shipped() -> list[dict[str, Any]]:
+    return [configs.load(path).model_dump(mode="json") for path in configs.shipped().values()]
+
+
+def _is_below(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _at(data: Any, key: str) -> Any:
+    """The value at the dotted `key`; None where there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data

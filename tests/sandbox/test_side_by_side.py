@@ -1,0 +1,101 @@
+"""One sandbox takes from no other what the kernel counts by user: two of them, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from coderepairrl.sandbox.bwrap import Bubblewrap
+from coderepairrl.sandbox.session import GuestSandbox, ResourceLimits
+from coderepairrl.types import Task
+
+from .conftest import until_marked
+
+TAKE = """
+import ctypes, itertools, os, signal, socket, sys, time
+libc, kind, most = ctypes.CDLL(None), sys.argv[1], int(sys.argv[2])
+signal.pthread_sigmask(signal.SIG_BLOCK, [40])
+event, timer = (ctypes.c_int * 32)(0, 0, 40), ctypes.c_void_p()
+pairs = []
+def descriptors_on_their_way():
+    pairs.append(socket.socketpair())
+    try:
+        socket.send_fds(pairs[-1][0], [b"x"], [0] * 200)
+    except OSError:
+        return -1
+    return 0
+take = {
+    "watchers": lambda: libc.inotify_init1(0),
+    "signals": lambda: libc.sigqueue(os.getpid(), 40, 0),
+    "timers": lambda: libc.timer_create(1, event, ctypes.byref(timer)),
+    "queues": lambda: libc.mq_open(b"/mine", 0o102, 0o600, None),
+    "descriptors": descriptors_on_their_way,
+}[kind]
+print(sum(1 for _ in itertools.takewhile(lambda _: take() >= 0, range(most))), flush=True)
+if most > 3:
+    if os.fork() == 0:
+        os.execvp("sleep", [sys.argv[3], "60"])
+    time.sleep(60)
+"""
+
+
+@asynccontextmanager
+async def taking(backend: Bubblewrap, task: Task, kind: str, marker: str) -> AsyncIterator[None]:
+    """Another sandbox, which holds as many as it gets."""
+    async with backend.open(task) as box:
+        attack = asyncio.create_task(box.exec(["python3", "-ISc", TAKE, kind, "200000", marker], timeout=60))
+        await until_marked(marker)
+        yield
+        attack.cancel()
+        await asyncio.wait({attack})
+
+
+async def three(box: GuestSandbox, kind: str) -> int:
+    """How many of three it gets."""
+    return int((await box.exec(["python3", "-ISc", TAKE, kind, "3"])).output)
+
+
+@pytest.mark.parametrize("kind", ["watchers", "signals", "timers"])
+async def test_what_is_counted_by_user_is_limited_in_each_sandbox(
+    kind: str, bwrap: Bubblewrap, task: Task, marker: str
+) -> None:
+    async with bwrap.open(task) as box, taking(bwrap, task, kind, marker):
+        assert await three(box, kind) == 3
+
+
+async def test_without_its_limit_one_sandbox_takes_all(
+    bwrap: Bubblewrap, task: Task, marker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    limits = ResourceLimits.rlimits
+
+    def unlimited(self: ResourceLimits, *, per_user: bool) -> dict[str, int]:
+        return limits(self, per_user=per_user) | {"SIGPENDING": 1 << 30}
+
+    monkeypatch.setattr(ResourceLimits, "rlimits", unlimited)
+    async with bwrap.open(task) as box, taking(bwrap, task, "signals", marker):
+        assert await three(box, "signals") == 0
+
+
+async def test_message_queues_are_refused(bwrap: Bubblewrap, task: Task) -> None:
+    async with bwrap.open(task) as box:
+        assert await three(box, "queues") == 0
+
+
+async def test_the_gateway_is_reached_while_another_has_many_descriptors_on_their_way(
+    bwrap: Bubblewrap, task: Task, marker: str, tmp_path: Path
+) -> None:
+    """The kernel lets nobody of a user send one who may open fewer; the guest may open more before its first command.
+    Commands of the other sandbox cannot (the control): user ids are shared."""
+    address = tmp_path / "gateway.sock"
+    with socket.socket(socket.AF_UNIX) as gateway:
+        gateway.bind(str(address))
+        gateway.listen()
+        async with taking(bwrap, task, "descriptors", marker), bwrap.open(task) as box:
+            assert (await box.reach(str(address))).startswith("http://127.0.0.1:")
+            assert await three(box, "descriptors") == 0

@@ -14,6 +14,7 @@ from coderepairrl.grading import apply, grade
 from coderepairrl.grading.checks import restore
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
+from coderepairrl.rewards.tests import GradedTests
 from coderepairrl.types import Checks, Command, Task
 from grading.cheats import (
     ANY,
@@ -160,6 +161,25 @@ async def test_cheats_do_not_pass(kind: str, name: str, repository: Repository, 
     task = made(repository, kind)
     async with backend.open(task) as fresh:
         assert (await grade(fresh, task, cheat(repository, name))).problem
+
+
+GRADED = [each for each in PLAYED if each[0] in ("unittest", "pytest")]
+REPAIR = "the repair"
+
+
+@pytest.mark.parametrize(("kind", "name"), [*GRADED, ("unittest", REPAIR), ("pytest", REPAIR)])
+async def test_cheats_earn_nothing_where_tests_are_graded(
+    kind: str, name: str, repository: Repository, backend: SandboxBackend
+) -> None:
+    """Tests that are named decide by themselves, so that one cheated test would earn a share."""
+    task = made(repository, kind)
+    of = "test_limits.Clamp." if kind == "unittest" else "test_limits.py::"
+    command = Command(COMMANDS[kind], 30.0, kind)
+    named = Checks((command,), task.checks.restore, (f"{of}test_high",), (f"{of}test_low",))
+    patch = task.reference if name == REPAIR else cheat(repository, name)
+    async with backend.open(task) as fresh:
+        verdict = await grade(fresh, replace(task, checks=named), patch)
+    assert GradedTests().value(verdict, named) == (1.0 if name == REPAIR else 0.0)
 
 
 @pytest.mark.parametrize(("kind", "name"), PLAYED)

@@ -174,7 +174,7 @@ async def test_tests_pass_only_for_a_repair(task: Task, repository: Repository, 
 
 
 async def test_empty_and_stale_patches_run_no_check(task: Task, repository: Repository, backend: Local) -> None:
-    assert await judge(task, b"", backend) == Score("tests", 0.0, note="empty patch")
+    assert await judge(task, b"", backend) == Score("tests", 0.0, note="empty patch", passed=False)
     assert not backend.opened
     stale = task.reference.replace(b"a - b", b"a % b")
     for patch in (stale, b"I fixed it!\n", task.reference[:-20]):
@@ -281,7 +281,7 @@ async def test_a_sandbox_without_git_is_no_zero(task: Task, result: ExecResult) 
 
 
 async def test_the_exam_passes_what_is_sound_and_shows_what_is_not(backend: Local) -> None:
-    for name in ("patch_lines", "patch_edits", "tests"):
+    for name in ("patch_lines", "patch_edits", "tests", "tests_graded"):
         checks = await examine(make(name)[0][0], backend)
         assert len(checks) >= 9
         assert [check for check in checks if not check.ok] == []

@@ -37,7 +37,7 @@ def test_who_promises() -> None:
     promising = {name for name in SHIPPED if measuring_repair(make(name))}
     assert promising == {
         *("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity"),
-        *("tests", "sampled_tests", "hybrid"),
+        *("tests", "tests_graded", "sampled_tests", "hybrid"),
     }
     unpaid = make({"patch_lines": 0.0, "tests": 0.0, "length": 1.0})
     assert [reward.name for reward in measuring_repair(unpaid)] == ["tests"]

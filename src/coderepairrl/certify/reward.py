@@ -34,7 +34,24 @@ def clamp(value, low, high):
         return low
     return value
 '''
-_CHECK = "from limits import clamp\nassert [clamp(n, 0, 9) for n in (-1, 5, 10)] == [0, 5, 9]\n"
+_CHECK = """import unittest
+
+from limits import clamp
+
+
+class Clamp(unittest.TestCase):
+    def test_high(self):
+        self.assertEqual(clamp(10, 0, 9), 9)
+
+    def test_low(self):
+        self.assertEqual([clamp(n, 0, 9) for n in (-1, 5)], [0, 5])
+"""
+_CHECKS = Checks(
+    (Command(("python3", "-m", "unittest", "check"), results="unittest"),),
+    {"check.py": _CHECK},
+    ("check.Clamp.test_high",),
+    ("check.Clamp.test_low",),
+)
 
 
 def _patch(number: int, new: str) -> bytes:
@@ -71,8 +88,7 @@ async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list
         workspace.mkdir(mode=0o755)
         Path(folder).chmod(0o755)  # a sandbox may read it as another user
         (workspace / "limits.py").write_text(_SOURCE)
-        checks = Checks((Command(("python3", "check.py")),), {"check.py": _CHECK})
-        task = Task("exam/clamp", "clamp(10, 0, 9) is 0.", "python", f"dir:{workspace}", _ORACLE, checks)
+        task = Task("exam/clamp", "clamp(10, 0, 9) is 0.", "python", f"dir:{workspace}", _ORACLE, _CHECKS)
 
         async def value(patch: bytes) -> float:
             return (await reward(task, with_patch(task, patch), backend)).value

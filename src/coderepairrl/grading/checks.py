@@ -61,6 +61,8 @@ class Verdict(NamedTuple):
     outcomes: Outcomes = {}  # noqa: RUF012 - a NamedTuple's default, never changed in place
     doubtful: bool = False
     """Nothing shows that the failed check ever began, so that the cause may be the sandbox and not the patch."""
+    stopped: bool = False
+    """A command failed that must pass as a whole: `outcomes` are of the commands before it."""
 
 
 def judged_in(task: Task) -> Task:
@@ -183,7 +185,7 @@ async def run(
             ran = await tried(sandbox, command, checks)
         outcomes = worst(outcomes.items(), ran.outcomes.items())
         if ran.problem:
-            return Verdict(_problem(command, ran), outcomes, ran.doubtful)
+            return Verdict(_problem(command, ran), outcomes, ran.doubtful, stopped=True)
         if ran.doubtful:
             silent = silent or f"; no test of `{' '.join(command.argv)}` reported a result: {ran.last[:_SHOWN]}"
     if failed := lacking(outcomes, checks.named):

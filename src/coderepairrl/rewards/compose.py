@@ -40,6 +40,7 @@ SHIPPED = {
     "label": "coderepairrl.rewards.labels:Label",
     "classification": "coderepairrl.rewards.thesis.formats:Classification",
     "tests": "coderepairrl.rewards.tests:TestsReward",
+    "tests_graded": "coderepairrl.rewards.tests:GradedTests",
     "sampled_tests": "coderepairrl.rewards.tests:SampledTests",
     "state_tests": "coderepairrl.rewards.tests:StateTests",
     "build": "coderepairrl.rewards.hybrid:BuildReward",

@@ -1,9 +1,10 @@
-"""`tests` and `sampled_tests`: do the task's checks pass once the patch is applied?"""
+"""`tests` and its relatives: do the task's checks pass once the patch is applied?"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import defaultdict
 from pathlib import PurePosixPath
 
@@ -11,7 +12,7 @@ from coderepairrl import grading
 from coderepairrl.errors import GraderFault, RewardFault, SandboxFault, TaskError
 from coderepairrl.protocols import Reward, Sandbox, SandboxBackend
 from coderepairrl.sandbox.standing import Standing
-from coderepairrl.types import Command, Episode, Score, Task
+from coderepairrl.types import Checks, Command, Episode, Score, Task
 
 TO_INSTALL = (
     "install it where sandboxes see it, or show them its folder: sandbox.options.binds, and "
@@ -48,8 +49,8 @@ class TestsReward(Reward):
     repairs = True
 
     def __init__(self) -> None:
-        self._known: dict[bytes, str] = {}
-        """What is wrong with a patch, by `_key`."""
+        self._known: dict[bytes, Score] = {}
+        """By `_key`."""
         self._control = _Control()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -65,14 +66,17 @@ class TestsReward(Reward):
                 fix="give the task `checks`, or train with a reward that compares patches, such as patch_lines",
             )
         if not episode.patch.strip():
-            return Score(self.name, 0.0, note="empty patch")
+            return Score(self.name, 0.0, note="empty patch", passed=False)
         try:
-            problem = await self._problem(task, episode.patch, sandbox)
+            return await self._score(task, episode.patch, sandbox)
         except SandboxFault as fault:
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
-        return Score(self.name, 0.0 if problem else 1.0, note=problem, passed=not problem)
 
-    async def _problem(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> str:
+    def value(self, verdict: grading.Verdict, checks: Checks) -> float:
+        """What a patch with this verdict earns."""
+        return 0.0 if verdict.problem else 1.0
+
+    async def _score(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
         key = _key(task, patch, sandbox)
         async with self._busy[key]:  # of attempts that end alike at once, the first runs the tests
             if key in self._known:
@@ -80,8 +84,9 @@ class TestsReward(Reward):
             verdict = await grading.grade_apart(sandbox, task, patch)
             if verdict.doubtful:
                 await self._control(task, sandbox, verdict if patch == task.reference else None)
-            self._known[key] = verdict.problem
-            return verdict.problem
+            value = self.value(verdict, task.checks)
+            self._known[key] = Score(self.name, value, note=verdict.problem, passed=not verdict.problem)
+            return self._known[key]
 
 
 class _Control:
@@ -194,6 +199,41 @@ class SampledTests(TestsReward):
     def drawn(self, episode: Episode) -> bool:
         """Whether the episode's group is one of those drawn."""
         return group_drawn(episode.group, self.share)
+
+
+class GradedTests(TestsReward):
+    """The share of FAIL_TO_PASS that passes, times the share of PASS_TO_PASS that still passes, in [0, 1].
+
+    A test that is missing or skipped does not pass. 0 where a command fails that must pass as a whole (a build, or one
+    that runs out of time), or where only something else than these tests fails: it is 1 exactly where `tests` is.
+
+    Unit: share of tests. Source: users of SWE-bench, who ask for a signal on tasks with many tests. Known weaknesses:
+    those of `tests`; tests weigh alike, so half of them may be far from half of the repair.
+    """
+
+    name = "tests_graded"
+
+    async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
+        """Score the episode's patch. Raises `TaskError` for a task without FAIL_TO_PASS, and what `tests` raises."""
+        if not task.checks.fail_to_pass:
+            raise TaskError(
+                f"task {task.id} has no checks.fail_to_pass, so the reward 'tests_graded' cannot judge it",
+                fix="name its tests (docs/guides/tasks.md), or use the reward 'tests'",
+            )
+        return await super().__call__(task, episode, sandbox)
+
+    def value(self, verdict: grading.Verdict, checks: Checks) -> float:
+        """The product of both shares."""
+        if not verdict.problem:
+            return 1.0
+        if verdict.stopped or not grading.lacking(verdict.outcomes, checks.named):
+            return 0.0
+        shares = [
+            1 - len(grading.lacking(verdict.outcomes, names)) / len(names)
+            for names in (checks.fail_to_pass, checks.pass_to_pass)
+            if names
+        ]
+        return math.prod(shares)
 
 
 def group_drawn(group: str, share: float) -> bool:

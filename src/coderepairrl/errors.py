@@ -78,7 +78,7 @@ _INACCESSIBLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, err
 def exit_on_error() -> Iterator[None]:
     """Turn errors into an exit code and a line on stderr.
 
-    Caught are this project's own errors (message, fix, their exit code), Ctrl-C, file system errors on a path that this
+    Catches this project's own errors (message, fix, their exit code), Ctrl-C, file system errors on a path that this
     user may not access, and JSON or TOML that is nested too deep for Python. Anything else is a bug and keeps its
     traceback.
     """

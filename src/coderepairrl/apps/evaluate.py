@@ -213,7 +213,7 @@ def _of_source(
     own = (
         *(f"run.name={_named(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
-        *([] if measured else ['reward={"patch_edits" = 1.0}']),  # that of training is not made
+        *([] if measured else ['reward={"patch_edits" = 1.0}']),  # replaces the training reward, which is not used
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )

@@ -97,10 +97,9 @@ def named(
 ) -> tuple[Made[Config], Made[LocalModel | RemoteModel]]:
     """The model that `model` names (a URL, a TOML file, or what `models.named` knows), and the settings for it.
 
-    A checkpoint of a run has those of the run's settings that are data (`load_policy`), a TOML file its ``model.path``
-    and its settings; a shipped model has those of the shipped config that trains it, any other the defaults of `use`,
-    and so has one that is not there, so that the rest can be checked. With `settings_of` any model has the settings of
-    that TOML file or run.
+    The settings are, for a checkpoint, those of its run that are data (`load_policy`); for a TOML file, which names the
+    model by ``model.path``, its own; for a shipped model, those of the shipped config that trains it; for any other,
+    even a missing one, the defaults of `use`. `settings_of` is a TOML file or run whose settings any model has instead.
     `problems` gets all that is wrong, and what the machine lacks.
     """
     overrides = _useful(overrides, use, problems)

@@ -1,4 +1,4 @@
-"""The settings of a run that is named as a policy: data is taken, what runs programs is asked for by name."""
+"""Settings of a run folder that is used as a policy: only data is taken from it, what runs programs is not."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def load_policy(run: Path, overrides: Sequence[str], used: Sequence[str]) -> Con
     isolation, unless an override names it or a shipped config has it.
     """
     named = [configs.parse_override(each)[0] for each in overrides]
-    if "eval.source" in named:  # then that of training is not made
+    if "eval.source" in named:  # then the source of training tasks is not opened
         named.append("tasks")
-    here = configs.load_run(run).model_dump(mode="json")
-    usual = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
-    chosen = {key: _at(here, key) for key in _OF_THE_USER if _at(here, key) != _at(usual, key)}
+    settings = configs.load_run(run).model_dump(mode="json")
+    defaults = Config.model_validate({"run": {"name": "policy"}}).model_dump(mode="json")
+    chosen = {key: _at(settings, key) for key in _OF_THE_USER if _at(settings, key) != _at(defaults, key)}
     problems = [
         ConfigError(
             f"{run} sets {key} to {configs.inline(value)}, and a policy runs no programs and chooses no isolation",
             fix=f"choose {key} yourself; if you trust that: {shlex.quote(f'{key}={configs.inline(value)}')}",
         )
-        for key, value in (chosen | dict(_programs("", here))).items()
+        for key, value in (chosen | dict(_programs("", settings))).items()
         if _is_below(key, used) and not _is_below(key, named) and not _is_shipped(key, value)
     ]
     if problems:
@@ -91,7 +91,7 @@ def _is_below(key: str, names: Sequence[str]) -> bool:
 
 
 def _at(data: Any, key: str) -> Any:
-    """The value at the dotted `key`; None where there is none."""
+    """The value at the dotted `key`; None if it is missing."""
     for part in key.split("."):
         data = data.get(part) if isinstance(data, Mapping) else None
     return data

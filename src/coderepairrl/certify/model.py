@@ -39,8 +39,10 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
 
 
 async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
-    """Compare the weights with config.json. Rows of the embedding that no token names are padding; with a row too few,
-    a prompt could not be read."""
+    """Compare the weights with config.json.
+
+    Rows of the embedding beyond the last token are padding; with too few rows, some prompts cannot be read.
+    """
     name = "its weights fit"
     try:
         shapes = weights.tensors(folder)

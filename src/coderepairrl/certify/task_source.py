@@ -34,8 +34,10 @@ async def examine(
 
 
 def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
-    """There are tasks, and ids are unique and the same when asked again; and the tasks, their references as a run has
-    them. Raises `TaskError`."""
+    """Check that a source has tasks, with unique ids, and the same ones when asked again; also returns these tasks.
+
+    Their references are written as in a run. Raises `TaskError`.
+    """
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
     ids = [task.id for task in tasks]
@@ -86,7 +88,7 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
 
 
 async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
-    """The verdict on `patch` in fresh sandboxes; on the untouched one if it is empty. Raises `SandboxFault`."""
+    """Grade `patch` in fresh sandboxes, or the untouched workspace if it is empty. Raises `SandboxFault`."""
     if patch:
         return await grading.grade_apart(backend, task, patch)
     async with backend.open(grading.judged_in(task)) as fresh:

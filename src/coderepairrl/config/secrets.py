@@ -22,7 +22,7 @@ _ALWAYS = frozenset(
 _MOSTLY = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
 """Numbers under these names count or order something."""
 _ENDINGS = ("password", "passwd", "secret")
-"""Of words without a break, such as PGPASSWORD."""
+"""Endings of words without a break, such as PGPASSWORD."""
 _NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
 """``key_env`` and ``env_key`` say where a secret is."""
 _OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})

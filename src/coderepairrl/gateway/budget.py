@@ -38,7 +38,7 @@ class EpisodeBudget:
             self.tokens, self._token_limit = context, "context"
 
     def start_clock(self) -> None:
-        """Let the episode's seconds count from here on."""
+        """Count the episode's seconds from now on."""
         self.deadline = asyncio.get_running_loop().time() + self._limits.seconds
 
     @property

@@ -44,11 +44,11 @@ _SCRUBBED = 8
 CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a limit ended."""
 BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Finish reasons of replies that the remote did not complete, though it may if it is asked again."""
+"""Finish reasons of replies that failed at the remote; they are asked for again."""
 FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "spii")
 """Finish reasons of replies that the remote's filter withheld."""
 BYTES_PER_TOKEN = 4
-"""Estimates the tokens of replies whose number the remote does not report."""
+"""Estimates token counts that the remote does not report."""
 
 
 class _Retryable(Exception):
@@ -321,7 +321,7 @@ class Relayed:
 
     @property
     def usage(self) -> Usage:
-        """As the remote reports; estimated by the length of the texts where it does not."""
+        """Token counts that the remote reports, else an estimate from the lengths of the texts."""
         used = self._received.usage
         if used is None:
             prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
@@ -337,8 +337,7 @@ class Relayed:
         received = self._received
         usage = received.usage.model_dump(exclude_none=True) | received.usage.counts() if received.usage else {}
         returned = {"returned": received.returned} if received.returned else {}
-        about = {"url": self._remote.url, **received.extra, **returned}
-        return {**about, "finish_reason": received.finish, "usage": usage}
+        return {"url": self._remote.url, **received.extra, **returned, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
         """The whole reply. Tool calls are passed on here, and only if the reply was received to its end."""

@@ -27,7 +27,7 @@ RETURNED = (
 Other unknown fields are not sent back: some servers refuse what they themselves send.
 """
 STREAMED = ("reasoning", "reasoning_content", "text", "summary")
-"""Texts among them that come in pieces."""
+"""Text fields that streams send in pieces."""
 Count = Annotated[int, BeforeValidator(lambda count: int(count) if str(count).endswith(".0") else count)]
 """A number of tokens: some servers write 3.0."""
 
@@ -76,7 +76,7 @@ class _Usage(Lenient):
     completion_tokens_details: _CompletionDetails | None = None
 
     def counts(self) -> dict[str, int]:
-        """The tokens of the prompt and of the reply, which some servers leave to be subtracted."""
+        """Tokens of the prompt and of the reply, the latter from the total where a server leaves it out."""
         prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
         sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
         return {"prompt_tokens": prompt, "completion_tokens": sampled}
@@ -182,7 +182,7 @@ def _returned(piece: Lenient) -> dict[str, Any]:
 
 
 def _joined(old: Any, new: Any, name: str = "") -> Any:
-    """The field `name` of a reply whose earlier pieces had `old`, and whose next one has `new`."""
+    """Join what earlier pieces of a streamed reply had in the field `name` with what the next one has."""
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):

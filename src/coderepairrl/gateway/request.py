@@ -195,7 +195,7 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
 
 
 def _parsed(arguments: str) -> Any:
-    """JSON text as a value, since clients reformat it; invalid JSON as it is. Nothing and null are no arguments."""
+    """JSON text as a value, since clients reformat it; invalid JSON as it is. Empty text and null are `{}`."""
     try:
         value = json.loads(arguments or "null", parse_int=float)  # JavaScript clients write 1.0 back as 1
         return {} if value is None else value

@@ -33,7 +33,7 @@ from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 KEYLESS_CONNECTIONS = 512
 """Connections without a valid key so far; beyond that the oldest is closed."""
 BACKLOG = 1024
-"""Connections that wait in the kernel to be accepted."""
+"""Connections that may wait in the kernel to be accepted."""
 KEY_SECONDS = 10.0
 """After which a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
@@ -120,11 +120,11 @@ class Gateway:
         allow_open_files()
         loop = asyncio.get_running_loop()
         try:
-            self._listeners.append(_queueing(await loop.create_server(self._accept, host, port, backlog=1)))
+            self._listeners.append(_listen(await loop.create_server(self._accept, host, port, backlog=1)))
             if socket is not None:
                 check_free(socket)
                 socket.unlink(missing_ok=True)
-                self._listeners.append(_queueing(await loop.create_unix_server(self._accept, str(socket), backlog=1)))
+                self._listeners.append(_listen(await loop.create_unix_server(self._accept, str(socket), backlog=1)))
                 socket.chmod(0o666)  # guests run as another user; without a key it is of no use
         except OSError as error:
             where = f"{host}:{port}" if not self._listeners else str(socket)
@@ -136,8 +136,10 @@ class Gateway:
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """A session for an episode, open for `limits.seconds` from now, or from when its clock starts once more
-        (`Session.start_clock`); `sampling` replaces the gateway's."""
+        """Open a session for an episode, for `limits.seconds` from now or from `Session.start_clock`.
+
+        `sampling` replaces the gateway's.
+        """
         key = secrets.token_hex(16)  # hex: a key that began with a dash could not be a program's argument
         endpoint = Endpoint(
             base_url=f"{self.url}/s/{key}/v1",
@@ -255,7 +257,7 @@ class Gateway:
     def _count(self, counter: Counter) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             keyless = self._may_be_keyless(request)
-            # without a key, no conversation begins: a session that holds the request alone counts it
+            # without a key, counting begins no conversation: the session is closed after it
             session = self.open("count", limits=_UNLIMITED, seed=0) if keyless else self._session(request)
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
@@ -342,9 +344,12 @@ def _void_on_bug(session: Session) -> Iterator[None]:
         raise
 
 
-def _queueing(listener: asyncio.Server) -> asyncio.Server:
-    """Let `BACKLOG` connections wait. Made with a backlog of 1, `listener` accepts one in each turn of the event loop:
-    asyncio accepts as many at once as may wait, and clients that connect and hang up would stall all calls."""
+def _listen(listener: asyncio.Server) -> asyncio.Server:
+    """Let `BACKLOG` connections wait at `listener`, which was made with a backlog of 1.
+
+    asyncio accepts as many connections in one turn of the event loop as the backlog with which a server was made. With
+    more than one, clients that connect and hang up would stall all calls.
+    """
     for each in listener.sockets:
         with sockets.fromfd(each.fileno(), each.family, each.type) as same:
             same.listen(BACKLOG)

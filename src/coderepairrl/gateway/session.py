@@ -115,7 +115,7 @@ class Session:
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def start_clock(self) -> None:
-        """Let the episode's seconds count from here on, and not from its opening."""
+        """Count the episode's seconds from now on, not from its opening."""
         self._budget.start_clock()
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
@@ -173,7 +173,7 @@ class Session:
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
-        return self._tree.prompt_tokens(await self._place(self._recognised(self._with_history(request))))
+        return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
         """Refuse all later requests, abort running calls, and return every turn."""
@@ -200,9 +200,9 @@ class Session:
         except ValueError as error:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
-    def _recognised(self, request: Request) -> Request:
-        """`request` with replies as they were sampled (`Tree.recognised`)."""
-        known = self._tree.recognised(request.messages)
+    def _recognise_replies(self, request: Request) -> Request:
+        """`request` with replies as they were sampled (`Tree.recognise_replies`)."""
+        known = self._tree.recognise_replies(request.messages)
         hidden = tuple((known.places[at], what) for at, what in request.hidden)
         wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
         return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
@@ -245,7 +245,7 @@ class Session:
 
         async def work() -> None:
             nonlocal placed, request
-            request = self._recognised(request)
+            request = self._recognise_replies(request)
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
             wanted = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)

@@ -48,9 +48,9 @@ class Recognised(NamedTuple):
 
     messages: tuple[Message, ...]
     places: Sequence[int]
-    """Where each message of the client's is in `messages`: a reply may have been sent as several."""
+    """Index in `messages` of each of the client's messages, of which several may be one reply."""
     is_rewritten: bool = False
-    """Whether the client sent the last reply otherwise than it was sampled."""
+    """Whether the client changed the last reply."""
 
 
 class Tree(ABC):
@@ -74,8 +74,8 @@ class Tree(ABC):
         Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
         """
 
-    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
-        """`messages` as a client sent them: who renders them itself is sent them as they are."""
+    def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
+        """Return `messages` as a client sent them: a remote renders them itself."""
         return Recognised(messages, range(len(messages)))
 
     @abstractmethod
@@ -161,8 +161,8 @@ class TurnTree(Tree):
         self._compared: dict[int, tuple[Message, bool]] = {}
         """How a client last sent a turn's reply, and whether that differs from what was sampled."""
 
-    def recognised(self, messages: tuple[Message, ...]) -> Recognised:
-        """`messages` with replies as they were sampled, recognised by the ids of their calls.
+    def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
+        """Return `messages` with replies as they were sampled, recognised by the ids of their calls.
 
         Clients change arguments, leave out words, and send one reply as several messages. A reply with other words, or
         without some of its calls, is the client's own and stays.
@@ -179,7 +179,7 @@ class TurnTree(Tree):
             if _is_whole(parts[turn], reply) and self._differs(turn, parts[turn][0], reply)
         }
         if not rewritten:
-            return super().recognised(messages)
+            return super().recognise_replies(messages)
         known: list[Message] = []
         places: list[int] = []
         first: dict[int, int] = {}

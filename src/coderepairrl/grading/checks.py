@@ -89,7 +89,7 @@ async def grade_apart(backend: SandboxBackend, task: Task, patch: bytes) -> Verd
 
 
 async def apply_graded(sandbox: Sandbox, task: Task, patch: bytes) -> str:
-    """Apply what of `patch` is graded, in the way of the task's rules; why it does not apply, or nothing."""
+    """Apply the graded part of `patch` by the task's rules; returns why it does not apply, or nothing."""
     rules = harness.judged_by(task.checks)
     if rules is not None and rules.apply:
         return await harness.apply(sandbox, patch, rules)
@@ -169,10 +169,10 @@ async def run(
     opened: Callable[[], AbstractAsyncContextManager[Sandbox]],
     prepare: Callable[[Sandbox], Awaitable[str]],
 ) -> Verdict:
-    """Run the checks in order, each in a sandbox that is `opened` and prepared for it, until one must pass and fails.
+    """Run the checks in order, each in a sandbox opened for it, until one fails that must pass as a whole.
 
-    `prepare` returns why it is impossible, or nothing. The problem names the check, how it failed, and what it printed
-    last; or the tests that should have passed.
+    `prepare` returns why a sandbox cannot be prepared, or nothing. The problem names the check, how it failed, and what
+    it printed last; or the tests that should have passed.
     """
     outcomes: Outcomes = {}
     silent = ""

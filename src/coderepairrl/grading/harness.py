@@ -60,7 +60,7 @@ class Rules(NamedTuple):
     binary: bool = True
     """Whether changes of binary files are applied, too."""
     lists: bool = False
-    """Whether the tests in the lists of `Checks` alone decide: without `fail_to_pass` every patch would be right."""
+    """Whether only the tests that `Checks` names decide: without `fail_to_pass` every patch would be right."""
 
 
 def _attempts(commands: Iterable[str], last: str) -> str:

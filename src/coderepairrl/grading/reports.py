@@ -89,7 +89,7 @@ def _lines(text: str) -> Iterator[str]:
 # -- JUnit XML
 
 _NO_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that no XML may hold; tests print them."""
+"""Characters that XML may not contain, but that tests print."""
 _ANOTHER = 17
 """Error of expat where a further document begins within one that was cut off."""
 _FAILED = {"failure", "error"}
@@ -118,7 +118,7 @@ def junit_cases(text: str) -> Iterator[tuple[str, str, Outcome]]:
 
 
 def _junit(data: bytes) -> tuple[list[tuple[str, str, Outcome]], int]:
-    """The test cases of the document that begins `data`, and its size: of one that is cut off or hostile, all of it."""
+    """The test cases of the first document in `data`, and its size; no cases of one that is cut off or hostile."""
     cases: list[tuple[str, str, Outcome]] = []
     open_: list[str] = []
 

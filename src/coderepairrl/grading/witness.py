@@ -141,7 +141,7 @@ def _program_at(argv: Sequence[str]) -> int:
 
 
 _PREPARES = re.compile(r"""(?:[^;&|<>\n]+ </dev/null && )+exec "\$@\"""")
-"""Lines that read nothing of the input, which has the word."""
+"""Shell lines that do not read the input, which holds the word."""
 
 
 def _is_python(argv: Sequence[str]) -> bool:

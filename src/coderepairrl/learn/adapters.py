@@ -30,7 +30,7 @@ _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_p
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
 """Options of peft that are followed, or do not change what adapters add."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Its ways to draw adapters that leave the weights below them as they are."""
+"""Initial values of peft's adapters that leave the weights below them unchanged."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:

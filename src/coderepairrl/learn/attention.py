@@ -175,7 +175,7 @@ def tree_attention(
 
 
 def _has_bias(module: nn.Module) -> bool:
-    """Tell whether keys may have a bias. That of published models (Qwen2.5) is many times as large as what differs."""
+    """Tell whether keys may have a bias. Published ones (Qwen2.5) are far larger than the differences between keys."""
     return any(name.endswith("bias") for name, _ in module.named_parameters())
 
 
@@ -183,7 +183,7 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
     """Return the mean of a layer's keys, of the first chunk where there are several. Softmax does not depend on it.
 
     Left in the keys, it makes logits so large that float32 rounds weights to 1e-4. `_Merged` computes weights in the
-    backward pass again, which rounds them otherwise, and the error is multiplied by what all keys share.
+    backward pass again, with other rounding, and the error is multiplied by what all keys share.
     """
     centres = {} if store is None else store.centres
     if (index := getattr(module, "layer_idx", 0)) not in centres:

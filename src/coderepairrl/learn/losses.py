@@ -64,7 +64,7 @@ from coderepairrl.learn.values import Targets, value_loss
 CORRECTION_CAP = 2.0
 """Largest weight of a token in the correction, the one of Yao et al. 2025."""
 LOG_RATIO_LIMIT = 20.0
-"""Nats by which logprobs of two policies differ at most in a loss, as in verl; beyond, a ratio has no gradient."""
+"""Largest difference in nats of two policies' logprobs in a loss, as in verl; a ratio beyond has no gradient."""
 
 
 class Correction(NamedTuple):
@@ -167,7 +167,7 @@ LossFunction = Callable[[Trained, Scale], Loss]
 
 
 class Gain(NamedTuple):
-    """What an objective comes to, and where its bound acts below and above."""
+    """The value of an objective, and where its bound acts below and above."""
 
     value: Tensor
     low: Tensor

@@ -242,8 +242,10 @@ class Policy:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
-        """Checkpoint each layer. Layers do so only in training mode, in which some apply dropout themselves: so each is
-        in training mode outside its forward pass alone."""
+        """Turn gradient checkpointing on.
+
+        Layers checkpoint only in training mode, in which some apply dropout: they leave it during their forward pass.
+        """
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers or not self.model.supports_gradient_checkpointing:
             raise UsageError(

@@ -29,12 +29,12 @@ SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
     "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
 )
-"""Attributes of models and their configs that hold a number of tokens from which on they compute in another way."""
+"""Attributes of models and configs with a number of tokens beyond which the computation is another."""
 TOLERANCE = 1e-4  # of the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
-"""What a model's code raises that cannot compute what it is asked."""
+"""Errors that a model's code raises where it cannot compute what it is asked."""
 ROUNDING = 1e-2
-"""Largest difference, of the largest value, that may be rounding: it is looked at again in float64."""
+"""Largest difference, of the largest value, that may be rounding: it is checked again in float64."""
 Way = Literal["trees", "rows"]
 
 
@@ -184,7 +184,7 @@ def _ask(
 
 
 def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
-    """How far hidden states and gradients are apart, each as `_apart` has it."""
+    """The differences of hidden states and of gradients, as `_apart` measures them."""
     return [_apart(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 

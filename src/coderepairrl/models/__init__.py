@@ -44,7 +44,7 @@ def quant_method(folder: Path) -> str | None:
 
 
 def require_plain_weights(folder: Path) -> None:
-    """Raise `UsageError` where the model in `folder` has a `quant_method`, and what that raises."""
+    """Raise `UsageError` where the model in `folder` has a `quant_method`, and what `quant_method` raises."""
     if method := quant_method(folder):
         raise UsageError(
             f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",

@@ -50,7 +50,7 @@ class TestsReward(Reward):
 
     def __init__(self) -> None:
         self._known: dict[bytes, Score] = {}
-        """By `_key`."""
+        """Scores by `_key`."""
         self._control = _Control()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -73,7 +73,7 @@ class TestsReward(Reward):
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
-        """What a patch with this verdict earns."""
+        """The reward of a patch with this verdict."""
         return 0.0 if verdict.problem else 1.0
 
     async def _score(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
@@ -116,8 +116,11 @@ class _Control:
             self._able.add(key)
 
     async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
-        """Without a reference, what the checks look for may rightly be missing: only a program of theirs that is not
-        there tells then that they cannot run. Else an attempt that changes nothing would be a fault, and no zero."""
+        """Grade the reference, or the untouched repository of a task without one.
+
+        What the checks look for may rightly be missing there, so only a missing program shows that they cannot run.
+        Else an attempt that changes nothing would be a fault, and not a zero.
+        """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
         async with sandbox.open(grading.judged_in(task)) as fresh:

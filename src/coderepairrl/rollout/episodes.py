@@ -66,7 +66,7 @@ class Terms:
 
     @staticmethod
     def of_ticket(kinds: Mapping[str, Terms], ticket: Ticket) -> Terms:
-        """Those of `kinds` by which `ticket` is attempted; a kind that is not among them has those of ``""``."""
+        """The terms for `ticket`: those of its task's kind, or else of the kind ``""``."""
         return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
 
     @property
@@ -86,8 +86,8 @@ class Executor(Protocol):
         ...
 
 
-async def _is_warm(_: Ticket) -> None:
-    """Nothing to warm up."""
+async def _skip_warm_up(_: Ticket) -> None:
+    """Do nothing."""
 
 
 class Rollout:
@@ -100,7 +100,7 @@ class Rollout:
         log: Log,
         concurrency: int,
         on_episode: Callable[[Episode], None] = lambda episode: None,
-        warm_up: Callable[[Ticket], Awaitable[None]] = _is_warm,
+        warm_up: Callable[[Ticket], Awaitable[None]] = _skip_warm_up,
     ) -> None:
         """`warm_up` is awaited before the first attempt begins, and before the next one after a fault of the engine."""
         self.executor = executor

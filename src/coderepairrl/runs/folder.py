@@ -167,8 +167,10 @@ class RunFolder:
         return read(self.log)
 
     def writer(self) -> Log:
-        """The log, opened for appending, without the torn line that a crash may have left. Raises `RunError` where it
-        is not what was written."""
+        """Open the log for appending, without the torn line that a crash may have left.
+
+        Raises `RunError` where a line has changed since it was written.
+        """
         log = Log(self.log)
         try:
             repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing

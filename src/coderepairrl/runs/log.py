@@ -178,8 +178,10 @@ class Tail:
 
 
 def repair(path: Path) -> int:
-    """Remove a torn last line; returns the number of bytes removed. Raises `RunError` for a line that has changed since
-    it was written."""
+    """Remove a torn last line; returns the number of bytes removed.
+
+    Raises `RunError` for a line that has changed since it was written.
+    """
     end = 0
     for number, (line, end) in enumerate(whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
         try:

@@ -4,7 +4,7 @@ Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``
 endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so
 this is a deny-list of what no repair needs: other namespaces and mounts, other processes' memory, kernel
 interfaces with a record of escapes, socket families that no network namespace confines, and memory that none of
-the limits would count, or all sandboxes of a user share.
+the limits would count or that all sandboxes of a user share.
 """
 
 from __future__ import annotations

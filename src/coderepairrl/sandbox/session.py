@@ -31,7 +31,7 @@ ENDING_SECONDS = 600.0
 """How long a guest may take to end what a command has started: the more it held in the kernel, the longer."""
 COLLECT_SECONDS = 120.0
 QUEUED_SIGNALS = 1024
-"""Signals and timers of a sandbox that the kernel may hold: all of a user's share some hundred thousand."""
+"""Queued signals and timers of a sandbox: all sandboxes of a user share some hundred thousand."""
 _LEAST_ROOM = 64 << 20
 """Bytes: with less, the host's disk is full. With more, an agent filled what its sandbox may use."""
 

@@ -32,8 +32,8 @@ _NO_LIMIT = 1 << 62
 class Recorded:
     """The attempts in a run folder: all of a collection or an evaluation, of training only those that it trained on.
 
-    Raises `UsageError` where there is no run, and where it measured a class of the user's, and `ConfigError` where it
-    measured an evaluation set, which is not there to be learned from.
+    Raises `UsageError` where there is no run, or it measured a task source that is not shipped, and `ConfigError` where
+    it measured an evaluation set, which must not be learned from.
     """
 
     path: Path

@@ -1,8 +1,8 @@
-"""Patches of models for the tasks of a benchmark, written as SWE-bench's harness reads them, read as others write them.
+"""Predictions: models' patches for the tasks of a benchmark, written as SWE-bench's harness reads them.
 
-The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Others are ``patch`` and ``prefix`` (SWE-bench
-Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
-``number`` and ``fix_patch`` (Multi-SWE-bench).
+The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Other keys that are read: ``patch`` and
+``prefix`` (SWE-bench Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and
+``org``, ``repo``, ``number`` and ``fix_patch`` (Multi-SWE-bench).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def files(run: Path, evaluation: str) -> list[Path]:
 
 
 def read(path: Path) -> list[Prediction]:
-    """The predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object of them by instance. One that
-    stands there twice counts once; one that names no model has the file's name for it. A patch that is null is empty.
+    """Read the predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object of them by instance.
 
-    A patch without its last line end is given it. Raises `UsageError` that names what cannot be read, where a key is
-    missing, and where one model has two different patches for an instance.
+    A repeated prediction counts once, and one that names no model has the file's name as its model. A patch that is
+    null is empty; one without its last line end is given it. Raises `UsageError` that names what cannot be read, where
+    a key is missing, and where one model has two different patches for an instance.
     """
     found: dict[tuple[str, str], Prediction] = {}
     stem = foreign.stem(path)

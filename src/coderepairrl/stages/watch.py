@@ -55,7 +55,7 @@ class Watch:
         *,
         stops: bool = True,
     ) -> None:
-        """Of the `attempts` in all, `before` are those of earlier processes. Without `stops` only void ones stop it.
+        """Watch `attempts`, of which earlier processes made `before`; without `stops`, only void ones raise an error.
 
         Raises `RunError` where replies in these are by several models.
         """

@@ -306,7 +306,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
     rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
     if rules is not None and rules.lists and not given.fail_to_pass:
         raise TaskError(
-            f"{where}: no checks.fail_to_pass, and the benchmark's rule asks nothing but its lists of a patch",
+            f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
         )
     named = given.fail_to_pass or given.pass_to_pass

@@ -86,13 +86,13 @@ def paths(patch: bytes) -> list[str]:
             heads.append(lines[at])
             at += 1
     text = "\n".join(heads)
-    named = [_plain(old or new or moved, name) for old, new, moved, name in _NAMED.findall(text)]
-    named += [_plain(quote, name) for quote, name in _WITHOUT_LINES.findall(text)]
+    named = [_unquote_name(old or new or moved, name) for old, new, moved, name in _NAMED.findall(text)]
+    named += [_unquote_name(quote, name) for quote, name in _WITHOUT_LINES.findall(text)]
     return list(dict.fromkeys(named))
 
 
-def _plain(quote: str, name: str) -> str:
-    """`name` as a header of a diff has it behind `quote`, without git's quotes."""
+def _unquote_name(quote: str, name: str) -> str:
+    """Remove git's quotes from `name`, which follows `quote` in a header of a diff."""
     if not quote:
         return name
     return unquoted(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")

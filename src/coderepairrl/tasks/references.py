@@ -30,7 +30,7 @@ from coderepairrl.types import Task
 _LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
 """How a patch begins that changes lines of a file, and neither its name nor its mode."""
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
-"""What stands before each diff."""
+"""The line with which `git diff-tree --stdin` begins each diff."""
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
@@ -48,7 +48,7 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """References, by the `id` of the task, of those that change one file of a plain folder: a few processes for all."""
+    """Rewrite, with a few processes for all, references that change one file of a plain folder; by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -106,7 +106,7 @@ def _written(task: Task) -> bytes:
 
 
 def _diffed(workspace: str, patch: bytes) -> bytes | None:
-    """The diff from `workspace` to it with `patch` applied; None where it has no files here or that is impossible."""
+    """The diff that `patch` makes in `workspace`; None where its files are not here or the patch does not apply."""
     with _base(workspace) as base, scratch("reference") as folder:
         if base is None:
             return None

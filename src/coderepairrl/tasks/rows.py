@@ -76,8 +76,8 @@ class Row:
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The tests that a repair makes pass, and those that pass before and after it.
 
-        Raises `TaskError` where a column is missing or the first is empty: the rules of benchmarks would then find
-        every patch right.
+        Raises `TaskError` where a column is missing or the first is empty: the rules of benchmarks would then
+        accept every patch.
         """
         for column in (repaired, kept):
             if column not in self:

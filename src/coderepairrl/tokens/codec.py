@@ -105,7 +105,7 @@ class Codec:
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
-        """Whether a system message may follow a reply: where the next role ends replies, it may be no stop token."""
+        """Whether a stop token ends a reply before a system message: in some formats the next role ends it instead."""
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._written([QUESTION], [TOOL], prompt=True)
         whole = self._written(answered, [TOOL], prompt=False)
@@ -130,8 +130,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` are enough. `calls` are those of the reply, by default as many as
-        have results. Raises as `render` does.
+        The last `GENERATION_PROMPT` ids of `prompt` are enough. `calls` is the number of the reply's calls, by
+        default that of the results. Raises as `render` does.
 
         None when the model's family cannot be extended exactly: with an assistant message among the new ones, or (with
         thinking) a user message, after which the template drops earlier thoughts.

@@ -95,8 +95,7 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`).
 
-    The opening tag, which these models leave out at times, is no condition for the tools that are offered: vLLM's
-    parser reads such calls, too.
+    These models leave out the opening tag at times. Calls of offered tools are read without it, as vLLM's parser does.
     """
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
@@ -107,7 +106,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     calls: list[Any] = []
 
     def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
-        """Add the calls in `text`, all of functions in `known` unless that is empty; else nothing."""
+        """Add the calls in `text`, unless one is of a function that a non-empty `known` lacks."""
         found = tagged.functions(text, tools) or []
         if all(call.name in known for call in found) or not known:
             calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)

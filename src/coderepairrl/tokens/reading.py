@@ -122,7 +122,7 @@ class Format:
         return reply
 
     def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
-        """Add to `reply` an invalid call for tags of calls in its words, and for closing tags between its calls."""
+        """Add an invalid call to `reply` for tags of calls in its words, and one for each closing tag between calls."""
         from renderers.base import ParsedToolCall, ToolCallParseStatus
 
         unread = ToolCallParseStatus.MALFORMED_STRUCTURE
@@ -281,8 +281,8 @@ def from_json(text: str) -> object:
 def parse_json(text: str) -> object:
     """The value of `text`. Raises ValueError for what is not strict JSON, and for JSON that Python refuses.
 
-    Refused are a key twice in one object, of which one value would be lost and the call be another one, and numbers
-    that JSON does not have (``NaN``, ``Infinity``, ``1e999``), which no client can read.
+    That includes a key given twice in one object, since one value would be lost and the call be another one, and
+    numbers that JSON does not have (``NaN``, ``Infinity``, ``1e999``), which no client can read.
     """
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)

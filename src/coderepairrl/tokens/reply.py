@@ -80,7 +80,7 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class _Text:
-    """Streamed text: leading whitespace is dropped, trailing whitespace and what may begin `stop`, `held` held back."""
+    """Streamed text: leading whitespace is dropped, trailing and what may begin `stop` or `held` is held back."""
 
     stop: tuple[str, ...] = ()
     held: str = ""

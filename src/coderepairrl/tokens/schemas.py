@@ -23,6 +23,8 @@ IMPLIED: dict[str, str] = {
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
 }
 """The type that a keyword means in a schema that names none."""
+COMBINED = ("allOf", "anyOf", "oneOf")
+"""Keywords with a list of schemas."""
 
 
 def parameters(tools: Sequence[Tool], name: str) -> ToolSchema:
@@ -58,7 +60,7 @@ class ToolSchema:
         return value if {type(value), whole} & (types - {str}) else text
 
     def _described(self, name: str) -> list[Any]:
-        """Every schema of the parameter `name`, or else of those without a name."""
+        """The schemas of the parameter `name`, or else of additional parameters."""
         schemas = list(self._combined(self._root, set()))
         named = [each["properties"][name] for each in schemas if name in _mapping(each.get("properties"))]
         return named or [each.get("additionalProperties") for each in schemas]
@@ -105,9 +107,6 @@ class ToolSchema:
             return Registry().resolver_with_root(DRAFT202012.create_resource(self._root)).lookup(reference).contents
         except (Unresolvable, ValueError, TypeError, AttributeError):  # nothing was checked before
             return None
-
-
-COMBINED = ("allOf", "anyOf", "oneOf")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

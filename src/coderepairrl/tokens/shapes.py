@@ -1,7 +1,7 @@
-"""Conversations in shapes that a model's template refuses, drops, or takes for replies, in shapes that it writes.
+"""Rewrites conversations in shapes that a model's template refuses, drops, or writes as replies.
 
 Agents send several and late system messages, a user message after another or after a result, results without their
-calls, no user message at all. Which of these a template cannot write is asked of the template itself (`unwritten`).
+calls, no user message at all. `unwritten` tries which of these a template cannot write.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ class Shape(StrEnum):
     """What a template may be unable to write, and what is written instead."""
 
     SYSTEMS = "several system messages"
-    """They join the first; after a reply, see `LATE`."""
+    """They are joined to the first one; for those after a reply, see `LATE`."""
     LATE = "a late system message"
-    """After a reply it is a user's."""
+    """After a reply it becomes a user message."""
     USERS = "a user after a user"
     """They are joined."""
     AFTER_RESULT = "a user after a result"
-    """It joins the result."""
+    """It is joined to the result."""
     AFTER_CALL = "a user after a call"
-    """It is the call's result."""
+    """It becomes the call's result."""
     ORPHAN = "a result without a call"
-    """It is a user's."""
+    """It becomes a user message."""
     REPLIES = "a reply after a reply"
     """They are joined."""
     NO_USER = "no user first"
@@ -81,7 +81,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """A conversation in another shape, and what was changed: indices of messages before, and their shapes."""
+    """A conversation in another shape, and its changes: indices of the original messages, and their shapes."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]
@@ -105,7 +105,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
-        """Whether message `at` is to be rewritten because of `shape`, which is noted."""
+        """Whether message `at` is to be rewritten because of `shape`; adds it to `changes` then."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes

@@ -69,7 +69,7 @@ class Template:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Limit CPU time and memory of the block, where it is in the main thread of a process on Linux."""
+    """Limit CPU time and memory of the block, on Linux and in the main thread alone."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -131,9 +131,10 @@ def _verify(codec: Codec) -> Findings:
             except ValueError as error:
                 _refuse(codec, kind if _never(codec, plain) else name, refused, error)
                 continue
-            user = any(message["role"] in ("user", *["system"] * (Shape.LATE in codec.unwritten)) for message in news)
+            users = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
+            user = any(message["role"] in users for message in news)
             if whole is None:
-                # A conversation that agents can do without may fork, and is reported: its prompt is rendered anew, so
+                # A conversation that agents can do without may fork, and is reported: its prompt is rendered again, so
                 # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
                 # own. That costs computing, not exactness, as long as the template forgets nothing that was said.
                 if name in _NEEDED and not (codec.thinking and user):

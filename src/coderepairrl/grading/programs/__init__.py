@@ -65,7 +65,7 @@ SCRIPT = _named(
         f"ENDS, INTEGRITY, ORIGINS, SKIPS, WRITTEN = {tuple(map(_python, _TEXTS))!r}",
     )
 )
-"""Runs a script and prints the word after its last line or an end of its own, and only then."""
+"""Runs a script and prints the word only once it has reached its last line or ended itself."""
 UNITTEST = _named(_python("run_unittest"))
 """Runs ``python -m unittest`` and prints beside the word how each test ended."""
 NEW_FILES = _text("new_files.sh")

@@ -1,11 +1,11 @@
-"""A script whose ends are its own: what it calls to end itself cannot be taken from it."""
+"""Compiles a script so that code under test cannot replace the functions with which it ends itself."""
 
 
 def sealed(source, script):
-    """The code of a script, the first line number of its ends, and the names that they need in its namespace.
+    """The code of a script, the line number from which its ends have theirs, and names to add to its namespace.
 
-    An end is a call of `sys.exit`, `exit`, `quit` or `unittest.main`, or ``raise SystemExit``. It has a line of its
-    own, beyond those of the file, it is reached by a name that only the script has, and an error follows every call.
+    An end is a call of `sys.exit`, `exit`, `quit` or `unittest.main`, or ``raise SystemExit``. Its line number lies
+    beyond the file, it calls Python's own function by a name that is no identifier, and a call that returns raises.
     """
     import sys
 

@@ -1,8 +1,8 @@
-"""Whether Python's own functions and classes are still what they were."""
+"""Finds functions and classes of `builtins` that code under test has replaced."""
 
 
 def kept():
-    """Remember them; a function that returns the name of one that was replaced, or an empty string."""
+    """Remember `builtins`; returns a function that names one that was replaced since, or returns an empty string."""
     import builtins
 
     free = ("open", "print", "input", "__import__", "breakpoint", "compile", "exec", "eval")  # programs replace them

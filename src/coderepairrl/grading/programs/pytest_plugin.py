@@ -35,9 +35,9 @@ def _recorder():
     inherited = getattr(rewrite, "_rewrite_test", None)
 
     def rewrites(fn, config):
-        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        """Use the code of a checks' file that its tests are compared with."""
         found = []
-        if sys.dont_write_bytecode:  # else pytest stores it beside what the file is known by
+        if sys.dont_write_bytecode:  # else pytest stores the code with the file's status, which is None below
             send("crrl", "rewrite", fn, config, found)
         return (None, found[0]) if found else inherited(fn, config)
 
@@ -85,7 +85,7 @@ def _recorder():
             return chain(getattr(item, "_obj", None) or getattr(item, "obj", None))
 
         def other(item):
-            """Whether the function of an item is not what the file of the item has by that name."""
+            """Whether an item's function differs from the one of that name in its file."""
             name = getattr(item, "originalname", None) or item.name.partition("[")[0]
             file, cls = os.path.realpath(str(item.fspath)), getattr(item, "cls", None)
             return isinstance(item, pytest.Function) and differs(cls, name, item.obj, file)
@@ -127,7 +127,7 @@ def _recorder():
                 file.write(dump({"word": word, "ok": well, "outcomes": outcomes}))
 
         def printed(name):
-            """The name as pytest prints it: from the folder in which it was started, not from its root."""
+            """The name as pytest prints it: relative to the folder in which it was started, not to its root."""
             down, up = ways
             return name[len(up) :] if up and name.startswith(up) else down + name
 
@@ -282,7 +282,7 @@ def _recorder():
 
         @pytest.hookimpl(hookwrapper=True, tryfirst=True)
         def pytest_runtest_makereport(self, item, call):
-            if call.excinfo is not None:  # a subtest's is seen here alone
+            if call.excinfo is not None:  # a subtest's is seen only here
                 blame(item.nodeid, (call.excinfo.type, call.excinfo.value, call.excinfo.tb))
             yield
 

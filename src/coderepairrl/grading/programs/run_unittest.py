@@ -146,7 +146,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
             elif what == 3:
                 note(args[1].id(), 0 if id(args[1]) in expected else 2)
             elif what == 1:
-                test = getattr(args[1], "test_case", args[1])  # with a skipped subtest unittest says no more of it
+                test = getattr(args[1], "test_case", args[1])  # unittest reports only its skipped subtest
                 note(test.id(), 2 if any(skips) else 1)
                 skips.clear()
             elif what == 2:
@@ -164,7 +164,7 @@ def _witness(Clock, origins, rewritten, snapshot, sources, watch, written):
     loader, inherited_code = importlib.machinery.SourceFileLoader, importlib.machinery.SourceFileLoader.source_to_code
 
     def source_to_code(self, data, path, **options):
-        """Have a file of the checks compiled once, by whom its tests are compared with."""
+        """Use the code of a checks' file that its tests are compared with."""
         found = []
         send("crrl", "compile", path, data, found)
         return found[0] if found else inherited_code(self, data, path, **options)

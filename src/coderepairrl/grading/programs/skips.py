@@ -2,9 +2,8 @@
 
 
 def watch(unittest, send):
-    """Send ``skipping`` when a test is about to be skipped, while its cause is on the stack, ``calling`` when one is
-    about to be called, and ``returned`` when it has reached its end; a function that returns whether that is seen of a
-    test."""
+    """Send ``skipping`` before a test is skipped, while its cause is on the stack, ``calling`` before one is called,
+    and ``returned`` when it has reached its end. Returns a function: whether ``returned`` is sent for a test."""
 
     def made(self, *reason):
         send("crrl", "skipping")

@@ -1,11 +1,12 @@
-"""Whether tests are what the files of the checks say, once they are collected and when they are called."""
+"""Compares tests with the files of the checks, when they are collected and when they are called."""
 
 
 def written(root, own, here, compiles, skip=None, loader=None, main=""):
     """Five functions that compare tests with `own`, the sources of the checks' files by path, in the folder `root`.
 
-    `compiles` returns what a file is compiled to, by importlib or by the settings of pytest with which `loader`, its
-    function, executes it; None if that is not known. `skip` is `unittest.skip`, `main` the file that is ``__main__``.
+    ``compiles(file, config)`` returns the code of a file, as importlib has it or, with a config, pytest; None if that
+    is not known. `loader` is pytest's function that executes it, `skip` is `unittest.skip`, `main` the file that is
+    ``__main__``.
     """
     import importlib
     import os
@@ -52,7 +53,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return source_of[file]
 
     def look(file, module):
-        """Whether `module` is `file`, executed. Then `tables` has the codes of its classes and functions by path."""
+        """Whether `module` was executed from `file`; puts the codes of its classes and functions into `tables`."""
         known = ran.get(file, ())
         if file == main or not (audited or loader):
             known = [(compiles(file), vars(module), None)]
@@ -91,7 +92,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return found
 
     def altered(file, path, cls):
-        """Whether decorators or a metaclass may make another function of what `file` has at `path`."""
+        """Whether decorators or a metaclass may replace the function that `file` has at `path`."""
         found = tables.get(file, {})
         lines = decorators(file, found[path][0])
         owner = path.rpartition(".")[0]
@@ -120,7 +121,7 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
         return not cls and file in own and file.endswith(".py") and strange(function, file, name)
 
     def incomplete():
-        """A test file whose module, or what it defines, is not what it says; or an empty string."""
+        """A test file whose module, or a definition in it, differs from its source; or an empty string."""
         for module_name, module in list(sys.modules.items()):
             file = file_of(module_name)
             if not file or not isinstance(module, types.ModuleType):

@@ -101,7 +101,7 @@ class ForkServer:
             os.write(entrance, b"0")
             os.close(entrance)
         self._mount(b"proc", b"/proc", NO_SUID | NO_DEVICES | NO_PROGRAMS)
-        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # this namespace's, of what all of a user share
+        with open("/proc/sys/user/max_inotify_instances", "w") as file:  # for this namespace alone
             file.write(MOST_WATCHERS)
         self._mount(b"/proc/sys", b"/proc/sys", BIND)
         self._mount(b"/proc/sys", b"/proc/sys", BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEVICES | NO_PROGRAMS)

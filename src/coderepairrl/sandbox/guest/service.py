@@ -78,8 +78,11 @@ class Guest:
                 self.answer(operation, body, request)
 
     def _limit(self) -> None:
-        """Set the limits of each process, before the first command. Until then a listening socket can be handed to the
-        host: with few open files allowed, the kernel refuses that while others of our user have many on their way."""
+        """Set the limits of each process, before the first command and not earlier.
+
+        A listening socket is handed to the host first: with few open files allowed, the kernel refuses that while other
+        processes of our user are sending many descriptors.
+        """
         for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]

@@ -255,11 +255,15 @@ FLAKY = PYTEST + (
 
 @pytest.mark.parametrize("path", ["ci/run.sh", "rules.mk", "cmake/Tests.cmake"])
 def test_what_a_makefile_or_a_script_starts_is_not_the_patchs_to_change(path: str) -> None:
-    def excluded(reference: bytes) -> bool:
-        return any(fnmatchcase(path, pattern) for pattern in left_out(reference))
+    def excluded(reference: bytes, *argv: str) -> bool:
+        patterns = left_out(reference, Checks((Command(argv),)))
+        return any(fnmatchcase(path, pattern) for pattern in patterns)
 
-    assert excluded(b"") and excluded(b"+++ b/src/a.py\n")
-    assert not excluded(f"+++ b/other{Path(path).suffix}\n".encode()), "unless the reference changes such a file"
+    assert excluded(b"", "make", "test") and excluded(b"+++ b/src/a.py\n", "sh", "ci/all.sh")
+    assert not excluded(b"", "python3", "-m", "pytest"), "no command starts a script"
+    assert not excluded(f"+++ b/other{Path(path).suffix}\n".encode(), "make"), (
+        "unless the reference changes such a file"
+    )
 
 
 async def test_flaky_tests_are_named_and_left_out(repository: Repository, tmp_path: Path) -> None:

@@ -69,8 +69,7 @@ def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
     assert "check.py" in unfit(TASK, good + diff("1", "check.py")), "restored before the checks run"
     script = replace(TASK, checks=Checks((Command(("sh", "-c", "cd . && ./run.sh"), timeout=5.0),)))
     assert "run.sh" in unfit(script, good + diff("1", "run.sh")), "a command names it"
-    assert "run.sh" in unfit(TASK, good + diff("1", "run.sh")), "a script may be one hop from a command"
-    assert unfit(TASK, good + diff("1", "run.txt")) == ""
+    assert unfit(TASK, good + diff("1", "run.sh")) == ""
     assert "conftest.py" in unfit(TASK, good + diff("1", "conftest.py")), "left out before the checks run"
     for path in ("tests/test_calc.py", "test_calc.py", "calc_test.py", "src/calc.spec.ts", "CalcTest.java"):
         assert unfit(TASK, good + diff("1", path)), path

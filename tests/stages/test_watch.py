@@ -28,20 +28,29 @@ VOID = Ending.VOID, "engine"
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(LATE, "ended by the time limit"), (SILENT, "sampled nothing"), (VOID, "are void: no engine")]
+    ("kinds", "words"),
+    [
+        ([VOID] * 3 + [DONE] + [VOID] * 4, "4 attempts are void: no engine"),
+        ([SILENT] * 10, "10 attempts sampled nothing"),
+    ],
 )
-def test_attempts_in_a_row_that_say_nothing_of_the_policy_stop_an_evaluation(kind: Any, words: str) -> None:
+def test_attempts_that_say_nothing_of_the_policy_stop_an_evaluation(kinds: list[Any], words: str) -> None:
     watch = Watch(100, 2, [], None, lambda line: None)
-    for number, each in enumerate([kind, kind, kind, DONE, kind, kind, kind]):
+    for number, each in enumerate(kinds[:-1]):
         watch(episode(number, *each))
-    with pytest.raises(HealthGateError, match=f"the last 4 attempts {words}"):
-        watch(episode(7, *kind))
+    with pytest.raises(HealthGateError, match=f"the last {words}"):
+        watch(episode(len(kinds), *kinds[-1]))
 
 
-def test_warnings_alone_stop_nothing() -> None:
-    watch = Watch(100, 1, [], None, lambda line: None, stops=False)
-    for number in range(5):
-        watch(episode(number, *LATE))
+@pytest.mark.parametrize(
+    ("kinds", "stops"), [([LATE] * 20, True), ([DONE] + [SILENT] * 20, True), ([SILENT] * 20, False)]
+)
+def test_what_a_policy_or_a_task_can_cause_is_warned_of_once(kinds: list[Any], stops: bool) -> None:
+    lines: list[str] = []
+    watch = Watch(100, 1, [], None, lines.append, stops=stops)
+    for number, each in enumerate(kinds):
+        watch(episode(number, *each))
+    assert len([line for line in lines if line.startswith("warning: the last 2 attempts")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -304,7 +304,8 @@ class Relayed:
             cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
             raise _Retryable(cut)
         ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
-        if received.finish.lower() in FILTERED:
+        said = received.content or received.reasoning or received.calls  # then that is the reply
+        if received.finish.lower() in FILTERED and not said:
             raise RemoteFault(ended, fix="switch the filter of its provider off, or use another model")
         if received.error or received.finish.lower() in BROKEN:
             raise _Retryable(RemoteFault(f"{ended}: {json.dumps(received.error)[:500]}" if received.error else ended))

@@ -72,6 +72,8 @@ class Session:
         self._stored: dict[str, tuple[Call, Request]] = {}
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
+        self._generating: set[Generating] = set()
+        """Replies that are not committed yet."""
         self._commits = asyncio.Lock()
 
     @property
@@ -253,11 +255,16 @@ class Session:
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
             placed = _Placed(placement, budget, generation)
+            self._generating.add(generation)
+            clock = asyncio.get_running_loop().time
+            began = clock()
             await generation.run(self._budget.deadline, call.publish)
             ours = self._source.codec is not None  # what another server has sampled is unknown until its reply is whole
-            if generation.out_of_time and ours and not (generation.usage.sampled or self.answered):
+            sampled = self.answered or any(each.usage.sampled for each in self._generating)
+            waited = clock() - began
+            if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:
                 raise EngineFault(
-                    f"no token was sampled in the episode's {self.limits.seconds:g} seconds",
+                    f"no token was sampled in {waited:.0f} of the episode's {self.limits.seconds:g} seconds",
                     fix="raise rollout.seconds, lower rollout.concurrency, or find out what slows the engine",
                 )
 
@@ -268,6 +275,8 @@ class Session:
                 call.failure = _unavailable(self._record_fault(failure))
             finally:
                 self._running.discard(call)
+                if placed is not None:
+                    self._generating.discard(placed.generation)
 
         self._running.add(call)
         call.start(work, finish)

@@ -15,8 +15,7 @@ STEERING = (
     *("pyproject.toml", "pytest.py"),
     *("*_test.go", "go.work", "Cargo.toml", ".cargo/*", "build.rs", "package.json", ".npmrc", ".mocharc*"),
     *("jest.config.*", "vitest.config.*", "vite.config.*"),
-    *("Makefile", "makefile", "GNUmakefile", "*.mk", "*.mak", "CMakeLists.txt", "*.cmake", "Rakefile", "go.mod"),
-    *("run_tests.sh", "*.sh", "*.bash"),  # one hop from a Makefile, or from a script that a command names
+    *("Makefile", "makefile", "GNUmakefile", "run_tests.sh", "CMakeLists.txt", "Rakefile", "go.mod"),
     *("pom.xml", ".mvn/*", "mvnw", "build.gradle", "build.gradle.kts", "settings.gradle", "settings.gradle.kts"),
     *("gradle.properties", "gradle/wrapper/*", "gradlew", "phpunit.xml", "phpunit.xml.dist", "phpunit.dist.xml"),
     *("sitecustomize.*", "sitecustomize/*", "usercustomize.*", "usercustomize/*", "*.pth", "*.egg-link", "pyvenv.cfg"),
@@ -27,6 +26,9 @@ STEERING = (
 out before it is judged, unless the task's reference changes a file of that kind too. So are the files that a command
 names (`named`), and new files that Python could import in the place of its own or of a runner's (`stands_for`)."""
 
+SCRIPTS = ("*.mk", "*.mak", "*.cmake", "*.sh", "*.bash")
+"""Files that steer, too, where a command starts `make` or a shell: they may be one hop from it."""
+_STARTS = re.compile(r"(g?make|cmake|ctest|ninja|[a-z]*sh|.*\.(ba)?sh)")
 _ESCAPES = {b"a": 7, b"b": 8, b"t": 9, b"n": 10, b"v": 11, b"f": 12, b"r": 13, b'"': 34, b"\\": 92}
 _PARTS = re.compile(r"[\s;&|()<>\"'=,]+")
 _HEADERS = re.compile(
@@ -124,11 +126,13 @@ def literally(path: str) -> str:
 def left_out(reference: bytes, checks: Checks = Checks(), workdir: str = "") -> tuple[str, ...]:  # noqa: B008 - frozen
     """Patterns, as `git apply --exclude` reads them, of the files that a patch may not change.
 
-    They are those of `STEERING`, in any folder, and the files that a command names, each unless a file of the task's
-    reference is one of them: what the repair itself changes is the patch's to change.
+    They are those of `STEERING`, those of `SCRIPTS` where a command starts scripts, and the files that a command names,
+    each unless a file of the task's reference is one of them: what the repair itself changes is the patch's to change.
     """
     own = touched(reference)
-    kinds = [pattern for pattern in STEERING if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in own)]
+    words = (posixpath.basename(word) for command in checks.commands for word in command.argv)
+    steering = (*STEERING, *SCRIPTS) if any(map(_STARTS.fullmatch, words)) else STEERING
+    kinds = [pattern for pattern in steering if not any(fnmatchcase(f"/{path}", f"*/{pattern}") for path in own)]
     files = [literally(path) for path in named(checks, workdir) if path not in own]
     return (*kinds, *(f"*/{pattern}" for pattern in kinds), *files)
 

@@ -15,9 +15,12 @@ from coderepairrl.types import Ending, Episode, Turn
 
 _PATIENCE = 2
 """Rounds of attempts (as many as run at once) that may all say nothing of the policy before an evaluation stops."""
+_FEWEST = 10
+"""Attempts, all that there are, which must have sampled nothing before an evaluation stops."""
+SILENT = "sampled nothing"
 _FIX = {
     "are void": "mend the cause, then continue with --resume",
-    "sampled nothing": "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl view",
+    SILENT: "raise rollout.tokens (a prompt needs room for a reply), or read one of them with crrl view",
     "ended by the time limit": "raise rollout.seconds or lower rollout.concurrency",
 }
 
@@ -28,7 +31,7 @@ def find_obstacle(episode: Episode) -> str:
         return "are void"
     cost = spent([episode])
     if not (cost.sampled_tokens or cost.unreported):
-        return "sampled nothing"
+        return SILENT
     return "ended by the time limit" if (episode.ending, episode.reason) == (Ending.LIMIT, "time") else ""
 
 
@@ -75,8 +78,9 @@ class Watch:
     def __call__(self, episode: Episode) -> None:
         """Count the attempt, and print its line.
 
-        Raises `RunError` where another model replies than before, and `HealthGateError` after many attempts in a row
-        that met the same obstacle: whatever is broken, waiting for the rest mends nothing.
+        Raises `RunError` where another model replies than before, and `HealthGateError` after many void attempts in a
+        row, and where all attempts sampled nothing: waiting for the rest mends nothing. A policy can cause that
+        attempts end by the time limit, which is warned of alone.
         """
         self._add(episode)
         void = episode.ending is Ending.VOID
@@ -85,9 +89,15 @@ class Watch:
         obstacle = find_obstacle(episode)
         self._in_a_row = self._in_a_row + 1 if obstacle == self._obstacle else 1
         self._obstacle = obstacle
-        if obstacle and self._in_a_row >= self._patience and (void or self._stops):
-            why = f": {episode.fault.partition(chr(10))[0]}" if void else ""
-            raise HealthGateError(f"the last {self._in_a_row} attempts {obstacle}{why}", fix=_FIX[obstacle])
+        if not obstacle or self._in_a_row < self._patience:
+            return
+        what = f"the last {self._in_a_row} attempts {obstacle}"
+        if void:
+            raise HealthGateError(f"{what}: {episode.fault.partition(chr(10))[0]}", fix=_FIX[obstacle])
+        if obstacle == SILENT and self._stops and len(self._valid) == self._in_a_row >= _FEWEST:
+            raise HealthGateError(what, fix=_FIX[obstacle])
+        if self._in_a_row == self._patience:
+            self._say(f"warning: {what}; {_FIX[obstacle]}")
 
     def _add(self, episode: Episode) -> None:
         for turn in episode.turns:

@@ -29,6 +29,8 @@ from coderepairrl.types import Task
 
 _LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
 """How a patch begins that changes lines of a file, and neither its name nor its mode."""
+_UNWRITTEN = (CodeRepairError, OSError, subprocess.SubprocessError)
+"""What keeps a reference as it is: opening the task says what is wrong."""
 _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
 """The line with which `git diff-tree --stdin` begins each diff."""
 
@@ -42,7 +44,10 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     some = [each for each in everything if each.workspace and each.reference.strip()]
     lacks = lacking(some)
     ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
-    found = _of_folders(ready)
+    try:
+        found = _of_folders(ready)
+    except _UNWRITTEN:
+        found = {}
     found |= {id(each): _written(each) for each in ready if id(each) not in found}
     return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
 
@@ -79,7 +84,9 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
     place = root / changed[0]
-    if not _LINES_ALONE.match(task.reference) or place.resolve() != root.resolve() / changed[0] or not place.is_file():
+    if not _LINES_ALONE.match(task.reference) or place.resolve() != root.resolve() / changed[0]:
+        return None
+    if not place.is_file() or not os.access(place, os.R_OK):
         return None
     before = place.read_bytes()
     after = patched(before, task.reference)
@@ -101,7 +108,7 @@ def _written(task: Task) -> bytes:
             with replace_file(known) as partial:
                 partial.write_bytes(found)
         return found
-    except (CodeRepairError, OSError, subprocess.SubprocessError):  # opening the task says what is wrong
+    except _UNWRITTEN:
         return task.reference
 
 

@@ -89,9 +89,11 @@ def _bounded() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        signal.signal(signal.SIGVTALRM, before)
+        try:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)  # which `stop` may interrupt
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            signal.signal(signal.SIGVTALRM, before)
 
 
 def find(folder: Path) -> Template | None:

@@ -16,8 +16,9 @@ def origins(root, own, here, exact, guess, compiled=()):
     def codes(name):
         if name not in known:
             known[name] = found = set()
-            left = [compiled.get(name) or compile(own[name], name, "exec", dont_inherit=True)]
-            left = left if name.endswith(".py") else []
+            left = [compiled[name]] if name in compiled else []
+            if not left and name.endswith(".py"):
+                left = [compile(own[name], name, "exec", dont_inherit=True)]
             while left:
                 code = left.pop()
                 found.add(code)

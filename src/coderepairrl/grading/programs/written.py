@@ -49,7 +49,8 @@ def written(root, own, here, compiles, skip=None, loader=None, main=""):
 
     def lines_of(file):
         if file not in source_of:
-            source_of[file] = own[file].decode("utf-8", "replace").split("\n")
+            text = own[file].decode("utf-8", "replace")
+            source_of[file] = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         return source_of[file]
 
     def look(file, module):

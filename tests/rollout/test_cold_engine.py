@@ -89,10 +89,10 @@ async def test_no_token_in_time_is_a_fault_after_which_the_engine_is_warmed_up_a
     miniature: Path, tmp_path: Path
 ) -> None:
     engine = Stalling(miniature, stalled=16)
-    async with attempts(engine, miniature, tmp_path, seconds=0.2) as rollout:
+    async with attempts(engine, miniature, tmp_path, seconds=0.6) as rollout:
         episode = await made(rollout)
         assert (episode.ending, episode.reason) == (Ending.VOID, "engine")
-        assert "no token was sampled in the episode's 0.2 seconds" in episode.fault
+        assert "no token was sampled in the episode's 0.6 seconds" in episode.fault
         await made(rollout, 1)
     assert [most for most, _ in groupby(engine.asked)] == [TOKENS, 16, TOKENS, 16]
 

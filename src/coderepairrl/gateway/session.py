@@ -264,7 +264,7 @@ class Session:
             waited = clock() - began
             if generation.out_of_time and ours and not sampled and waited > self.limits.seconds / 2:
                 raise EngineFault(
-                    f"no token was sampled in {waited:.0f} of the episode's {self.limits.seconds:g} seconds",
+                    f"no token was sampled in the episode's {self.limits.seconds:g} seconds",
                     fix="raise rollout.seconds, lower rollout.concurrency, or find out what slows the engine",
                 )
 

@@ -3,10 +3,10 @@
     python benchmarks/gpu/first_day.py [--python PYTHON] [--seconds 590] [--only trees learner] [--out first-day.jsonl]
     python benchmarks/gpu/first_day.py --toy        (miniatures, on a CPU too: shows that the script runs)
 
-Each step is a command with a time limit. Weights are random, so nothing is downloaded. Steps that take the fewest
-seconds come first; one that has no time left, or needs a vLLM that is not installed, is reported as left out. For each
-step a line of JSON is printed at once and appended to `--out`: the command, its exit code, seconds, the most memory
-taken of the GPU, and the end of its output. Exits with 1 if a step failed.
+Each step is a command with a time limit. Weights are random, so nothing is downloaded. A step that has no time left, or
+needs a vLLM that is not installed, is reported as left out. For each step a line of JSON is printed at once and
+appended to `--out`: the command, its exit code, seconds, the most memory taken of the GPU, and the end of its output.
+Exits with 1 if a step failed.
 """
 
 from __future__ import annotations

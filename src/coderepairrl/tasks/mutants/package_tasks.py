@@ -166,7 +166,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset
     if runner.results and not steady:
         raise TaskError(
             f"no test reports that it passes, twice: {' '.join(runner.command)}\n{ran.shown}",
-            fix="give the command that runs the tests: the option command (docs/guides/tasks.md)",
+            fix="give the command that runs the tests: the option command (docs/guides/mutants.md)",
         )
     return runner, steady
 

@@ -481,6 +481,6 @@ def _next(result: Mapping[str, Any], config: Config) -> list[str]:
         if written and "resolved" not in summary["outcomes"]:
             source = config.eval.each[name].source or config.tasks.source
             command = f"crrl grade {shlex.quote(str(written[0]))} {shlex.quote(source)} [KEY=VALUE]..."
-            commands[command] = "which patches pass its tests: docs/guides/evaluate.md"
+            commands[command] = "which patches pass its tests: docs/guides/grade.md"
     wide = max(map(len, map(as_called, commands)))
     return ["next:", *(f"  {as_called(command):<{wide}}  {what}" for command, what in commands.items())]

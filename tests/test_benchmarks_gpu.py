@@ -43,7 +43,7 @@ def test_what_fits_a_card(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The documented tables are what is printed."""
     docs, printed = SCRIPT.parents[2] / "docs", []
     script = runpy.run_path(str(SCRIPT.with_name("cards.py")))
-    for page, more in (("measurements/performance.md", ["--each"]), ("guides/training.md", [])):
+    for page, more in (("measurements/performance.md", ["--each"]), ("guides/memory.md", [])):
         monkeypatch.setattr(sys, "argv", ["cards.py", "--tokens", "8192", *more])
         script["main"]()
         printed.append(capsys.readouterr().out)

@@ -138,8 +138,10 @@ def test_every_preset_fits_the_gpus_that_it_names() -> None:
 def test_the_documented_plan_is_the_plan(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "training.md").read_text()
-    shown, refused = page.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
+    plan, presets = (
+        (Path(__file__).parents[2] / "docs" / "guides" / name).read_text() for name in ("plan.md", "presets.md")
+    )
+    shown, refused = plan.partition("$ crrl train thesis --dry-run\n...\n")[2].partition("\n```")[0].split("\n\n$ ")
     command, _, said = refused.partition("\n")
     assert crrl(monkeypatch, "train", "thesis", "--dry-run", *CURRICULUM) == 0
     assert shown in capsys.readouterr().out
@@ -147,12 +149,12 @@ def test_the_documented_plan_is_the_plan(
     assert " ".join(said.split()) in " ".join(capsys.readouterr().err.split())
     for name in PRESETS:
         most = max(gpu["needs_gb"] for key, gpu in memory(load(name)).items() if key.startswith("gpu "))
-        assert f"{most:.1f}" in next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
+        assert f"{most:.1f}" in next(line for line in presets.splitlines() if line.startswith(f"| `{name}` |"))
 
 
 def test_the_documented_speeds_are_the_plans() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "guides" / "training.md").read_text()
+    page = (root / "docs" / "guides" / "presets.md").read_text()
     script = runpy.run_path(str(root / "benchmarks" / "gpu" / "presets.py"))
     table = script["table"]()
     assert len(table) == 2 + len(PRESETS)

@@ -104,7 +104,7 @@ def confident(tmp_path_factory):
 
 @pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
 def test_a_float32_head_rounds_no_logit(lora, confident, make_rows):
-    """Of the same hidden states, against float64; `-rP` prints the errors of docs/guides/training.md."""
+    """Of the same hidden states, against float64; `-rP` prints the errors of docs/guides/memory.md."""
     batch = pack(make_rows([120, 80]))
     policy = Policy.load(confident, LearnSettings(precision="bf16", lora=lora))
     with torch.no_grad():

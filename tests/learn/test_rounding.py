@@ -27,7 +27,7 @@ def row_means(dtype: torch.dtype, attention: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_two_programs_of_one_model(dtype: torch.dtype) -> None:
-    """No update was made, so every ratio should be 1; `-rP` prints the numbers of docs/guides/training.md."""
+    """No update was made, so every ratio should be 1; `-rP` prints the numbers of docs/guides/memory.md."""
     difference = row_means(dtype, "sdpa") - row_means(dtype, "eager")
     ratios = difference.exp()
     outside = ((ratios < LOW) | (ratios > HIGH)).float().mean().item()

@@ -1,7 +1,7 @@
 """Nano: a mission, two tools, hard limits, and nothing else.
 
 The loop asks the model, executes its tool calls, and appends. History is never rewritten, so each request extends the
-previous one token for token. The page ``docs/guides/agents.md`` has the exact semantics.
+previous one token for token. The page ``docs/guides/nano.md`` has the exact semantics.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Run(Section):
 
 
 class Gpu(Section):
-    """What each GPU is taken to be by the plan of `--dry-run` (docs/guides/training.md). Nothing else depends on it."""
+    """What each GPU is taken to be by the plan of `--dry-run` (docs/guides/plan.md). Nothing else depends on it."""
 
     memory_gb: float = Field(default=0.0, ge=0)
     """GB (10^9 bytes) of memory; 0 asks the driver. Where neither says it, nothing is refused."""
@@ -59,7 +59,7 @@ class Gpu(Section):
 
 
 class Plan(Section):
-    """What the plan of `--dry-run` takes episodes and speeds to be (docs/guides/training.md). Nothing else depends on
+    """What the plan of `--dry-run` takes episodes and speeds to be (docs/guides/plan.md). Nothing else depends on
     it."""
 
     tokens: int = Field(default=0, ge=0)

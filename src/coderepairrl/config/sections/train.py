@@ -30,7 +30,7 @@ class Model(Section):
     template), or by the model's architecture."""
     quantise: Quantise = "none"
     """`nf4` holds the weights below adapters (`train.lora`) in 4 bits (needs the package bitsandbytes). They are
-    rounded once, and engine and learner have the same numbers (docs/guides/training.md); the engine holds them written
+    rounded once, and engine and learner have the same numbers (docs/guides/memory.md); the engine holds them written
     out, in 16 or 32 bits."""
     thinking: bool = False
     """Let the model reason before it answers, where its template has a switch."""

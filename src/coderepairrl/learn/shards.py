@@ -33,7 +33,6 @@ def write(
     `ADAPTER` is always one file: peft and vLLM read no other. Without `here`, or with a full disk, `tensors` is still
     iterated: gathering one may take every process.
     """
-    # a single file has an index, too: else vLLM would read every safetensors file in the folder
     remaining = iter(tensors)
     try:
         if here:
@@ -66,6 +65,7 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
+    # a single file has an index, too: else vLLM would read every safetensors file in the folder
     # sorted: a restored optimiser has its moments in another order, and equal states must give equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")

@@ -130,9 +130,9 @@ class SingleProcess:
 
 def _make_deterministic() -> None:
     """Make training deterministic on a GPU: a resumed run repeats steps and compares the weights."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     torch.use_deterministic_algorithms(True)
     # not needed: no code reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

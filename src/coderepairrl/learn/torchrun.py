@@ -31,8 +31,8 @@ _PATIENCE, _RETRY = 3600.0, 1.0
 """Seconds for the run to listen, and between attempts."""
 _IDLE = timedelta(days=365)
 """Between two requests the run samples episodes."""
-_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 # without it restarted ranks meet under a name with the number of restarts, which each machine counts for itself
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _HOST = os.uname().nodename
 
 

@@ -107,7 +107,7 @@ def _tree(source: bytes) -> ast.Module | None:
 
 
 def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |wanted|; None if nothing is wanted.
+    """|given & wanted| / |wanted|; None without wanted places.
 
     >>> recall({1, 2}, {2, 3}), recall(set(), {1}), recall({1}, set())
     (0.5, 0.0, None)
@@ -116,7 +116,7 @@ def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
 
 
 def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |given|; None if nothing is given or wanted.
+    """|given & wanted| / |given|; None without given or wanted places.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)

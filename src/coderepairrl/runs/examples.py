@@ -22,8 +22,8 @@ _ROWS = 256
 class Example:
     """One conversation of an attempt at a task, or of a published trajectory.
 
-    >>> said = ({"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"})
-    >>> Example("e/0", "e", "toy/1", messages=said).exact
+    >>> chat = ({"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"})
+    >>> Example("e/0", "e", "toy/1", messages=chat).exact
     False
     """
 

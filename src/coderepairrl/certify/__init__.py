@@ -1,1 +1,1 @@
-"""``crrl check``: what this machine has and lacks, and the exams that every implementation of a seam sits."""
+"""``crrl check``: the machine's prerequisites, and the exams of implementations of seams."""

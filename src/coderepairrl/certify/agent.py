@@ -1,8 +1,7 @@
-"""The exam of this seam: what every agent must do, driven over real HTTP against a scripted model.
+"""The exam of agents, over real HTTP against a scripted model.
 
-The exam speaks to the agent through the agent's own tools: a tool that takes one required string is its shell, and an
-agent without tools is answered with a fenced ``bash`` block. Edits are made by shell commands, so the same exam
-serves any scaffold. One that runs nothing, and takes edits from replies, is asked what can be asked of it.
+It uses the agent's own tools: one with a single required string is its shell; without tools, answers hold a fenced
+``bash`` block. Agents that take edits from replies get fewer questions.
 """
 
 from __future__ import annotations
@@ -27,20 +26,17 @@ from coderepairrl.types import AgentReport, Limits, Task
 
 PROMPT = "add(a, b) in add.py subtracts. Repair it."
 SOURCE = "def add(a, b):\n    return a - b\n"
+# Qwen Code refuses a bare `sed -i`; the shell of the original Nano has no redirection.
 EDIT = "env sed -i 's/a - b/a + b/' add.py"
-"""A bare `sed -i` is an edit that Qwen Code refuses, and the shell of the original Nano has no redirection."""
 _EDITS = f"add.py\n{HEAD}\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE\n"
 _COUNT = "echo x >> count.txt"
+# For other required arguments, by type.
 _FILLED: dict[Any, Any] = {"string": "exam", "boolean": False, "integer": 1, "number": 1, "array": [], "object": {}}
-"""What other arguments that a tool requires are given, by their type."""
-_SLACK = 2.0
-"""Seconds that an agent may need, beyond its time limit, to notice and to stop what it runs."""
+_SLACK = 2.0  # Seconds beyond its time limit for an agent to stop.
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What came of one run of the agent."""
-
     report: AgentReport | None
     error: CodeRepairError | None
     requests: list[Request]
@@ -57,8 +53,8 @@ class _Trial:
 async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[Finding]:
     """Examine `agent` in sandboxes of `backend`, on a small repository with one bug.
 
-    Without a backend the commands run in a temporary folder of the host: they are the exam's own. An agent that is
-    placed inside the sandbox needs a backend whose guests reach the host's loopback.
+    Without a backend, commands run in a temporary folder of the host. Agents inside the sandbox need a backend whose
+    guests reach the host's loopback.
     """
     opened = backend or FolderBackend()
     with small_repair() as (task, _):
@@ -74,7 +70,7 @@ async def examine(agent: Agent, backend: SandboxBackend | None = None) -> list[F
 
 @contextmanager
 def small_repair() -> Iterator[tuple[Task, Path]]:
-    """A task of one file with one bug, and a temporary folder beside it that sandboxes may enter."""
+    """Task of one file with one bug, and a temporary folder for sandboxes."""
     with scratch("exam") as folder:
         folder.chmod(0o755)  # a sandbox may read it as another user
         workspace = folder / "add"
@@ -110,10 +106,10 @@ async def _count(sandbox: Sandbox) -> int:
 
 
 def command(request: Request, *commands: str, tokens: int | None = None) -> Answer:
-    """An answer that makes the agent run `commands`, by its own tool for it.
+    """Answer that makes the agent run `commands` by its own tool.
 
-    That is the first that takes a string ``cmd`` or ``command``, or a list ``commands``, or else one string and nothing
-    more. An agent whose replies are Python (smolagents) gets a call of its tool ``shell``.
+    The tool has a string ``cmd`` or ``command``, a list ``commands``, or a single required string; agents that reply in
+    Python (smolagents) call ``shell``.
     """
     functions = [tool["function"] for tool in request.get("tools") or ()]
     for named in (("cmd", "command", "commands"), ()):
@@ -134,17 +130,17 @@ def command(request: Request, *commands: str, tokens: int | None = None) -> Answ
 
 
 def writes_python(request: Request) -> bool:
-    """Whether the agent runs what the model writes between ``<code>`` and ``</code>``, as smolagents does."""
+    """Whether the agent runs what stands between ``<code>`` and ``</code>``, as smolagents does."""
     return "</code>" in str(request["messages"][0])
 
 
 def python(*lines: str) -> str:
-    """A reply that is Python, as smolagents reads it."""
+    """Reply in Python, for smolagents."""
     return "\n".join(["Running it.", "<code>", *lines, "</code>"])
 
 
 def mentioned(requests: list[Request], text: str) -> bool:
-    """Whether any message of `requests` has `text`."""
+    """Whether any message of `requests` contains `text`."""
     return any(text in str(message) for request in requests for message in request["messages"])
 
 
@@ -172,7 +168,6 @@ async def _repair(attempt: _Attempt) -> list[Finding]:
 
 
 async def _takes_edits(attempt: _Attempt) -> bool:
-    """Whether it is an agent without tools whose replies hold edits, as `agents.direct` reads them."""
     trial = await attempt(lambda request: Answer("I do not know."), Limits())
     return not any(request.get("tools") for request in trial.requests) and mentioned(trial.requests, HEAD)
 

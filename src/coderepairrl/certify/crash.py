@@ -1,15 +1,12 @@
-"""The crash test: a small run is killed at random moments, resumed, and compared with one that was left alone.
+"""Crash test: a small run is killed at random moments, resumed, and compared with an undisturbed one.
 
-A run of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) is killed (SIGKILL), up to four times, and
-resumed until it was left alone; then the next one begins, until there were as many kills as were asked for. When and
-which process is drawn from a seed. A killed engine, learner or guest is replaced by the run itself; it is resumed all
-the same, in the end. Each run must have the same weights after every step, and the same files in its last checkpoint,
-as the one that was left alone, and every attempt trained once; nothing may be left of processes a moment after the
-controller was killed, nor in temporary folders, shared memory and control groups once it was resumed.
+Runs of `STEPS` steps of the shipped policy (tiny engine, real sandboxes) are killed (SIGKILL) up to four times each and
+resumed to their end, until all kills are done. A seed draws moments and victims. Each run must have the undisturbed
+one's weights after every step and files in its last checkpoint, and train every attempt once. No process may stay after
+the controller's death, and no temporary folder, shared memory or control group after resuming.
 
-With ``staleness`` engine and learner work at once, and what a step consumes depends on what ended first: two runs
-differ, and the log decides. So each run is compared with itself: a replay of its log from the first step must give the
-files of its last checkpoint, and no sample may be older than was asked for.
+With ``staleness`` steps depend on timing: a replay of a run's log must give its last checkpoint, and no sample may be
+too old.
 """
 
 from __future__ import annotations
@@ -61,50 +58,48 @@ seconds = 600
 before = false
 after = false
 """
+# Part of the command line of processes other than the controller.
 _MARKS = {
     "engine": b"coderepairrl.engines.tiny.server",
     "learner": b"coderepairrl.learn.learner",
     "guest": b"guest.pyc",
 }
-"""What is in the command line of a process that is no controller."""
 _BUBBLEWRAP = b"bwrap --unshare"
 VICTIMS = ("everything", "guest", "engine", "learner", "controller", "gateway")
-"""`everything`: all processes of the run at once. `gateway`: the controller, in the middle of an episode."""
+"""`everything`: all processes at once; `gateway`: the controller during an episode."""
 EACH = "each"
 _WITH_THE_CONTROLLER = ("everything", "controller", "gateway")
 GONE = 3.0
-"""Seconds after the controller's end in which all that it started must have ended; Python itself has to start."""
+"""Seconds for all processes to end after the controller."""
 _IN_A_ROW = 4
 _PATIENCE = 600.0
 
 
 @dataclass(slots=True)
 class Kill:
-    """One of them, and what came of it."""
+    """Kill, and its result."""
 
     victim: str
     moment: float
-    """Seconds after the process was started, as drawn."""
+    """Drawn seconds after the start of the process."""
     at: float = 0.0
-    """When it was, by the clock that the log has."""
+    """Time of the kill (`time.time`)."""
     gone: float = 0.0
-    """Seconds until the last process was, but for `half_started`."""
+    """Seconds until the last process ended, except `half_started`."""
     orphans: list[str] = field(default_factory=list)
-    """Command lines of those that were there after `GONE` seconds."""
+    """Command lines of processes after `GONE` seconds."""
     half_started: int = 0
-    """Children of a bubblewrap that was killed while it started, which the next run ends."""
+    """Children of a bubblewrap killed at its start."""
     seconds: float = 0.0
-    """Until the next step of the run was finished, or its end reached."""
+    """Seconds until the next finished step or the end."""
     problems: list[str] = field(default_factory=list)
 
 
 async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int = 0) -> AsyncIterator[Finding]:
     """Kill `victim`, or ``each`` in turn, `kills` times at moments drawn from `seed`.
 
-    Runs have this `staleness` at most (`rollout.max_staleness`).
-
-    Raises `UsageError` for an unknown victim, `PrerequisiteError` elsewhere than on Linux, and `RunError` when the run
-    that is left alone fails.
+    `staleness` is `rollout.max_staleness`. Raises `UsageError` for an unknown victim, `PrerequisiteError` except on
+    Linux, and `RunError` if the undisturbed run fails.
     """
     if victim not in (EACH, *VICTIMS):
         raise UsageError(f"the crash test kills no {victim!r}", fix=nearest(victim, (EACH, *VICTIMS)))
@@ -157,7 +152,7 @@ async def examine(victim: str, *, kills: int = 50, seed: int = 0, staleness: int
 
 
 def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> list[Kill]:
-    """Kills at moments that are spread over the length of a run, the next one last: some in a row, as time goes by."""
+    """Spread kills over a run, sorted within rows, the next last."""
     victims = VICTIMS if victim == EACH else (victim,)
     moments = [whole * (number + chance.random()) / kills for number in range(kills)]
     chance.shuffle(moments)
@@ -167,7 +162,7 @@ def _planned(victim: str, kills: int, whole: float, chance: random.Random) -> li
 
 
 async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -> list[Kill]:
-    """Bring one run to its end, with as many kills as it takes of `planned`; it is resumed until it is left alone."""
+    """Run to the end with kills from `planned`."""
     struck: list[Kill] = []
     while True:
         seen = len(struck)
@@ -188,8 +183,6 @@ async def _struck(trial: _Trial, planned: list[Kill], kills: int, before: int) -
 
 
 class _Trial:
-    """One run in a folder of its own."""
-
     def __init__(self, work: Path, name: str, staleness: int) -> None:
         self.home = work / name
         self.home.mkdir()
@@ -207,12 +200,12 @@ class _Trial:
         self._began = 0.0
 
     async def run(self) -> int:
-        """Start or resume the run, and let it end; the exit code."""
+        """Start or resume the run; return its exit code."""
         with self.started() as process:
             return await _ended(process)
 
     async def replay(self) -> list[str]:
-        """Run it again from its log alone; what comes out otherwise."""
+        """Replay the log alone; return the differences."""
         files = RunResult.of(self.folder).files
         shutil.rmtree(self.folder.checkpoints)
         if (code := await self.run()) != 0:
@@ -221,7 +214,7 @@ class _Trial:
 
     @contextmanager
     def started(self) -> Iterator[subprocess.Popen[bytes]]:
-        """A process that begins or resumes the run. It is not left alive."""
+        """Process that begins or resumes the run, killed at the end."""
         resume = [str(self.folder.path), "--resume"] if self._logged() else [str(self.config), *self._otherwise]
         with self.output.open("ab") as sink:
             process = subprocess.Popen(
@@ -241,7 +234,7 @@ class _Trial:
                 process.wait()
 
     async def strike(self, process: subprocess.Popen[bytes], kill: Kill) -> None:
-        """Do it, by SIGKILL."""
+        """Kill the victim by SIGKILL."""
         self._states |= {path.name for path in self.temporary.glob("crrl-sandbox-*")}
         if kill.victim == "everything":
             targets = freeze(process.pid)
@@ -256,7 +249,7 @@ class _Trial:
             await all_gone(kill)
 
     async def reached(self, process: subprocess.Popen[bytes], kill: Kill) -> bool:
-        """Wait for the moment, and for the victim; false when the run ended before."""
+        """Wait for moment and victim; False if the run ended before."""
         found: Callable[[], object] = lambda: True  # noqa: E731
         if kill.victim in _MARKS:
             found = lambda: _of(process.pid, kill.victim)  # noqa: E731
@@ -280,7 +273,7 @@ class _Trial:
         return since.count("episode") > since.count("verdict")
 
     def left(self, caches: Container[str]) -> list[str]:
-        """What is left of the run once it has ended, but for `caches` that libraries always leave."""
+        """Remains of an ended run, except `caches` of libraries."""
         found = [f"process {words.decode(errors='replace')}" for words in below(os.getpid()).values()]
         found += [str(path) for path in self.temporary.iterdir() if path.name not in caches]
         found += [str(path) for path in [shared_path(self.folder)] if path.exists()]
@@ -289,17 +282,17 @@ class _Trial:
         return [f"left: {what}" for what in found]
 
     def last_words(self) -> str:
-        """The end of what its processes printed."""
+        """End of its processes' output."""
         return " / ".join(self.output.read_text(errors="replace").splitlines()[-5:])
 
     def remove(self) -> None:
-        """Delete it."""
+        """Delete the folder."""
         shutil.rmtree(self.home)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to."""
+    """Result of a run."""
 
     steps: list[Mapping[str, Any]]
     files: str
@@ -307,18 +300,18 @@ class RunResult:
 
     @classmethod
     def of(cls, folder: RunFolder) -> RunResult:
-        """Of the run in `folder`."""
+        """Read the result of the run in `folder`."""
         saved = folder.saved_checkpoints()
         files = (saved[max(saved)] / SUMS).read_text() if saved else ""
         return cls([record for record in folder.records() if record["type"] == "step"], files)
 
     @property
     def weights(self) -> str:
-        """SHA-256 of those after the last step."""
+        """SHA-256 of the weights after the last step."""
         return str(self.steps[-1]["checksum"]) if self.steps else ""
 
     def differences(self, folder: RunFolder, staleness: int = 0) -> list[str]:
-        """What of the run in `folder` is not as it should be; with `staleness`, its weights may be others."""
+        """Differences of the run in `folder`; `staleness` allows other weights."""
         try:
             found = RunResult.of(folder)
             balanced = run_account(folder.records()).balanced
@@ -356,7 +349,6 @@ def _row(victim: str, kills: list[Kill]) -> Finding:
 
 
 async def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code; a process that takes far too long is killed."""
     deadline = time.monotonic() + _PATIENCE
     while process.poll() is None:
         if time.monotonic() > deadline:
@@ -370,9 +362,9 @@ def _of(controller: int, victim: str) -> list[int]:
 
 
 async def all_gone(kill: Kill) -> None:
-    """Wait until nothing is left of a run whose controller was killed; after half a minute that is killed, too.
+    """Wait until a killed run's processes are gone; kill the rest after 30 s.
 
-    What a bubblewrap left that was killed while it started is counted and not waited for: the next run ends it.
+    Remains of a bubblewrap killed at its start are counted only: the next run ends them.
     """
     began = time.monotonic()
     while left := below(os.getpid()):

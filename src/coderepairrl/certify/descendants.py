@@ -1,4 +1,4 @@
-"""Processes that came of one of ours, wherever their parents went: found, stopped, ended (Linux)."""
+"""Descendants of a process, whatever became of their parents: found, stopped, killed (Linux)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def below(root: int) -> dict[int, bytes]:
-    """Processes that came of `root` and have not ended, with their command lines."""
+    """Live descendants of `root`, with their command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -31,7 +31,7 @@ def below(root: int) -> dict[int, bytes]:
 
 
 def freeze(root: int) -> list[int]:
-    """Stop `root` and all that came of it, so that none starts another while they are killed one by one; their ids."""
+    """Stop `root` and its descendants, so that none starts another; return their ids."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *below(root)) if pid not in stopped]:
         for pid in fresh:
@@ -42,7 +42,7 @@ def freeze(root: int) -> list[int]:
 
 
 def kill_all(root: int) -> None:
-    """Kill `root` and all that came of it."""
+    """Kill `root` and its descendants."""
     for pid in (root, *below(root)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ def kill_all(root: int) -> None:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Orphans of the processes that we start become our children, so that none of them is overlooked."""
+    """Adopt orphaned descendants meanwhile."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -61,7 +61,6 @@ def adopting() -> Iterator[None]:
 
 
 def _kill_children() -> None:
-    """Those that are left, and what is left of those that ended."""
     for pid in below(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

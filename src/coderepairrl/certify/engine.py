@@ -1,10 +1,10 @@
-"""The exam that every engine sits: ``crrl check engine NAME``.
+"""The exam of engines: ``crrl check engine NAME``.
 
-It asks what training rests on: that the engine's logprobs are the learner's, that a request's output does not depend on
-its neighbours, and that weights are live once the engine acknowledges them, whole, and with none of the old ones left.
+Logprobs must be the learner's, outputs independent of neighbours, and acknowledged weights live, whole, and free of old
+ones.
 
-New weights need a known truth without a second model. The exam relabels the vocabulary: a model whose embedding (and
-head) rows are permuted by p says of a sequence what the original says of the sequence mapped through p.
+Relabelling gives new weights with known outputs: with embedding (and head) rows permuted by p, a model gives a sequence
+the logprobs that the original gives the sequence mapped through p.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from coderepairrl.registry import Finding
 from coderepairrl.types import Sampling
 
 Reference = Callable[[list[list[int]], float], Awaitable[list[list[float]]]]
-"""``(sequences, T)`` to, per sequence, ``log softmax(logits / T)`` of its ids from the second on: len - 1 numbers."""
+"""``(sequences, T)`` to ``log softmax(logits / T)`` of each sequence's ids but the first: len - 1 numbers."""
 
 Publish = Callable[[int], Awaitable[tuple[Path, int, str]]]
-"""``(version)`` to trained weights of a later version than that, as `Engine.load` takes them. `Reference` computes with
-them from then on."""
+"""``(version)`` to trained weights of a later version, for `Engine.load`; `Reference` uses them afterwards."""
 
 TOLERANCE = 1e-4
-"""In nats: the engine and the learner may sum in another order, and no more."""
+"""Nats: for another order of sums only."""
 
 PATIENCE = 120.0
 """Seconds for one question."""
@@ -42,7 +41,7 @@ _TRIES = 10  # until requests are met under way: on a busy machine they may have
 
 
 class Answer(NamedTuple):
-    """All that a request produced; `versions` per token."""
+    """Output of a request; `versions` per token."""
 
     ids: list[int]
     logprobs: list[float]
@@ -50,7 +49,7 @@ class Answer(NamedTuple):
 
 
 class Failed(Exception):
-    """The engine does not have the property; the message is how it shows."""
+    """The engine lacks the property; the message shows how."""
 
 
 async def examine(
@@ -62,13 +61,13 @@ async def examine(
     publish: Publish | None = None,
     sleeps: bool = False,
 ) -> list[Finding]:
-    """Examine `engine`, which serves the folder `model` and answers no one else meanwhile.
+    """Examine `engine`, which serves the folder `model` alone.
 
-    `reference` gives the learner's logprobs under the weights in `model` (fp32). Weights of about the model's size are
-    written to the folder `work`. With `publish`, the learner's own new weights are loaded, too; one that `sleeps` is
-    put to sleep.
-    Ends with the engine serving the model's own weights again, under a later version.
-    Raises `ConfigError` when the weights cannot be read; what the engine does wrong is a failed `Finding`.
+    `reference` gives the learner's logprobs under the fp32 weights in `model`; `work` gets weights of about that size.
+    With `publish` the learner's new weights are loaded, too; one that `sleeps` is put to sleep.
+
+    Leaves the model's own weights served, under a later version. Raises `ConfigError` for unreadable weights; failures
+    are `Finding` objects.
     """
     candidate = _Candidate(engine, model, reference, work)
     questions = dict(QUESTIONS)
@@ -92,8 +91,6 @@ async def examine(
 
 
 class _Candidate:
-    """The engine under examination, with what the examiners need at hand."""
-
     def __init__(self, engine: Engine, model: Path, reference: Reference, work: Path) -> None:
         self.engine = engine
         self.reference = reference
@@ -127,11 +124,11 @@ class _Candidate:
         return ids
 
     def stream(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> AsyncGenerator[Chunk, None]:
-        """A request."""
+        """Stream a request."""
         return self.engine.generate(ids, sampling, seed)
 
     async def ask(self, ids: Sequence[int], sampling: Sampling, seed: int = 0) -> Answer:
-        """A request and its whole answer."""
+        """Request and its whole answer."""
         answer = Answer([], [], [])
         async for chunk in self.stream(ids, sampling, seed):
             answer.ids.extend(chunk.ids)
@@ -140,7 +137,7 @@ class _Candidate:
         return answer
 
     async def load(self, path: Path) -> int:
-        """Load under the next version; the engine must return that very number."""
+        """Load under the next version, which the engine must return."""
         self._version = max(self._version, int((await self.engine.health())["version"])) + 1
         acknowledged = await self.engine.load(path, self._version, hashlib.sha256(path.read_bytes()).hexdigest())
         if acknowledged != self._version:
@@ -158,7 +155,7 @@ class _Candidate:
         )
 
     async def off_relabelled(self, prompts: Sequence[list[int]], answers: Sequence[Answer]) -> float:
-        """`off` for the relabelled weights."""
+        """`off` under the relabelled weights."""
         mapped = [answer._replace(ids=[self._p[token] for token in answer.ids]) for answer in answers]
         return await self.off([[self._p[token] for token in prompt] for prompt in prompts], mapped)
 
@@ -169,13 +166,13 @@ def _require(truth: bool, otherwise: str) -> None:
 
 
 def _same(answer: Answer, before: Answer) -> bool:
-    """Whether both are of the same weights. A GPU computes a prompt from the cache by other kernels: last bits move."""
+    # A GPU computes a cached prompt by other kernels: last bits move.
     moved = max((abs(a - b) for a, b in zip(answer.logprobs, before.logprobs, strict=False)), default=0.0)
     return (answer.ids, answer.versions) == (before.ids, before.versions) and moved <= TOLERANCE
 
 
 async def _agreement(candidate: _Candidate) -> str:
-    """Conversations of three turns: two share their beginning, so that prefixes come from the cache."""
+    # Conversations of three turns, two with a common beginning: prefixes come from the cache.
     worst, hits = 0.0, (await candidate.engine.health()).get("prefix_hit_tokens")
     for temperature in (1.0, 0.7):
         shared = candidate.prompt(100)
@@ -197,7 +194,7 @@ async def _agreement(candidate: _Candidate) -> str:
 
 
 async def _concurrency(candidate: _Candidate) -> str:
-    """Greedy, serially and all at once. A difference is forgiven where the learner sees a tie."""
+    # A difference is forgiven if the learner sees a tie.
     prompts = [candidate.prompt(size) for size in (5, 17, 40, 64, 65, 90, 130, 200, 33, 1, 77, 128)]
     serial = [await candidate.ask(prompt, GREEDY) for prompt in prompts]
     together = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
@@ -216,7 +213,7 @@ async def _concurrency(candidate: _Candidate) -> str:
 
 
 async def _seeds(candidate: _Candidate) -> str:
-    """The same request alone, again, and in company whose prompts are more than a server computes in one step."""
+    # The neighbours' prompts exceed one step of a server.
     sampling = Sampling(max_tokens=48)
     prompt = candidate.prompt(50)
     alone = await candidate.ask(prompt, sampling, seed=7)
@@ -230,7 +227,6 @@ async def _seeds(candidate: _Candidate) -> str:
 
 
 async def _loads(candidate: _Candidate) -> str:
-    """Acknowledged, tagged, and refused whole when the file is not what was announced."""
     prompt = candidate.prompt(40)
     version = await candidate.load(candidate.own)
     before = await candidate.ask(prompt, GREEDY)
@@ -257,7 +253,6 @@ async def _loads(candidate: _Candidate) -> str:
 
 
 async def _stale(candidate: _Candidate) -> str:
-    """What the cache holds of a conversation must not survive a load."""
     prompts = [candidate.prompt(150), candidate.prompt(60)]
     old = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
     prompts += [[*prompt, *answer.ids, 1] for prompt, answer in zip(prompts, old, strict=True)]
@@ -272,7 +267,6 @@ async def _stale(candidate: _Candidate) -> str:
 
 
 async def _absurd(candidate: _Candidate) -> str:
-    """A huge update shows in the first answer; rolling back restores every bit."""
     prompt = candidate.prompt(80)
     await candidate.load(candidate.own)
     before = await candidate.ask(prompt, GREEDY)
@@ -290,7 +284,6 @@ async def _absurd(candidate: _Candidate) -> str:
 
 
 async def _in_flight(candidate: _Candidate) -> str:
-    """Requests go on through a swap, and every token has the version of its weights."""
     for _ in range(_TRIES):
         old, seen = await _through_a_swap(candidate)
         if all(old < versions[-1] for versions in seen):
@@ -300,10 +293,8 @@ async def _in_flight(candidate: _Candidate) -> str:
 
 
 async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
-    """The old version, and those of the tokens of streams that began under it: a busy machine may have ended some.
-
-    The server can sample to the end before the first token gets through to a client that starves.
-    """
+    """Old version, and versions of the tokens of streams begun under it."""
+    # A server can sample to the end before a starving client gets the first token.
     length = min(2000, candidate.engine.context - 60)  # long enough to outlast a load
     streams = [
         candidate.stream(candidate.prompt(20 + i), Sampling(temperature=1.0, max_tokens=length), i) for i in range(3)
@@ -329,7 +320,7 @@ async def _through_a_swap(candidate: _Candidate) -> tuple[int, list[list[int]]]:
 
 
 async def _sleep(candidate: _Candidate) -> str:
-    """While it sleeps nothing is sampled; requests go on after it, first with the same weights, then with others."""
+    # The engine wakes with the same weights, then with others.
     length = min(1000, candidate.engine.context // 2)
     prompts = [candidate.prompt(150), candidate.prompt(31)]
     told = await asyncio.gather(*(candidate.ask(prompt, GREEDY) for prompt in prompts))
@@ -362,7 +353,7 @@ async def _sleep(candidate: _Candidate) -> str:
 async def _through_a_sleep(
     candidate: _Candidate, prompts: Sequence[list[int]], length: int, end: Callable[[], Awaitable[None]]
 ) -> tuple[bool, list[Answer], Answer]:
-    """Whether requests were under way as the engine fell asleep, their answers, and that of one that came meanwhile."""
+    """Whether requests ran as the engine fell asleep, their answers, and a late one."""
     streams = [candidate.stream(prompt, Sampling(max_tokens=length), i) for i, prompt in enumerate(prompts)]
     answers = [Answer([], [], []) for _ in streams]
 
@@ -391,7 +382,6 @@ async def _through_a_sleep(
 
 
 async def _abort(candidate: _Candidate) -> str:
-    """Closing an iterator gives its slot back."""
     for _ in range(_TRIES):
         if (seconds := await _closed_midway(candidate)) is not None:
             return f"idle {1000 * seconds:.0f} ms after the last token was read"
@@ -399,7 +389,7 @@ async def _abort(candidate: _Candidate) -> str:
 
 
 async def _closed_midway(candidate: _Candidate) -> float | None:
-    """Seconds from the last token that was read until nothing runs; None if the requests had ended by themselves."""
+    """Seconds from the last token read until idle; None if the requests had ended."""
     length = candidate.engine.context - 60
     streams = [candidate.stream(candidate.prompt(30), Sampling(max_tokens=length), i) for i in range(4)]
     for stream in streams:
@@ -418,7 +408,6 @@ async def _closed_midway(candidate: _Candidate) -> float | None:
 
 
 async def _limits(candidate: _Candidate) -> str:
-    """Stop ids (emitted), the token budget, and the context."""
     prompt = candidate.prompt(30)
     free = await candidate.ask(prompt, Sampling(max_tokens=20), seed=3)
     _require(len(free.ids) == 20, f"max_tokens=20 gave {len(free.ids)} tokens")
@@ -437,7 +426,7 @@ async def _limits(candidate: _Candidate) -> str:
 
 
 async def _learned(candidate: _Candidate, publish: Publish) -> str:
-    """The way that a run's weights take: refused whole under another checksum, then live as the learner has them."""
+    # As in a run: refused whole under another checksum, then live with the learner's logprobs.
     prompt = candidate.prompt(60)
     before = await candidate.ask(prompt, GREEDY)
     path, version, checksum = await publish(int((await candidate.engine.health())["version"]))
@@ -469,4 +458,4 @@ QUESTIONS: dict[str, Callable[[_Candidate], Awaitable[str]]] = {
     "abort frees the slot": _abort,
     "limits hold": _limits,
 }
-"""Every property by name, in the order of examination."""
+"""Properties by name, in order."""

@@ -1,4 +1,4 @@
-"""Runs the exam of one implementation, with the real neighbours that it needs."""
+"""Exams of implementations, with their real neighbours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Options = Mapping[str, Any]
 
 
 async def examine_sandboxes() -> AsyncIterator[Finding]:
-    """The exams of all sandboxes that isolate and work here; for the others, what is missing (not `required`)."""
+    """Exams of all sandboxes that work here; for others, what is missing (not `required`)."""
     for backend in sandbox.available():
         yield backend
         if backend.ok and backend.name != "unsafe-local":
@@ -32,10 +32,10 @@ async def examine_sandboxes() -> AsyncIterator[Finding]:
 
 
 def examine(kind: str, name: str | None, options: Options | None = None) -> AsyncIterator[Finding]:
-    """The exam of implementation `name` of seam `kind`, made with `options`, one `Finding` per question.
+    """Exam of implementation `name` of seam `kind`, made with `options`: one `Finding` per question.
 
-    Those of sandboxes come as they are answered, the others at the end. Raises `UsageError` for an unknown seam,
-    `ConfigError` for an unknown implementation or option.
+    Those of sandboxes come one by one, others at the end. Raises `UsageError` for an unknown seam, `ConfigError` for an
+    unknown implementation or option.
     """
     if kind not in KINDS:
         raise UsageError(f"there is no exam for {kind!r}", fix=nearest(kind, KINDS))
@@ -44,7 +44,7 @@ def examine(kind: str, name: str | None, options: Options | None = None) -> Asyn
 
 
 def _plain(kind: str, options: Options) -> Options:
-    """``engine.options.slots=1``, as a run's settings and error messages have it, means ``slots=1`` here."""
+    # ``engine.options.slots=1``, as in a run's settings, means ``slots=1`` here.
     match options.get(kind):
         case {"options": Mapping() as own, **rest}:
             others = {key: value for key, value in options.items() if key != kind}
@@ -65,10 +65,9 @@ async def _sandbox(name: str, options: Options) -> AsyncIterator[Finding]:
 
 
 async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
-    """Against the real learner on a random policy, since engine and learner must agree to the fourth digit.
+    """Examine an engine against the real learner on a random policy.
 
-    With ``engine.weights`` among the options, the learner also sends it weights by that route; with
-    ``engine.share_devices=turns`` it is put to sleep, too.
+    ``engine.weights`` adds weights by that route, ``engine.share_devices=turns`` sleep.
     """
     from coderepairrl.certify.engine import Publish
     from coderepairrl.certify.engine import examine as sit
@@ -97,7 +96,7 @@ async def _engine(name: str, options: Options) -> AsyncIterator[Finding]:
 
 
 def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
-    """``engine.weights``, whether it has its device by turns, and the engine's own options. Raises `ConfigError`."""
+    """``engine.weights``, whether devices are shared by turns, other options. Raises `ConfigError`."""
     own = {key: value for key, value in options.items() if key != "engine"}
     match options.get("engine", {}):
         case {"weights": route, **others} if route in get_args(Route) and not others:
@@ -112,7 +111,6 @@ def _of_section(options: Options) -> tuple[Route | None, bool, Options]:
 
 
 def _check_route(spec: EngineSpec, route: Route | None) -> None:
-    """Raise `ConfigError` for a route that cannot work here."""
     from coderepairrl.assembly.devices import visible
 
     if route is not None and not spec.receives:
@@ -122,7 +120,7 @@ def _check_route(spec: EngineSpec, route: Route | None) -> None:
 
 
 async def _offer(learner: Learner, route: Route, version: int) -> Published:
-    """The learner's weights by `route`, trained until they are of a later version than `version`."""
+    """Learner's weights by `route`, trained beyond `version`."""
     trained, old, versions = (False,) + (True,) * 19, (0.0,) * 20, (-1,) + (0,) * 19
     rows = {1.0: tuple(range(20)), -1.0: tuple(range(20, 40))}  # by advantage: any row will do
     samples = [Sample(f"e{sign}", ids, trained, old, versions, advantage=sign) for sign, ids in rows.items()]
@@ -159,8 +157,7 @@ async def _reward(name: str, options: Options) -> AsyncIterator[Finding]:
 
 
 def _tasks(name: str, options: Options) -> AsyncIterator[Finding]:
-    """The source prepares itself before an event loop runs, which would keep signals from ending that: it may take
-    minutes."""
+    # Preparing may take minutes, in which an event loop would keep signals from ending it.
     source = tasks.make(name, **options)
     source.prepare()
     return _prepared(source)
@@ -198,4 +195,4 @@ KINDS: dict[str, tuple[str, Callable[[str, Options], AsyncIterator[Finding]]]] =
     "model": ("builtin:tiny", _model),
     "crash": ("each", _crash),
 }
-"""Seams, models, and the crash test, with what is examined where nothing is named."""
+"""Seams, models and the crash test, with default implementations."""

@@ -1,4 +1,4 @@
-"""What a machine offers: each prerequisite with the command that installs it."""
+"""Machine: prerequisites with the commands that install them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from coderepairrl.sandbox.interpreter import install_command
 
 
 def machine() -> list[Finding]:
-    """Everything that a run on this machine depends on."""
+    """Findings about all that runs depend on."""
     return [_python(), _git(), *_packages(), *_sandboxes(), _memory(), _disk(), _gpu()]
 
 
 def line(finding: Finding) -> str:
-    """`finding` as text, with its fix below it if it fails."""
+    """`finding` as text, with the fix of a failed one below."""
     mark = "ok  " if finding.ok else "FAIL" if finding.required else "no  "
     fix = f"\n      {'':<28} fix: {finding.fix}" if finding.fix and not finding.ok else ""
     name = finding.name if len(finding.name) <= 28 else f"{finding.name}:"
@@ -61,7 +61,7 @@ def _sandboxes() -> list[Finding]:
 
 
 def _isolation(usable: Sequence[str]) -> Finding:
-    """What a run takes that names no sandbox; `usable` are all that work here."""
+    # For a run without a sandbox's name; `usable` all work here.
     name = "a sandbox that isolates"
     try:
         choice = sandbox.choose()

@@ -1,4 +1,4 @@
-"""What a model folder is to a run: how it is prompted and read, and what serves it (``crrl check model FOLDER``)."""
+"""The exam of model folders: prompts, replies, engines (``crrl check model FOLDER``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from coderepairrl.tokens.verify import verify
 
 
 async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = False) -> list[Finding]:
-    """Examine the model in `folder`, used with `renderer` and `thinking` as `tokens.load` has them.
+    """Examine the model in `folder`; `renderer` and `thinking` as in `tokens.load`.
 
-    Raises `ConfigError` for one that cannot be used at all, with what is missing.
+    Raises `ConfigError` for an unusable one.
     """
     codec = tokens.load(folder, renderer=renderer, thinking=thinking)
     found = verify(codec)
@@ -39,10 +39,7 @@ def _listed(what: str, names: tuple[str, ...]) -> str:
 
 
 async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
-    """Compare the weights with config.json.
-
-    Rows of the embedding beyond the last token are padding; with too few rows, some prompts cannot be read.
-    """
+    # Embedding rows beyond the last token are padding; with too few, some prompts are unreadable.
     name = "its weights fit"
     try:
         shapes = weights.tensors(folder)

@@ -1,8 +1,7 @@
-"""The exam of programs as agents: the real program, in a real sandbox, before the gateway, on a small repair.
+"""The exam of programs as agents, in a real sandbox, before the gateway.
 
-The model is a script behind a real HTTP server, relayed in whatever dialect the program speaks. What is asked is what
-the built-in agents are asked, as far as it can be seen from outside: a program counts neither tool calls nor tokens,
-so its limits are the gateway's.
+The model is a script behind a real HTTP server, in the program's dialect. Programs count neither calls nor tokens, so
+limits are the gateway's.
 """
 
 from __future__ import annotations
@@ -22,28 +21,22 @@ from coderepairrl.registry import Finding
 from coderepairrl.rollout import Attempt, attempt
 from coderepairrl.types import AgentReport, Ending, Limits, Sampling
 
-_PLENTY = 200_000
-"""Tokens: more than any program opens with."""
+_PLENTY = 200_000  # Tokens: more than any program opens with.
 _SECONDS = 600.0
-_SHORT = 15.0
-"""Seconds that a program is given which has to be stopped."""
-_SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
-"""What mini-swe-agent wants to see printed at the end, and tells the model."""
-_SYSTEM_CHARS = 200
-"""What tells system prompts apart; the time of day, which some of them have, comes later."""
+_SHORT = 15.0  # Seconds for a program to be stopped.
+_SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # Printed at the end for mini-swe-agent, whose prompt says so.
+_SYSTEM_CHARS = 200  # Enough to distinguish system prompts; some have the time of day later.
 _LAST_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
-    """What came of one run of the program."""
-
     made: Attempt
     requests: list[Request]
 
     @property
     def ending(self) -> str:
-        """In a word, or what failed, with the program's last line."""
+        """Exit, or the failure with the last line of output."""
         if isinstance(self.made.outcome, AgentReport):
             return self.made.outcome.exit
         what, _, rest = str(self.made.outcome or self.made.fault).partition(": ")
@@ -51,12 +44,12 @@ class _Trial:
 
     @property
     def limit(self) -> str:
-        """At which it ended, or empty."""
+        """Limit that ended it, or empty."""
         return self.made.reason if self.made.ending is Ending.LIMIT else ""
 
     @property
     def conversation(self) -> list[Request]:
-        """The requests of the longest conversation, of several that with tools; the others are side calls."""
+        """Requests of the longest conversation, preferably with tools; others are side calls."""
         conversations: dict[_Opening, list[Request]] = defaultdict(list)
         for request in self.requests:
             conversations[_opening(request)].append(request)
@@ -64,18 +57,18 @@ class _Trial:
 
     @property
     def printed(self) -> str:
-        """The end of what the program printed, harmless to a terminal."""
+        """End of the program's output, safe for a terminal."""
         return visible(self.made.printed.strip()[-_LAST_CHARS:])
 
     @property
     def stopped(self) -> bool:
-        """It ended by itself, politely or by an exit code of failure."""
+        """Whether it ended by itself, perhaps with a failing exit code."""
         outcome = self.made.outcome
         return outcome.exit == "submitted" if isinstance(outcome, AgentReport) else outcome is not None
 
 
 async def examine(agent: Agent, backend: SandboxBackend) -> list[Finding]:
-    """Examine `agent` in sandboxes of `backend`, on a small repository with one bug. Takes minutes."""
+    """Examine `agent` in sandboxes of `backend`. Takes minutes."""
     with small_repair() as (task, folder):
 
         async def run(script: Behaviour, limits: Limits) -> _Trial:
@@ -131,7 +124,6 @@ def _repaired(agent: Agent, trial: _Trial) -> list[Finding]:
 
 
 def _kept(trial: _Trial) -> str:
-    """How its calls belong together."""
     turns, beside = trial.made.turns, len(trial.requests) - len(trial.conversation)
     forks = sum(turn.base != index - 1 for index, turn in enumerate(turns) if index)
     calls = f"{len(turns)} calls, "
@@ -144,7 +136,7 @@ _Opening = tuple[bool, str, str]
 
 
 def _opening(request: Request) -> _Opening:
-    """What requests of a conversation have in common: tools or none, how the system prompt begins, what is asked."""
+    """Mark of a conversation: tools or none, system prompt, question."""
     texts = [(message["role"], str(message.get("content"))) for message in request["messages"]]
     system = next((text for role, text in texts if role in ("system", "developer")), "")
     asked = next((text for role, text in texts if role == "user"), "")
@@ -152,10 +144,8 @@ def _opening(request: Request) -> _Opening:
 
 
 def _repair() -> Behaviour:
-    """A script that looks, edits, and says that it is done; without tools, that gets an edit wrong and then right.
-
-    Each conversation begins at its beginning: what is asked beside the repair, for a title, say, takes no step from it.
-    """
+    """Script that looks, edits and finishes."""
+    # Counted by conversation: side calls, for a title, say, take no step of the repair.
     steps: list[Callable[[Request], Answer]] = [_again, _edit, _done]
     asked: Counter[_Opening] = Counter()
 
@@ -180,12 +170,10 @@ def _done(request: Request) -> Answer:
 
 
 def _again(request: Request, tokens: int | None = None) -> Answer:
-    """What makes an agent ask once more."""
     if request.get("tools") or writes_python(request):
         return command(request, "cat add.py", tokens=tokens)
     return Answer(_block("a * b", "a + b"), tokens=tokens)  # which is not there
 
 
 def _block(old: str, new: str) -> str:
-    """An edit as aider reads it."""
     return f"add.py\n```python\n<<<<<<< SEARCH\n    return {old}\n=======\n    return {new}\n>>>>>>> REPLACE\n```\n"

@@ -1,9 +1,9 @@
-"""Attacks on a sandbox, each tried where nothing stops it, too.
+"""Attacks on a sandbox, each with a control.
 
 ``python -m coderepairrl.certify.redteam NAME ...`` prints the table of ``docs/measurements/redteam.md``.
-An attack (`attacks.acts`) gains a word that it cannot know otherwise, a file on the host, or a lie that we believed.
-Its positive control is a plain process of the same user in a plain clone: a probe that does not succeed there proves
-nothing.
+
+An attack (`attacks.acts`) gains a secret word, a file on the host, or a lie that we believed. Its positive control is a
+plain process of the same user in a plain clone: failing there, a probe proves nothing.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ TIGHT: Mapping[str, Any] = {
     "cpu_seconds": 2,
     "open_files": 256,
 }
-"""Limits small enough to be broken on purpose, on the host as well."""
+"""Limits small enough to be exceeded on a host."""
 
 
 NOT_KEPT: Mapping[str, tuple[str, ...]] = {
     "sandlock": ("tmp_bytes", "disk_bytes", "files"),
 }
-"""Limits that a backend refuses, since it cannot keep them."""
 
 
 def tight(name: str) -> dict[str, Any]:
-    """`TIGHT`, as far as the backend `name` has it."""
+    """`TIGHT`, without limits that backend `name` refuses."""
     return {limit: value for limit, value in TIGHT.items() if limit not in NOT_KEPT.get(name, ())}
 
 
 class AttackResult(NamedTuple):
-    """What came of an attack; `control` is None where this machine cannot show it."""
+    """Result of an attack; `control` is None if impossible here."""
 
     family: str
     name: str
@@ -57,10 +56,10 @@ class AttackResult(NamedTuple):
 
 
 async def run(backend: SandboxBackend, families: Sequence[str] = (), *, controls: bool = True) -> list[AttackResult]:
-    """Every attack of `families` (default: all) on `backend`, each with its control if `controls`.
+    """Run attacks of `families` (default: all) on `backend`, with `controls` or without.
 
-    The family ``limits`` breaks what it can on this host, too, so `backend` should have small ones (`TIGHT`). Raises
-    `ConfigError` for a backend that is no isolation: its attacks would hit this machine.
+    Family ``limits`` strains this host, too: give `backend` small ones (`TIGHT`). Raises `ConfigError` for a backend
+    without isolation.
     """
     info = backend.info()
     if not info.isolates:
@@ -104,6 +103,7 @@ async def _control(attack: Attack, target: Target) -> bool | None:
     return None if attack.name in _NOT_EVERYWHERE else False
 
 
+# Lacking on some machines, or refused to everybody.
 _NOT_EVERYWHERE = frozenset((
     "the internet", "vsock", "io_uring_setup", "userfaultfd", "perf_event_open", "init_module", "delete_module",
     "kexec_load", "kexec_file_load", "userfaultfd by its device", "what runs when a control group is empty",
@@ -111,11 +111,10 @@ _NOT_EVERYWHERE = frozenset((
     "the kernel's memory", "a disk", "a control group", "a new device", "answers in this package",
     "a search for answers",
 ))  # fmt: skip
-"""What a machine may lack, or refuse to everybody."""
 
 
 async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
-    """One `Finding` per family, but for the limits, which the exam asks for."""
+    """Yield one `Finding` per family except limits, which are part of the exam."""
     for family in dict.fromkeys(attack.family for attack in attacks() if attack.family != "limits"):
         title = f"No attack of the family {family!r} succeeds"
         try:
@@ -135,7 +134,7 @@ async def examine(backend: SandboxBackend) -> AsyncIterator[Finding]:
 
 
 def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
-    """A Markdown table: attacks by rows, backends by columns."""
+    """Markdown table: attacks by rows, backends by columns."""
     names = list(results)
     lines = [f"| | attack | where nothing stops it | {' | '.join(names)} |", f"|---|---|---|{'---|' * len(names)}"]
     words = {True: "succeeds", False: "**fails: the probe is broken**", None: "not on this machine"}
@@ -150,7 +149,7 @@ def table(results: Mapping[str, Sequence[AttackResult]]) -> str:
 
 
 def main(names: Sequence[str]) -> int:
-    """Attack the named backends and print the table; 1 if one attack succeeds or one control fails."""
+    """Attack the named backends, print the table; return 1 for successful attacks or failed controls."""
     from coderepairrl.sandbox import make
 
     results: dict[str, list[AttackResult]] = {}

@@ -1,4 +1,4 @@
-"""The exam that every reward sits (``crrl check reward NAME``)."""
+"""The exam of rewards (``crrl check reward NAME``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coderepairrl.types import Checks, Command, Task
 
 
 class _NoSandbox(SandboxBackend):
-    """Stands in where the exam was given no sandbox: a reward that wants one fails loudly."""
+    """Stand-in for no sandbox: rewards that need one fail loudly."""
 
     name = "none"
 
@@ -55,7 +55,7 @@ _CHECKS = Checks(
 
 
 def _patch(number: int, new: str) -> bytes:
-    """The diff that puts `new` in place of line `number` (1-based)."""
+    """Diff that replaces line `number` (1-based) by `new`."""
     old = _SOURCE.splitlines(True)
     changed = [*old[: number - 1], *new.splitlines(True), *old[number:]]
     diff = "".join(difflib.unified_diff(old, changed, "a/limits.py", "b/limits.py"))
@@ -76,11 +76,10 @@ _WRONG = {
 
 
 async def examine(reward: Reward, sandbox: SandboxBackend | None = None) -> list[Finding]:
-    """Ask `reward` what every reward must answer, about a small repository with one bug.
+    """Ask `reward` the questions of every reward, on a small repository with one bug.
 
-    The oracle earns 1, an empty patch 0, edits that mean nothing 0; junk earns less than the oracle; all values
-    are in [0, 1]; asking twice gives the same. `sandbox` is needed by rewards that run code. A reward with known
-    weaknesses, such as the thesis's, fails the questions that they concern. Raises `RewardFault`.
+    The oracle earns 1, an empty patch and meaningless edits 0, junk less than the oracle; values lie in [0, 1] and
+    repeat. Rewards that run code need `sandbox`. Raises `RewardFault`.
     """
     backend = sandbox or _NoSandbox()
     with scratch("exam") as folder:

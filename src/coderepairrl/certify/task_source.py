@@ -1,4 +1,4 @@
-"""The exam that every task source sits (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
+"""The exam of task sources (``crrl check tasks NAME``, ``crrl data verify NAME``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMED = 5
 async def examine(
     source: TaskSource, sandbox: SandboxBackend, *, limit: int = 0, on_task: Callable[[Task], None] = lambda task: None
 ) -> list[Finding]:
-    """Ask of `source` what training on it takes for granted; of its first `limit` tasks, 0 for all.
+    """Examine `source`, and its first `limit` tasks (0: all).
 
-    `on_task` is called with each task before its questions. Raises `TaskError` and `SandboxFault`.
+    Calls `on_task` before the questions of a task. Raises `TaskError` and `SandboxFault`.
     """
     findings, tasks = about_source(source, limit)
     for task in tasks:
@@ -34,9 +34,9 @@ async def examine(
 
 
 def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], list[Task]]:
-    """Check that a source has tasks, with unique ids, and the same ones when asked again; also returns these tasks.
+    """Check that a source has tasks, unique ids, and repeats them; return findings and tasks.
 
-    Their references are written as in a run. Raises `TaskError`.
+    References are written as in a run. Raises `TaskError`.
     """
     source.prepare()
     tasks, again = (list(islice(source, limit or None)) for _ in range(2))
@@ -51,19 +51,18 @@ def about_source(source: TaskSource, limit: int = 0) -> tuple[list[Finding], lis
 
 
 class Study(NamedTuple):
-    """What is found of a task, and the task as it may be trained on: only tests that held in every run, or nothing."""
+    """Findings about a task, and the trainable task, or None."""
 
     findings: list[Finding]
     settled: Task | None
     lacks: str = ""
-    """Where nothing shows that the checks began, not even on the reference: what the grader reports."""
+    """Grader's report if no checks began."""
 
 
 async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """Of a task with a reference: it can be opened, the reference applies, and checks fail without it and pass with it.
+    """Check that a task opens, its reference applies, and checks fail without it and pass with it.
 
-    The checks run `repeat` times on both sides, each in a fresh sandbox, and must say the same of every test that
-    counts: one that does not is flaky. Raises `SandboxFault`.
+    The checks run `repeat` times on both sides, in fresh sandboxes; differing tests are flaky. Raises `SandboxFault`.
     """
     judged = bool(task.reference or task.answer)
     findings = [Finding("has a prompt, and a reference or an answer", bool(task.prompt.strip() and judged))]
@@ -88,7 +87,7 @@ async def study(task: Task, backend: SandboxBackend, repeat: int = 1) -> Study:
 
 
 async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
-    """Grade `patch` in fresh sandboxes, or the untouched workspace if it is empty. Raises `SandboxFault`."""
+    """Grade `patch` in fresh sandboxes; if empty, the untouched workspace. Raises `SandboxFault`."""
     if patch:
         return await grading.grade_apart(backend, task, patch)
     async with backend.open(grading.judged_in(task)) as fresh:
@@ -96,7 +95,7 @@ async def graded(task: Task, backend: SandboxBackend, patch: bytes) -> Verdict:
 
 
 async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: int = 1) -> Study:
-    """As `study`, of a task whose repair is a program: `solution` are its checks, which run that first."""
+    """`study` for a task whose repair is a program, the first command of the checks `solution`."""
     bug = [await graded(task, backend, b"") for _ in range(repeat)]
     repaired = [await graded(replace(task, checks=solution), backend, b"") for _ in range(repeat)]
     findings = [Finding("has a prompt", bool(task.prompt.strip())), *answers(task, bug, repaired)]
@@ -105,7 +104,7 @@ async def solved(task: Task, solution: Checks, backend: SandboxBackend, repeat: 
 
 
 def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[Finding]:
-    """What runs of the checks on the `bug` and on the `repaired` workspace say of the task, at least one of each."""
+    """Findings from runs of the checks on `bug` and `repaired` workspaces, at least one of each."""
     problems = [verdict.problem for verdict in repaired if verdict.problem]
     missed = [verdict for verdict in bug if not verdict.problem]
     found = [Finding("the checks fail on the bug", not missed, "all passed" if missed else bug[0].problem)]
@@ -122,7 +121,7 @@ def answers(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> 
 
 
 def flaky(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> list[str]:
-    """Tests that count and do not always end alike, by name; ``the checks`` where they are known as a whole only."""
+    """Names of flaky tests that count; ``the checks`` if single tests are unknown."""
     return sorted(_flaky(task, bug) | _flaky(task, repaired))
 
 
@@ -133,7 +132,7 @@ def _flaky(task: Task, runs: Sequence[Verdict]) -> set[str]:
 
 
 def settle(task: Task, bug: Sequence[Verdict], repaired: Sequence[Verdict]) -> Task | None:
-    """`task` with the tests that fail in every run on the bug, or pass in all, and pass in every run on the repair."""
+    """`task` with tests that always fail on the bug, or always pass there, and always pass on the repair."""
     checks = task.checks
     if not any(command.results for command in checks.commands):
         sound = all(verdict.problem for verdict in bug) and not any(verdict.problem for verdict in repaired)

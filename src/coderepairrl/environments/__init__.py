@@ -1,5 +1,4 @@
-"""What a task needs to run: Python environments, built from a specification, and images, fetched and unpacked without a
-daemon or root. Sandboxes are shown both read-only."""
+"""Environments of tasks: Python environments from specifications, and images unpacked without a daemon or root."""
 
 from coderepairrl.environments.build import KIND, CondaFile, Environment, Specification, build, prepare_environments
 from coderepairrl.environments.fetch import NoRoom

@@ -1,8 +1,7 @@
-"""Virtual environments for the tests of a repository, built from a benchmark's specification and kept in the cache.
+"""Virtual environments for a repository's tests, built from a benchmark's specification and cached.
 
-A build runs code of the project and of its packages, so it runs in a sandbox whose only way out is the package index.
-What it leaves is a folder that sandboxes are shown read-only. The project's own modules are not in it: they come from
-the workspace, which is where the bug is.
+A build runs the code of the project and its packages, in a sandbox that reaches the package index alone. The result is
+a folder without the project's modules, which sandboxes see read-only: modules come from the workspace, with the bug.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from coderepairrl.sandbox.environment import BUILT
 from coderepairrl.types import ExecResult, Task
 
 KIND = "python"
-"""How the text of a specification begins: ``python:{...}``."""
+"""Prefix of a specification's text: ``python:{...}``."""
 _DOCUMENTED = "docs/guides/tasks.md has its fields"
 _SECONDS = 1800.0
 _ROOM = 4 << 30
@@ -66,20 +65,19 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """A conda environment file of a project, whose packages are taken from the package index (`conda.requirements`)."""
+    """Conda environment file of a project; packages come from the package index (`conda.requirements`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     paths: tuple[str, ...]
-    """Where it may be; the first that there is counts."""
     workspace: str = ""
-    """The commit it is taken from, as `Task.workspace`; empty: the project's."""
+    """Its commit, as `Task.workspace`; empty: the project's."""
     edits: tuple[str, ...] = ()
-    """Shell commands that change it, in a folder where it is ``environment.yml``."""
+    """Shell commands that change it, run in a folder where it is ``environment.yml``."""
 
 
 class Specification(BaseModel):
-    """What an environment is built from; as text (`str`), what `Task.environment` says.
+    """Specification of an environment; as text (`str`) it is `Task.environment`.
 
     >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
     >>> str(asked)[:60]
@@ -91,38 +89,38 @@ class Specification(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     workspace: str = ""
-    """The project at the commit that its environment is built for, as `Task.workspace`; empty for packages alone, which
-    many tasks can share."""
+    """Project at the environment's commit, as `Task.workspace`; empty for packages alone, shared by many tasks."""
     python: str
-    """``MAJOR.MINOR``; empty: what its conda file asks for."""
+    """``MAJOR.MINOR``; empty: its conda file's."""
     conda: CondaFile | None = None
-    """What is installed together with its requirements."""
+    """Packages to install with `requirements`."""
     requirements: tuple[str, ...] = ()
-    """What is installed before the project, as pip takes it."""
+    """Packages to install before the project, for pip."""
     frozen: tuple[str, ...] = ()
-    """Requirements as ``pip freeze`` prints them, each installed without its own: they hold whatever `requirements` and
-    the project ask for. A release that was withdrawn gives way to the next of its series; what cannot be had, as
-    packages of another system, is left out (`Environment.left_out`)."""
+    """Requirements from ``pip freeze``, each installed without dependencies, over `requirements` and the project's.
+
+    A withdrawn release gives way to the next of its series; unavailable packages are left out (`Environment.left_out`).
+    """
     files: tuple[str, ...] = ()
-    """Requirement files of the project; the first that it has is installed, too."""
+    """Requirement files of the project; the first that exists is installed, too."""
     extras: str = ""
-    """Of the project, in brackets: ``[test]``."""
     before: str = ""
-    """Only packages that were uploaded before this date (``YYYY-MM-DD``) are taken; empty: the newest."""
+    """Date (``YYYY-MM-DD``) before which packages were uploaded; empty: the newest."""
     edits: tuple[str, ...] = ()
-    """Shell commands that change the project's files before it is built. A task's workspace does not have them."""
+    """Shell commands that change the project's files before the build, not in a task's workspace."""
     install: str = ""
-    """Commands of bash that install the project and what it needs; empty: the project is installed, with `extras`.
-    Their pip is uv, and what they install of the project is not editable, since its modules leave the environment."""
+    """Bash commands that install the project and its needs, not editable, with uv as pip; empty: the project with
+    `extras`.
+    """
     version: str = ""
-    """What the project is to think its version is, where it asks git for it."""
+    """Version for a project that asks git."""
 
     def __str__(self) -> str:
         return f"{KIND}:{self.model_dump_json(exclude_defaults=True)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The specification of that text. Raises `TaskError`."""
+        """Parse a specification. Raises `TaskError`."""
         try:
             return cls.model_validate_json(text.removeprefix(f"{KIND}:"))
         except ValidationError as error:
@@ -132,13 +130,12 @@ class Specification(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Where it is, or would be, built."""
+        """Folder of the built environment."""
         return environment_folder(str(self))
 
 
 class _Stripped(BaseModel):
-    """What `strip_project.py` prints. The project had its hands on the Python that runs it."""
-
+    # the project had its hands on the Python that prints this
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     imports: str
@@ -150,25 +147,24 @@ class _Stripped(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A built environment: its folder, and what was recorded of it (``environment.json``)."""
+    """Built environment: its folder and record (``environment.json``)."""
 
     folder: Path
     packages: dict[str, str]
     digest: str
-    """SHA-256 over names, modes and contents of its files."""
     left_out: tuple[str, ...]
     """Requirements that could not be installed (`Specification.frozen`)."""
     imports: str
-    """The folder of the project that modules are imported from (``src``); empty for the project's own."""
+    """Project's folder of modules (``src``); empty for the project's root."""
     modules: tuple[str, ...]
-    """Python files of the project that it installs; empty if that is not known."""
+    """Python files that the project installs, if known."""
 
 
 async def build(specification: Specification) -> Environment:
-    """The environment of `specification`, from the cache or built now.
+    """Build the environment of `specification`, or take it from the cache.
 
-    Raises `TaskError` where the project or its packages cannot be installed, or a built environment has changed,
-    `SandboxFault`, and `PrerequisiteError` where no such Python, no sandbox or no package index can be had.
+    Raises `TaskError` for failed installations and changed environments, `SandboxFault`, and `PrerequisiteError`
+    without such a Python, a sandbox or a package index.
     """
     target = specification.folder
     if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others
@@ -192,10 +188,7 @@ async def build(specification: Specification) -> Environment:
 async def prepare_environments(
     tasks: Iterable[Task], *, jobs: int = 2, say: Callable[[str], None] = lambda _: None
 ) -> list[Environment]:
-    """Build the environments that `tasks` specify, `jobs` at a time; those that are there are verified.
-
-    All of them are tried; raises the errors of those that cannot be had together, each a `CodeRepairError`.
-    """
+    """Build the environments of `tasks`, `jobs` at a time; existing ones are verified. Raises all errors together."""
     wanted = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
     room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
 
@@ -219,7 +212,6 @@ async def prepare_environments(
 
 
 async def _make(specification: Specification, partial: Path) -> None:
-    """Build the environment at `partial`, with its record, which sandboxes see."""
     asked = await _with_conda(specification) if specification.conda else specification
     python = await asyncio.to_thread(interpreter, asked.python)
     partial.mkdir(mode=0o755)
@@ -239,7 +231,7 @@ def _built(folder: Path) -> Environment:
 
 
 async def _with_conda(specification: Specification) -> Specification:
-    """`specification` with what its conda file asks for. Raises `TaskError` where the project has none."""
+    """Add the packages of the conda file. Raises `TaskError` without one."""
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
@@ -259,7 +251,6 @@ async def _with_conda(specification: Specification) -> Specification:
 
 
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
-    """Fill `target`; what is to be known of it, as plain data."""
     uv = await asyncio.to_thread(_uv)
     shown = [str(uv.parent), *local_folders()] + ([] if python.is_relative_to("/usr") else [str(python.parent.parent)])
     choice = sandboxes.choose()
@@ -281,7 +272,7 @@ async def _build(specification: Specification, python: Path, target: Path) -> di
 
 
 def _uv() -> Path:
-    """The program uv where sandboxes see it: a copy in the cache, since ours may lie in a home."""
+    # a copy in the cache, since ours may lie in a home, out of sandboxes' sight
     target = environments_cache() / f"uv-{version('uv')}" / "uv"
     with alone(target.parent):
         if not target.exists():
@@ -322,7 +313,7 @@ async def _install(
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
-    """The account on the last line of `output`. Raises `TaskError` for another text, or files outside of a project."""
+    """Read the last line of `output`. Raises `TaskError` for invalid text, or files outside the project."""
     try:
         about = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
@@ -335,7 +326,6 @@ def _read(output: bytes, target: Path) -> _Stripped:
 
 
 async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
-    """Write the environment that was built in the sandbox to `archive`, as tar, piece by piece."""
     packed = await box.exec(["tar", "-cf", "/tmp/env.tar", "-C", "/tmp/env", "."], timeout=_SECONDS)
     if not packed.ok:
         raise SandboxFault(f"cannot pack an environment: {packed.output[-200:].decode('utf-8', 'replace')}")
@@ -350,11 +340,8 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
 
 
 def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
-    """Extract what a sandbox packed into `target`, with modes that let everybody read.
-
-    Raises `TaskError` for names and links that lead elsewhere: absolute ones may only lead to where `python` is. Links
-    are made when all else is there, and no name may pass through one, whatever `tarfile` makes of them.
-    """
+    """Extract a sandbox's archive into `target`, readable for all. Raises `TaskError` for unsafe names and links."""
+    # absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
             members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]
@@ -396,7 +383,6 @@ def _hostile(what: str) -> TaskError:
 
 
 def _refused(spec: Specification, result: ExecResult, refused: list[str]) -> CodeRepairError:
-    """Why a build failed, from what it printed and what it wanted."""
     printed = result.output.decode("utf-8", "replace").strip()
     if result.timed_out:
         printed = f"no end within {_SECONDS:.0f} s; {printed}"

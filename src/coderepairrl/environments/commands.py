@@ -1,9 +1,8 @@
-"""Commands that make a layer of an image: run in the image's own files, and what they changed there as an archive.
+"""Commands that make a layer of an image: they run in the image's files, and changes become an archive.
 
-They run in a sandbox of bubblewrap (`ImageBuilder`) as one unprivileged user, whatever they think they are, with the
-package index as the only way out. The files are a copy that nobody else links to, so commands may change them in
-place: a list of all of them before and after says what a layer has to hold. Layers are kept by what they were made of:
-a build that is killed, or another Dockerfile that begins alike, goes on from there.
+They run in bubblewrap (`ImageBuilder`) as one unprivileged user, with the package index as the only way out, on a copy
+whose lists of files before and after give the layer. Layers are cached by their origin: a killed build, or a Dockerfile
+with the same beginning, continues there.
 """
 
 from __future__ import annotations
@@ -36,25 +35,20 @@ from coderepairrl.sandbox.rootfs import Image
 from coderepairrl.types import ExecResult, Task
 
 _VERSION = 1
-"""Layers that were made by other rules are made again."""
+"""Version of the rules for layers."""
 _ROOM = 4 << 30
 _LIMITS = {"disk_bytes": _ROOM, "tmp_bytes": _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
 _SECONDS = 1800.0
 _OUTPUT, _SHOWN = 16 << 20, 600
 _LARGEST, _MOST = 16 << 30, 1 << 20
-"""Bytes and entries of a layer."""
 _WATCH = 0.5
-"""Seconds between looks at the disk while a command runs."""
 _Listing = dict[str, tuple[int, ...]]
-"""By path: mode, inode, size, and the times when content and anything else changed."""
+"""Mode, inode, size, and change times, by path."""
 
 
 @dataclass(frozen=True)
 class Running:
-    """One command of a Dockerfile: what is run, with which variables, where, as whom, and whether the index is there.
-
-    `where` is the file and line that say so, for messages.
-    """
+    """Command of a Dockerfile; `where` is its file and line, for messages."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -65,8 +59,7 @@ class Running:
 
 
 class LayerBuilder:
-    """The layers of an image that is being made on top of `base`; its files are unpacked when a command first needs
-    them, into the folder `work`, for sandboxes that run as `user`. Leaving it removes that folder."""
+    """Builder of layers on `base`; unpacks files into the folder `work` for the duration, for sandboxes of `user`."""
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
@@ -77,7 +70,7 @@ class LayerBuilder:
         self._lock = -1
         self._left = contextlib.ExitStack()
         self.found = replace(base, open=self._open)
-        """The image as it is now, but for its settings."""
+        """Image so far, without its settings."""
 
     def __enter__(self) -> Self:
         self._lock = self._left.enter_context(alone(trees.folder(self._work.parent) / self._work.name))
@@ -89,13 +82,13 @@ class LayerBuilder:
         self._left.close()
 
     def add(self, archive: bytes) -> None:
-        """Put a layer on top."""
+        """Add a layer."""
         self._put(Layer("", len(archive), digest_of(archive)), archive)
 
     def run(self, command: Running) -> None:
-        """Put the layer on top that `command` makes of what is there: run now, or kept from an earlier time.
+        """Add the layer that `command` makes, cached or run now.
 
-        Raises `TaskError` where it fails or leaves what cannot be a layer, `SandboxFault`, `PrerequisiteError`.
+        Raises `TaskError` for a failure or an invalid layer, `SandboxFault`, `PrerequisiteError`.
         """
         about = {name: value for name, value in asdict(command).items() if name != "where"}
         key = hashlib.sha256(f"{self._key}{json.dumps(about)}".encode()).hexdigest()
@@ -122,7 +115,6 @@ class LayerBuilder:
         return contextlib.nullcontext(io.BytesIO(content)) if isinstance(content, bytes) else content.open("rb")
 
     def _made(self, command: Running, key: str) -> _Kept:
-        """Run `command`, and keep the layer that it made."""
         tree = self._unpacked()
         at = inside.resolve(tree, command.workdir)
         if at is None or not (tree / at).is_dir():
@@ -137,7 +129,7 @@ class LayerBuilder:
         return _keep(self._work / "layer.tar", key)
 
     def _unpacked(self) -> Path:
-        """All layers so far, and what sandboxes mount upon."""
+        # all layers so far, and what sandboxes mount upon
         tree, name = self._work / "tree", self.found.name
         if self._unpacking is None:
             trees.folder(self._work)
@@ -161,7 +153,6 @@ class _Kept(NamedTuple):
 
 
 def _kept(key: str) -> _Kept | None:
-    """The layer that was made of what has this `key`, if it is still what it was."""
     for path in (images_cache() / "commands").glob(f"{key}-*.tar"):
         digest = path.stem.rpartition("-")[2]
         with path.open("rb") as file:
@@ -183,7 +174,7 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
-    """What came of `command` in `tree`, and the hosts that it wanted and did not get."""
+    """Run `command` in `tree`; returns the result, and refused hosts."""
     from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
@@ -215,7 +206,7 @@ async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResu
 
 
 async def _watch(tree: Path, where: str) -> None:
-    """Raise `PrerequisiteError` when the disk is about to be full, which would stop whatever else needs it."""
+    # a full disk would stop whatever else needs it
     while True:
         check_room(tree, 0, f"{where}: the command")
         await asyncio.sleep(_WATCH)
@@ -236,8 +227,7 @@ def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskErr
 
 
 def _listing(tree: Path) -> _Listing:
-    """Everything below `tree`, by its path from there. No process changes it; folders that their owner may not enter
-    are opened to it, as in a layer."""
+    """List everything below `tree`, and open its folders to their owner, as in a layer."""
     found: _Listing = {}
     left = [tree]
     while left:
@@ -257,7 +247,7 @@ def _listing(tree: Path) -> _Listing:
 
 
 def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
-    """Write what is not as it was `before` to `target`, as a layer. Raises `TaskError` where it cannot be one."""
+    """Write the changes since `before` to `target`, as a layer. Raises `TaskError` if impossible."""
     after = _listing(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
     gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120
@@ -279,7 +269,6 @@ def _is_folder(listing: _Listing, path: str) -> bool:
 
 
 def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]) -> None:
-    """Add what is at `place`, but for sockets; `links` are the files that are there already, by inode."""
     about = place.lstat()
     entry = tarfile.TarInfo(path)
     entry.mode = stat.S_IMODE(about.st_mode)

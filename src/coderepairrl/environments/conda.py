@@ -1,7 +1,7 @@
 """Environment files of conda, as requirements of the Python Package Index.
 
-A package of conda is taken for the one of the same name, but for those in `RENAMED`; what is no package of Python
-(compilers, C libraries) or is not in the index is left out. Builds, channels and hashes have no counterpart there.
+Packages have the same names there, except `RENAMED`; others than Python's (compilers, C libraries) are left out, and so
+are builds, channels and hashes.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ RENAMED = {
     "tiledb": "",
     "tiledb-py": "tiledb",
 }
-"""Names in the index of packages that conda has under others; empty for those that are left out."""
 _PACKAGE = re.compile(r"(?:[\w.-]+::)?(?P<name>[\w.-]+)\s*(?P<version>[^\[]*)")
 _ITEM = re.compile(r"(?P<indent>\s*)-\s+(?P<text>[^#]*?)\s*(\s#.*)?$")
 
 
 def requirements(text: str) -> tuple[str, list[str]]:
-    """The version of Python (``MAJOR.MINOR``, or nothing) that an environment file asks for, and its requirements.
+    """Python version (``MAJOR.MINOR``, or "") and requirements of an environment file.
 
     >>> requirements("dependencies:\\n  - python=3.10\\n  - iris\\n  - numpy=1.2\\n  - pip:\\n    - numbagg")
     ('3.10', ['scitools-iris', 'numpy==1.2.*', 'numbagg'])
@@ -66,7 +65,7 @@ def requirements(text: str) -> tuple[str, list[str]]:
 
 
 def _version(asked: str) -> str:
-    """A version as pip takes it. With one sign of equality, or none, conda means all that begin so."""
+    # with one sign of equality, or none, conda means all versions with that beginning
     parts = []
     for each in filter(None, asked.replace(" ", "").split(",")):
         if each[:2] in ("==", "!=", ">=", "<=", "~=") or each[0] in "<>":

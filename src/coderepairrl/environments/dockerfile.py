@@ -1,14 +1,12 @@
-"""Images of Dockerfiles, made without a daemon: those of ``FROM``, layers of what is copied upon them and of what
-commands make of it, and their settings.
+"""Images of Dockerfiles without a daemon: ``FROM``'s image, layers of copies and commands, and settings.
 
-Understood are ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files beside the Dockerfile, ``RUN``, ``SHELL``,
-``WORKDIR``, ``ENV``, ``ARG`` and ``USER``; ``CMD``, ``ENTRYPOINT`` and what only describes an image are left out, since
-sandboxes start commands of their own. Commands run in the image's own files, in a sandbox (`commands`). The
-distribution's packages are refused by name: their tools take several owners and a network. Owners (``--chown``) have no
-meaning here: inside, one user owns everything. ``RUN rm -rf`` and ``RUN ln -sfT`` of whole paths take no sandbox.
+Supported: ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
+``ARG``, ``USER``. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands run in a sandbox (`commands`), except
+``RUN rm -rf`` and ``RUN ln -sfT`` of whole paths. The distribution's package tools are refused: they need several
+owners and a network. Owners (``--chown``) have no meaning: one user owns everything.
 
-One more instruction is ours: ``PATCH FILE`` applies a patch beside the Dockerfile to the working folder when all else
-is there, and makes that the only commit of its repository, so that nobody finds in it what the patch undid.
+``PATCH FILE``, our extension, finally applies a patch to the working folder and makes that its repository's only
+commit, which hides what it undid.
 
 Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
 """
@@ -40,35 +38,31 @@ NAME = "Dockerfile"
 _LEFT_OUT = {"CMD", "ENTRYPOINT", "LABEL", "MAINTAINER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "VOLUME"}
 _SHELL = ("/bin/sh", "-c")
 _PACKAGES = re.compile(r"(?<![\w./-])(apt-get|apt|aptitude|dpkg|apk|yum|dnf|microdnf|zypper|pacman)\s")
-"""What installs packages of a distribution."""
+"""Package tools of distributions."""
 _HERE = re.compile(r"(?<!<)<<-?[\"']?[A-Za-z_]")
 _OPTION = re.compile(r"--(\w+)=(\S+)\s+")
 _FOLDERS = {
     *("/", "/bin", "/etc", "/home", "/lib", "/mnt", "/opt", "/root", "/sbin", "/srv", "/tmp", "/usr", "/var"),
     *("/usr/bin", "/usr/lib", "/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/sbin", "/usr/share", "/var/lib"),
 }
-"""What every image has."""
 _VARIABLE = re.compile(r"\\(?P<plain>\$)|\$(?:\{(?P<braced>\w+)(?:(?P<how>:[-+])(?P<word>[^}]*))?\}|(?P<bare>\w+))")
 _MKDIR = re.compile(r"mkdir\s+(?:-p\s+)?(?P<folders>[^;&|<>$`*?\\]+)")
 _REMOVE = re.compile(r"rm\s+-r?fr?\s+(?P<paths>(/[^\s;&|<>$`*?\\]+\s*)+)")
 _LINK = re.compile(r"ln\s+-sfT\s+(?P<to>/[^\s;&|<>$`*?\\]+)\s+(?P<where>/[^\s;&|<>$`*?\\]+)")
 _THEN = 946_684_800
-"""2000-01-01, in seconds since 1970: when copied files were written, for all that is known of them here."""
+"""Time of copied files: 2000-01-01, in seconds since 1970."""
 _FIX = "name the image that it builds, prebuilt (docker_image), or take out what is not needed"
 
 
 def named(folder: Path) -> str:
-    """The name, after ``image:``, of the image that the Dockerfile in `folder` makes of the files that are there now.
-
-    Raises `TaskError` where they cannot be read.
-    """
+    """Name, after ``image:``, of the image of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """As `fetch.look`; of the image of a Dockerfile, by `named`, the one that it builds upon.
+    """`fetch.look`, for a Dockerfile's image (`named`) at its base.
 
-    Raises `TaskError`, also for a folder that has changed since it was named, and `PrerequisiteError`.
+    Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
     reference = Reference.of(where)
     if reference.transport != TRANSPORT:
@@ -80,8 +74,8 @@ def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
 def find(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """The image that is in the `offer` of `look`; that of a Dockerfile is made of it, by commands that run as `user` on
-    files in the folder `work`, which is gone afterwards.
+    """Get the image in the `offer` of `look`; a Dockerfile's is built by commands as `user` in the temporary folder
+    `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
@@ -121,13 +115,13 @@ def _require_unchanged(reference: Reference, where: str) -> None:
 
 
 def base_of(folder: Path) -> str:
-    """The image that the Dockerfile in `folder` builds upon. Raises `TaskError` where it cannot be made (`Recipe`)."""
+    """Base image of the Dockerfile in `folder`. Raises `TaskError` for an unsupported one (`Recipe`)."""
     return Recipe(folder).base
 
 
 @dataclass
 class _Entry:
-    """What a path of the layer becomes: a file's content, a link's target, or a folder that is there (None)."""
+    """Content of a path in the layer: a file's data, a link's target, or an existing folder (None)."""
 
     data: bytes | None
     mode: int = 0o644
@@ -136,14 +130,13 @@ class _Entry:
 
 @dataclass
 class Recipe:
-    """The Dockerfile in `folder`, read as far as its base. Raises `TaskError` that names file, line and instruction."""
+    """Dockerfile in `folder`, read up to its base. Raises `TaskError` with file, line and instruction."""
 
     folder: Path
     base: str = field(init=False)
     parts: list[dict[str, _Entry] | Running] = field(init=False, default_factory=list)
-    """What goes on top of the base, in this order: files by their path from the root, and commands."""
+    """Layers above the base, in order: files by their path from the root, and commands."""
     patches: list[bytes] = field(init=False, default_factory=list)
-    """Of the working folder, in their order."""
 
     def __post_init__(self) -> None:
         if (self.folder / ".dockerignore").exists():
@@ -169,7 +162,7 @@ class Recipe:
         self.run({})  # what is wrong is said before anything is fetched
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `parts` on top of an image with these `settings` (``Env``, ``WorkingDir``, ``User``); the new ones."""
+        """Fill `parts` for an image with these `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
         self.parts, self.patches = [], []
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
@@ -262,7 +255,6 @@ class Recipe:
 
     @property
     def _entries(self) -> dict[str, _Entry]:
-        """The files that are put on top now."""
         if not self.parts or not isinstance(self.parts[-1], dict):
             self.parts.append({})
         last = self.parts[-1]
@@ -327,7 +319,6 @@ class Recipe:
             raise TaskError(f"{path} is neither a file nor a folder")
 
     def _matching(self, line: int, name: str) -> list[Path]:
-        """What a name with wildcards stands for, in the folder of the Dockerfile."""
         parts = [part for part in name.split("/") if part not in ("", ".")]
         if ".." in parts:
             raise self._wrong(line, f"COPY {name}: outside of the folder")
@@ -352,7 +343,7 @@ class Recipe:
             self._entries.setdefault(each, _Entry(None))
 
     def _inside(self, path: str) -> str:
-        """A path of the image, from its root."""
+        """Path of the image, from its root."""
         here: list[str] = []
         for part in f"{'' if path.startswith('/') else self._workdir}/{path}".split("/"):
             if part == "..":
@@ -399,7 +390,6 @@ _STEPS: dict[str, Any] = {
 
 
 def _listed(text: str) -> list[str] | None:
-    """The words of an instruction that has them as JSON; None if it has not."""
     try:
         words = json.loads(text)
     except (ValueError, RecursionError):
@@ -408,14 +398,12 @@ def _listed(text: str) -> list[str] | None:
 
 
 def _folders_made(command: str) -> list[str]:
-    """The folders that a command makes which does nothing else; none if it does more."""
     match = _MKDIR.fullmatch(command.strip())
     words = match["folders"].split() if match else []
     return [] if any(word.startswith("-") for word in words) else words
 
 
 def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Line, instruction (capitals) and the rest of it."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -438,10 +426,8 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _layer(entries: Mapping[str, _Entry]) -> bytes:
-    """The archive of a layer; nothing in it depends on clock or user.
-
-    A folder is there by the whiteout of nothing in it: an entry of its own would change one that the base has.
-    """
+    """Archive of a layer, independent of clock and user."""
+    # a folder is given by the whiteout of a missing entry in it: an entry of its own would change the base's
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for where, about in sorted(entries.items()):
@@ -462,7 +448,7 @@ def _layer(entries: Mapping[str, _Entry]) -> bytes:
 
 
 def _state(folder: Path) -> str:
-    """A name for the files that are in `folder` now: their paths, modes and contents."""
+    """Digest of the paths, modes and contents in `folder`."""
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):

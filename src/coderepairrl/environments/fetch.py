@@ -1,8 +1,7 @@
-"""Where images come from: a registry, by skopeo; a folder in OCI layout; an archive as ``docker save`` writes it.
+"""Sources of images: a registry, by skopeo; a folder in OCI layout; an archive of ``docker save``.
 
-What comes from a registry is kept in a store of blobs, and whole blobs stay there when we are killed: the next attempt
-fetches the others. Folders and archives are read where they are. Every manifest and configuration is checked against
-the digest that it was asked by; layers are checked when they are unpacked (`trees`).
+Registry blobs are kept in a store, so a killed fetch continues. Manifests and configurations are checked by digest
+here, layers when unpacked (`trees`).
 """
 
 from __future__ import annotations
@@ -38,40 +37,37 @@ from coderepairrl.sandbox.interpreter import install_command
 
 Say = Callable[[str], None]
 GROWTH = 3
-"""How many times as large as compressed a layer is: 2.2 to 2.9 for images of Debian with Python, conda included."""
+"""Size of a layer over its compressed one: 2.2 to 2.9 for images of Debian with Python, conda included."""
 SPARE = 256 << 20
-"""Bytes that are left free on the disk."""
 _LOOPBACK = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?/")
 _AGAIN = "run it again: what was fetched is kept"
 _SECONDS = 180.0
-"""For an answer of a registry. Skopeo alone waits silently for up to 20 minutes where one says when to come again."""
+"""Seconds for a registry's answer. Skopeo alone would wait silently for up to 20 minutes."""
 _SLOWEST = 1 << 18
-"""Bytes per second, below which a registry does not give an image in time."""
+"""Bytes per second that a registry must exceed."""
 
 
 class NoRoom(PrerequisiteError):
-    """The disk has less room than is needed."""
+    """Lack of disk space."""
 
 
 class Offer(NamedTuple):
-    """An image that can be had, and what it takes."""
+    """Available image, and its costs."""
 
     lacking: Mapping[str, int]
-    """Bytes of each blob that has to be fetched, by digest."""
     layers: Mapping[str, int]
-    """About how many bytes the files of each layer need, by digest."""
+    """Estimated bytes of unpacked layers, by digest."""
     get: Callable[[Say], Found]
-    """Fetches what is lacking. Raises as `look`."""
+    """Fetches missing blobs. Raises as `look`."""
     hub: bool = False
-    """Whether that is of Docker Hub, which limits how often."""
+    """From Docker Hub, which limits pulls."""
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> Offer:
-    """The image `where`. Of a registry's, whose blobs are kept in `store`, the manifest alone is fetched, and not even
-    that where `offered` has the image.
+    """Find the image `where`; from a registry, with blobs in `store`, only the manifest is fetched.
 
-    `offered` is a folder in OCI layout, or an archive. Raises `TaskError` when there is no such image, or it is none
-    for us, `PrerequisiteError` when it cannot be fetched now.
+    `offered` is a folder in OCI layout, or an archive, to try first. Raises `TaskError` for a missing or unfit image,
+    `PrerequisiteError` when it cannot be fetched now.
     """
     reference = Reference.of(where)
     if reference.transport == "oci":
@@ -89,21 +85,20 @@ def look(where: str, store: Path, offered: Path | None = None) -> Offer:
 
 
 def _at_hand(found: Found, growth: int) -> Offer:
-    """Of an image that nothing has to be fetched of. In an archive, layers are not compressed; in a folder, those are
-    not whose two digests are one."""
+    # layers of an archive are uncompressed, and so are those of a folder whose two digests are equal
     layers = {each.diff_id: each.size * (1 if each.blob == each.diff_id else growth) for each in found.layers}
     return Offer({}, layers, lambda _: found)
 
 
 class _NotThere(TaskError):
-    """A folder or an archive does not have the image."""
+    """Missing image in a folder or an archive."""
 
 
 # -- a folder in OCI layout
 
 
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
-    """The image in `folder` that has the digest, else the tag, else the name of `reference`; or the only one in it."""
+    """Find the image in `folder` by the digest, tag or name of `reference`; or the only one."""
     blobs = folder / "blobs"
     index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _chosen(index, blobs, reference, where)
@@ -117,7 +112,6 @@ def from_layout(folder: Path, reference: Reference, where: str) -> Found:
 
 
 def _chosen(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
-    """The entry of an index that is asked for."""
     entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
     if reference.digest:
         found = [entry for entry in entries if entry.get("digest") == reference.digest]
@@ -152,7 +146,6 @@ def _found(where: str, pinned: str, digests: dict[str, str], manifest: dict[str,
 
 
 def _blob(blobs: Path, digest: str, where: str) -> bytes:
-    """A small blob, checked. One of a store that is not what it says is removed, so that it is fetched again."""
     path = blobs / digest.replace(":", "/")
     data = _bytes(path, where)
     if digest_of(data) != digest:
@@ -172,7 +165,7 @@ def _bytes(path: Path, where: str) -> bytes:
 
 
 def from_archive(path: Path, reference: Reference, where: str) -> Found:
-    """The image in the archive at `path` that has the id (SHA-256 of the configuration) or the tag of `reference`."""
+    """Find the image in the archive `path` by the id (SHA-256 of the configuration) or tag of `reference`."""
     try:
         with tarfile.open(path) as archive:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
@@ -266,7 +259,7 @@ def _has(store: Path, digest: str, size: int) -> bool:
 
 
 def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
-    """The manifest as the registry has it, from `store` if it is there, which it is afterwards."""
+    """Manifest of the registry, cached in `store`."""
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
     data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
@@ -281,10 +274,8 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    """Fetch the blobs of an image to `store`, the rest for now to `layout`; the digest of its manifest as OCI has it.
-
-    Skopeo holds the lock, too: one that outlives us goes on, and the next attempt waits for what it fetches.
-    """
+    """Fetch an image's blobs to `store`, the rest to `layout`; returns its OCI manifest's digest."""
+    # skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)
@@ -299,7 +290,7 @@ def _how(place: str, side: str) -> list[str]:
 
 
 def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
-    """What skopeo prints, within `seconds`; it keeps `held` open. Raises `TaskError`, `PrerequisiteError`."""
+    """Run skopeo within `seconds`, with `held` open; returns its output. Raises `TaskError`, `PrerequisiteError`."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
@@ -317,7 +308,6 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
 
 
 def _explained(printed: str, where: str) -> CodeRepairError:
-    """The error that a failed skopeo stands for."""
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
     if found := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
@@ -348,7 +338,7 @@ def _explained(printed: str, where: str) -> CodeRepairError:
 
 @contextmanager
 def alone(target: Path) -> Iterator[int]:
-    """Nobody else makes `target` meanwhile; yields what holds the lock as long as any process has it open."""
+    """Hold the lock for making `target`; yields its descriptor."""
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()

@@ -1,4 +1,4 @@
-"""Which environment a task has on this machine: of what kind, and a digest by which two of them are told apart."""
+"""Fingerprint of a task's environment on this machine: kind and digest."""
 
 from __future__ import annotations
 
@@ -15,27 +15,24 @@ from coderepairrl.types import Task
 
 
 class Fingerprint(NamedTuple):
-    """The environment of a task. A field that does not apply, or that nothing on this machine says, is empty.
+    """Environment of a task; unknown or inapplicable fields are empty.
 
     >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
     'sandbox'
     """
 
     kind: str
-    """``image``, ``python`` (built from a specification), ``venv`` (named by its folder), or ``sandbox``: the programs
-    that the sandbox itself has."""
+    """``image``, ``python`` (built), ``venv`` (a named folder), or ``sandbox``: the sandbox's own programs."""
     name: str = ""
-    """The image's with its digest, the environment's in the cache, or its folder."""
+    """Image with digest, environment in the cache, or folder."""
     digest: str = ""
-    """SHA-256 of the image's configuration, which names its layers, or over all files that were built; empty for what
-    was not prepared here, and for what nobody builds."""
+    """SHA-256 of the image's configuration, or over all built files; empty if not prepared here."""
     python: str = ""
     uv: str = ""
-    """Version of the program that resolved and installed its packages."""
 
 
 def fingerprint(task: Task) -> Fingerprint:
-    """That of `task`, by what `crrl data prepare` recorded. No file of an environment is read."""
+    """Fingerprint of `task`, from the records of `crrl data prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
         return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
@@ -50,7 +47,7 @@ def fingerprint(task: Task) -> Fingerprint:
 
 
 def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """The environments of `tasks` as plain data, each once, with how many ``tasks`` have it."""
+    """Environments of `tasks` as plain data, each once, with the number of ``tasks``."""
     known: dict[tuple[str, str], Fingerprint] = {}
     counts = Counter[Fingerprint]()
     for task in tasks:
@@ -68,7 +65,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _python(folder: Path) -> str:
-    """The version in ``pyvenv.cfg``, which `venv` and uv name differently."""
+    # `venv` and uv name the version differently
     try:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):

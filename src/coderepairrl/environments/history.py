@@ -1,13 +1,10 @@
-"""The repository of an image, without what came later.
+"""Reduction of an image's repository to its past.
 
-Images of benchmarks are made from clones: branches and tags that came later, what a fetch or a stash left, packs with
-every commit there will be. Policies do look for the repair there. So a new repository takes the old one's place, with
-the objects that the checked out commit can reach and no others; tags of its ancestors come along, for ``git describe``.
-Hooks, settings, remotes, logs, replacements, borrowed and promised objects stay behind. Other repositories of the image
-that share its first commit are removed, and with them bundles, and the caches of pip and uv.
-
-Git runs as the user of sandboxes and reads no setting of the image (`hostgit`). It would follow links, so there are
-none left when it looks.
+Images of benchmarks come from clones, with later branches, tags and packs, where policies look for the repair. A new
+repository replaces the old one, with objects reachable from the checked out commit, and tags of its ancestors (``git
+describe``). Hooks, settings, remotes, logs, replacements, borrowed and promised objects are dropped; other repositories
+with the same first commit, bundles, and caches of pip and uv are removed. Git runs as the sandbox user without the
+image's settings (`hostgit`), after all links are removed.
 """
 
 from __future__ import annotations
@@ -29,23 +26,22 @@ from coderepairrl.sandbox.privileges import command_as
 _ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PATIENCE = 3600.0
 _CACHES = ("/.cache/pip", "/.cache/uv")
-"""Of package managers, whose packages may be later versions of the project."""
+"""Caches of package managers, perhaps with later versions of the project."""
 _BORROWERS = 5
-"""Repositories that borrow from each other in a chain; git itself follows no more."""
+"""Length of a chain of borrowing repositories, like git's."""
 
 
 class Reduced(NamedTuple):
-    """What became of a repository: the commit that it is at (empty: it had none), and what was removed beside it."""
+    """Result for a repository: its commit (empty: none), and removed paths."""
 
     head: str
     removed: tuple[str, ...]
 
 
 def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
-    """Leave of the repository in the folder `where` of `tree` only what its commit came from.
+    """Reduce the repository in the folder `where` of `tree` to its commit's past, with the temporary folder `work`.
 
-    `work` is an empty folder of ours for the time being, which `user` may enter. Raises `TaskError` where git cannot
-    read it.
+    Raises `TaskError` where git cannot read it.
     """
     place = _Place(tree, where, work, command_as(user, []))
     home = resolve(tree, ".git", where)
@@ -81,12 +77,12 @@ class _Place(NamedTuple):
 
     @property
     def view(self) -> Path:
-        """A git directory of ours, which borrows the image's objects."""
+        """Temporary git directory, which borrows the image's objects."""
         return self.work / "view"
 
     @property
     def new(self) -> Path:
-        """The repository to be."""
+        """New repository."""
         return self.work / "new"
 
     def git(self, *args: str, folder: Path, stdin: bytes = b"", env: dict[str, str] | None = None) -> bytes:
@@ -94,7 +90,7 @@ class _Place(NamedTuple):
 
 
 def _look(place: _Place, home: str, common: str) -> None:
-    """Make the view, with copies of refs: links in them could lead anywhere."""
+    # with copies of refs: links in them could lead anywhere
     view = bare(place.view)
     (view / "info" / "attributes").unlink()
     old = place.tree / common
@@ -119,7 +115,6 @@ def _look(place: _Place, home: str, common: str) -> None:
 
 
 def _without_links(folder: Path) -> None:
-    """Remove what is no file and no folder, as git makes them."""
     for parent, folders, files in os.walk(folder):
         for path in (Path(parent, name) for name in (*folders, *files)):
             if not stat.S_ISREG(kind := path.lstat().st_mode) and not stat.S_ISDIR(kind):
@@ -127,7 +122,7 @@ def _without_links(folder: Path) -> None:
 
 
 def _borrowed(place: _Place, common: str) -> list[str]:
-    """The folders of objects, those that the repository borrows from included, whose own borrowing is ended."""
+    """Folders of objects, including borrowed ones, whose own borrowing is ended."""
     found, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
@@ -145,7 +140,7 @@ def _borrowed(place: _Place, common: str) -> list[str]:
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
-    """Put a new repository, made from folders of `objects`, in the place of the old one; the id of its commit."""
+    """Replace the repository by a new one from folders of `objects`; returns the commit's id."""
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
 
     def ask(*args: str, stdin: bytes = b"") -> str:
@@ -191,7 +186,7 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
 
 
 def _config(place: _Place) -> str:
-    """Settings of the new repository. Inside, files have other inodes and change times than when it was made."""
+    # inside, files have other inodes and change times
     formats = (place.view / "config").read_text().replace("bare = true", "bare = false")
     core, _, rest = formats.partition("[extensions]")
     core += "\ttrustctime = false\n\tcheckStat = minimal\n"
@@ -209,7 +204,6 @@ def _readable(folder: Path) -> None:
 
 
 def _own(place: _Place, folder: Path) -> None:
-    """Give `folder` to whom the tree belongs."""
     _readable(folder)
     about = place.tree.stat()
     for path in (folder, *folder.rglob("*")):
@@ -217,7 +211,6 @@ def _own(place: _Place, folder: Path) -> None:
 
 
 def _swap(place: _Place, new: Path | None) -> None:
-    """Remove the old ``.git``, whatever it is, and put `new` there."""
     old = place.tree / place.where / ".git"
     if stat.S_ISDIR(old.lstat().st_mode):
         shutil.rmtree(old)
@@ -228,7 +221,7 @@ def _swap(place: _Place, new: Path | None) -> None:
 
 
 def _others(place: _Place) -> Iterator[str]:
-    """Remove what else in the image may hold later commits, or packages made of them; the paths."""
+    """Remove other places of later commits, or packages made of them; yields the paths."""
     own = place.tree / place.where / ".git"
     related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=own)).split()
     for parent, folders, files in os.walk(place.tree):
@@ -254,7 +247,6 @@ def _others(place: _Place) -> Iterator[str]:
 
 
 def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
-    """Whether a repository has one of the commits, and so perhaps what came after it."""
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
     asked = "".join(f"{commit}\n" for commit in commits).encode()
     found = place.git("cat-file", "--batch-check", folder=place.view, stdin=asked, env=env).splitlines()

@@ -1,4 +1,4 @@
-"""Images made ready: fetched and unpacked, several at a time, each once. Afterwards no network is needed."""
+"""Preparation of images: fetched and unpacked in parallel, each once; later no network is needed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can
 
 
 class ReadyImage(NamedTuple):
-    """An image that sandboxes can open: what it was asked for by, the name with its digest, and what is known of it."""
+    """Usable image: requested name, name with digest, and facts."""
 
     name: str
     pinned: str
@@ -35,12 +35,11 @@ class ReadyImage(NamedTuple):
 def prepare_images(
     names: Iterable[str], *, offered: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> list[ReadyImage]:
-    """Fetch and unpack the images `names` (``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``,
-    ``dockerfile:FOLDER:STATE``) for sandboxes of this user, `jobs` at a time; those that are ready are left alone.
+    """Fetch and unpack the images `names`, `jobs` at a time; ready ones are left alone.
 
-    `offered` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. What all of
-    them take is shown first, and nothing is fetched unless the disk has room: raises `NoRoom`. All are tried; raises
-    `TaskError` and `PrerequisiteError` for those that cannot be had, together.
+    Names are ``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``, ``dockerfile:FOLDER:STATE``.
+    `offered` is a folder in OCI layout, or an archive of ``docker save``, to try first. Shows the total size; raises
+    `NoRoom`, and `TaskError` and `PrerequisiteError` for all failures together.
     """
     user = SANDBOX_USER if os.geteuid() == 0 else None
     home = images_cache()
@@ -80,7 +79,7 @@ def prepare_images(
 
 
 def _check_room(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
-    """Show what `offers` take together, each blob and each layer once. Raises `NoRoom`."""
+    """Show what `offers` take, each blob and layer once. Raises `NoRoom`."""
     if not offers:
         return
     lacking = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}

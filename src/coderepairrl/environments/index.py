@@ -1,4 +1,4 @@
-"""Where packages come from: this machine's settings of the package index, as a build outside and inside knows them."""
+"""Settings of the package index, for builds outside and inside sandboxes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ _SETTINGS = {
     "UV_FIND_LINKS": ("PIP_FIND_LINKS",),
     "UV_NO_INDEX": ("PIP_NO_INDEX",),
 }
-"""Variables of uv, and which ones of pip mean the same."""
+"""Variables of uv, and pip's equivalents."""
 _PORTS = {"http": 80, "https": 443}
 
 
 class Index(NamedTuple):
-    """A package index of the user's own, perhaps with a login, which no build may know."""
+    """User's package index, perhaps with a login, hidden from builds."""
 
     origin: str
     """``https://HOST:PORT``."""
     login: str
-    """What to send as ``Authorization``, or nothing."""
     paths: tuple[str, ...]
-    """What may be asked for without a page that names it: these, and all below."""
+    """Allowed paths and everything below; others must be named by a page."""
 
     @classmethod
     def of(cls, url: str, links: Sequence[str] = ()) -> Self:
-        """The index at `url`, which also serves those of `links` that are of its origin.
+        """Index at `url`, which also serves `links` of its origin.
 
         >>> index = Index.of("https://me:secret@example.org/team/simple/")
         >>> index.origin, index.paths
@@ -47,7 +46,7 @@ class Index(NamedTuple):
 
 
 def origin_of(parts: SplitResult) -> str:
-    """``SCHEME://HOST:PORT``, without a login; of what is no URL of a server, nothing."""
+    """``SCHEME://HOST:PORT``, without a login; "" for other URLs."""
     if parts.scheme not in _PORTS or not parts.hostname:
         return ""
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -55,15 +54,16 @@ def origin_of(parts: SplitResult) -> str:
 
 
 def own_index() -> Index | None:
-    """The index that is set up in place of PyPI, if there is one."""
+    """Index configured in place of PyPI, if any."""
     settings = _settings()
     url = settings.get("UV_DEFAULT_INDEX", "")
     return Index.of(url, _links(settings)) if origin_of(urlsplit(url)) else None
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
-    """How this machine's users set up the package index, as variables of uv, for a build that reaches `index` through
-    `proxy` (``http://HOST:PORT``). None has a login."""
+    """Index settings as variables of uv, for a build that reaches `index` through `proxy` (``http://HOST:PORT``),
+    without login.
+    """
     found = _settings()
     urls = [_inside(url, index, proxy) for url in _links(found)]
     if "UV_DEFAULT_INDEX" in found:
@@ -72,18 +72,18 @@ def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
 
 
 def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
-    """`settings_inside` as variables of pip, whose lists are separated by blanks."""
+    """`settings_inside` as variables of pip, with lists separated by blanks."""
     found = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
     return found | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := found.get("PIP_FIND_LINKS")) else {})
 
 
 def index_hosts() -> tuple[str, ...]:
-    """Hosts that a build reaches by itself: PyPI's, which need no login."""
+    """Hosts that a build reaches directly: PyPI's."""
     return _PYPI
 
 
 def local_folders() -> list[str]:
-    """Folders of wheels on this machine, which a build must see."""
+    """Local folders of wheels, to show to builds."""
     return [each for each in _links(_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 
@@ -100,7 +100,7 @@ def _links(settings: dict[str, str]) -> list[str]:
 
 
 def _inside(url: str, index: Index | None, proxy: str) -> str:
-    """`url` as a build is given it: without its login, and through the proxy if it is of `index`."""
+    """`url` for a build: without its login, and through the proxy if within `index`."""
     parts = urlsplit(url)
     if not origin_of(parts):
         return url

@@ -1,15 +1,12 @@
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH112, PTH114, PTH115, PTH123, PTH211
-"""Puts one layer of an image onto a folder: ``python -I layers.py FOLDER SHARES < LAYER.tar``.
+"""Unpacker of an image's layer onto a folder: ``python -I layers.py FOLDER SHARES < LAYER.tar``. Prints a JSON report.
 
-Standard library only, and no import of this project: root runs it as the user of sandboxes, who may not be able to
-read the package. What it did, and left undone, it prints as JSON.
+Standard library alone: root runs it as the sandbox user, who may not be able to read the package.
 
-Trust: the layer is anybody's. Names with ``..`` are refused, symbolic links on the way to an entry lead nowhere but
-into the folder, and no entry is written through one. Nobody else changes the folder meanwhile.
-
-As the image specification has it (github.com/opencontainers/image-spec, layer.md), but for what only root could do:
-owners, devices, set-user-id bits and extended attributes are left out, each counted; and whoever unpacks may read and
-write everything (owner ``rw``, and ``x`` for folders), since inside it owns everything.
+The layer is untrusted: names with ``..`` are refused, symbolic links lead into the folder alone, and no entry is
+written through one. It follows the image specification (github.com/opencontainers/image-spec, layer.md), except what
+needs root: owners, devices, set-user-id bits and extended attributes are left out and counted, and the owner may read
+and write everything.
 """
 
 from __future__ import annotations
@@ -31,21 +28,19 @@ if TYPE_CHECKING:
 HIDDEN, OPAQUE = ".wh.", ".wh..wh..opq"
 LINKS = 40  # as many as the kernel follows
 SMALL = 4 << 20
-"""Bytes of a file up to which it is looked for among those of other images before it is written."""
+"""Bytes up to which a file is shared before it is written."""
 EARLIEST, LATEST = -(1 << 31), 1 << 33
 REFUSED, NO_ROOM = 3, 4
-"""Exit codes: the layer is none, or not one for us; the disk is full."""
+"""Exit codes: invalid or unfit layer, full disk."""
 _LISTED = 100
-"""Names of each difference that are given; the others are counted."""
 
 
 class Refused(Exception):
-    """The layer is malformed, or hostile."""
+    """Malformed or hostile layer."""
 
 
 class Layer:
-    """One layer on its way into `root`. Files of equal path, mode, time and content are linked with those in `shares`,
-    so that images which have them in common need them once; none where that is empty."""
+    """Layer on its way into `root`. Files with equal path, mode, time and content are linked with `shares`, if any."""
 
     def __init__(self, root: str, shares: str) -> None:
         self.root, self.shares = root, shares
@@ -53,13 +48,12 @@ class Layer:
         self.left_out: dict[str, list[str]] = {}
         self.counts: dict[str, int] = {}
         self._parents: dict[str, str] = {}
-        self._times: dict[str, int] = {}
-        """Folders whose time is to be set at the end, since every entry in them changes it."""
+        self._times: dict[str, int] = {}  # set at the end, since every entry in a folder changes its time
         self._added: set[str] = set()
-        """What this layer has put there: it hides only what lies below."""
+        """Paths from this layer, which its whiteouts do not hide."""
 
     def apply(self, stream: IO[bytes]) -> None:
-        """Put all entries of `stream`, a tar archive, in place. Raises `Refused`, OSError and what `tarfile` raises."""
+        """Extract the tar archive `stream`. Raises `Refused`, OSError and `tarfile`'s errors."""
         with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 20, errors="surrogateescape") as archive:
             for member in archive:
                 self._entry(archive, member)
@@ -69,7 +63,7 @@ class Layer:
                 os.utime(folder, ns=(time, time))
 
     def report(self) -> dict[str, object]:
-        """What happened: ``files``, ``bytes`` and ``shared`` (bytes), and by difference how many entries, and which."""
+        """Report ``files``, ``bytes``, ``shared`` (bytes), and number and names of left-out entries by difference."""
         done = {"files": self.files, "bytes": self.bytes, "shared": self.shared}
         return {**done, "counts": self.counts, "left_out": self.left_out}
 
@@ -112,7 +106,6 @@ class Layer:
         os.utime(target, ns=(time, time), follow_symlinks=False)
 
     def _differences(self, member: tarfile.TarInfo, path: str) -> None:
-        """Note what of an entry is left out."""
         kinds = []
         if member.ischr() or member.isblk():
             kinds.append("devices")
@@ -131,7 +124,7 @@ class Layer:
                 named.append(path)
 
     def _parent(self, parts: list[str]) -> str:
-        """The folder that `parts` lead to, made where it lacks, with symbolic links followed inside the root only."""
+        """Folder of `parts`, created if missing; symbolic links are followed inside the root alone."""
         key = "/".join(parts)
         if (known := self._parents.get(key)) is not None:
             return known
@@ -178,7 +171,6 @@ class Layer:
         self._times[target] = time_of(member)
 
     def _make_room(self, target: str) -> None:
-        """Remove whatever is at `target`."""
         try:
             mode = os.lstat(target).st_mode
         except FileNotFoundError:
@@ -191,7 +183,7 @@ class Layer:
             self._parents.clear()
 
     def _linked(self, member: tarfile.TarInfo) -> str:
-        """The file that a hard link is to; empty for a device, which was left out."""
+        """Target of a hard link; empty for a device."""
         parts = split(member.linkname)
         source = f"{self._parent(parts[:-1])}/{parts[-1]}" if parts else self.root
         try:
@@ -205,7 +197,7 @@ class Layer:
         return source
 
     def _hide(self, folder: str, name: str) -> None:
-        """What a whiteout says: `name`, or all that lies in `folder`, is not there, if a layer below put it there."""
+        """Apply a whiteout of `name`, or of all of `folder`, to lower layers."""
         if name == OPAQUE:
             self._empty(folder)
             return
@@ -253,7 +245,7 @@ class Layer:
             self._share(key.hexdigest(), target, member.size)
 
     def _share(self, key: str, target: str, size: int) -> None:
-        """Let others have `target`, or give up ours for theirs."""
+        """Share `target`, or replace it by an earlier share."""
         share = self._shelf(key)
         try:
             os.link(target, share)
@@ -275,7 +267,7 @@ class Layer:
         return f"{self.shares}/{key[:2]}/{key[2:]}"
 
     def _taken(self, key: str, target: str, size: int) -> bool:
-        """Whether somebody had it and `target` is now another link to that."""
+        """Link `target` to an existing share; returns whether there was one."""
         share = self._shelf(key)
         try:
             os.link(share, target)
@@ -294,7 +286,7 @@ class Layer:
 
 
 def split(name: str) -> list[str]:
-    """The parts of an entry's name; none for the root. Raises `Refused` for one that leads out, or is none.
+    """Parts of an entry's name; none for the root. Raises `Refused` for unsafe names.
 
     >>> split("./usr/bin/")
     ['usr', 'bin']
@@ -306,12 +298,12 @@ def split(name: str) -> list[str]:
 
 
 def mode_of(member: tarfile.TarInfo) -> int:
-    """Permission bits, and the one that keeps others from deleting (of ``/tmp``)."""
+    """Permission bits, and the sticky bit (of ``/tmp``)."""
     return (member.mode & (0o1777 if member.isdir() else 0o777)) | 0o600
 
 
 def time_of(member: tarfile.TarInfo) -> int:
-    """Nanoseconds since 1970, as exactly as the archive has them."""
+    """Nanoseconds since 1970, exactly as in the archive."""
     text = member.pax_headers.get("mtime", "")
     seconds, _, fraction = text.partition(".")
     if text and seconds.isdigit() and (fraction.isdigit() or not fraction):
@@ -322,7 +314,7 @@ def time_of(member: tarfile.TarInfo) -> int:
 
 
 def main(folder: str, shares: str) -> int:
-    """Apply standard input to `folder`; the exit code."""
+    """Apply standard input to `folder`; returns the exit code."""
     sys.setrecursionlimit(20_000)  # of removing folders as deep as paths can be
     os.umask(0o022)
     layer = Layer(folder, shares)

@@ -1,4 +1,4 @@
-"""What an image says of itself: its manifest and its configuration, and the layers that they name."""
+"""Manifest and configuration of an image, and their layers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from coderepairrl.sandbox.rootfs import DIGEST
 
 LISTS = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 LONGEST = 16 << 20
-"""Bytes of a manifest or a configuration."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer(NamedTuple):
-    """One layer: the digest of the blob, by which it is fetched (empty: it has none), its size in bytes, and the digest
-    of the archive in it."""
+    """Layer: the blob's digest (empty: none), its size in bytes, and the digest of its archive."""
 
     blob: str
     size: int
@@ -32,27 +30,24 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """An image whose blobs are at hand."""
+    """Image with its blobs."""
 
     name: str
-    """What it was asked for by."""
     id: str
-    """SHA-256 of its configuration, in hex."""
+    """SHA-256 (hexadecimal) of its configuration."""
     pinned: str
-    """The name with a digest."""
     digests: Mapping[str, str]
-    """By what they are of: ``asked`` (perhaps of a list for several machines), ``manifest``, ``converted``."""
+    """Digests ``asked`` (perhaps of a list for several machines), ``manifest``, ``converted``."""
     config: Mapping[str, Any]
     layers: tuple[Layer, ...]
     open: Callable[[Layer], AbstractContextManager[IO[bytes]]]
-    """The blob of a layer, whose digest `Layer.blob` nobody has checked."""
+    """Opens a layer's blob, whose digest is unchecked."""
     patches: tuple[bytes, ...] = ()
-    """Of the working folder, to be applied once the layers are there: then its repository begins anew."""
+    """Patches of the working folder, after which its repository starts again."""
 
 
 class Reference(NamedTuple):
-    """An image's name in its parts: where it is (``docker``, ``oci``, ``docker-archive``, ``dockerfile``), tag and
-    digest if it has.
+    """Parts of an image's name: transport (``docker``, ``oci``, ``docker-archive``, ``dockerfile``), tag and digest.
 
     >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
@@ -65,7 +60,7 @@ class Reference(NamedTuple):
 
     @classmethod
     def of(cls, where: str) -> Reference:
-        """Of what a task names after ``image:``. Raises `TaskError`."""
+        """Parse the text after ``image:``. Raises `TaskError`."""
         rest, at, digest = where.partition("@")
         if at and not DIGEST.fullmatch(digest):
             raise TaskError(f"image {where}: {digest!r} is no digest", fix="write sha256: and its 64 digits")
@@ -86,12 +81,12 @@ class Reference(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """Its name in a registry."""
+    """Digest of `data` in registries' form."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def parsed(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object. Raises `TaskError`."""
+    """Parse a JSON object. Raises `TaskError`."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -102,7 +97,7 @@ def parsed(data: bytes, what: str) -> dict[str, Any]:
 
 
 def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
-    """The digest of the manifest in a list that is for this machine. Raises `TaskError`."""
+    """Digest of this machine's manifest in a list. Raises `TaskError`."""
     wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
@@ -116,14 +111,14 @@ def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
 
 
 def checked(digest: object, what: str) -> str:
-    """`digest`, if it is one that can be checked. Raises `TaskError`."""
+    """`digest`, if valid. Raises `TaskError`."""
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise TaskError(f"{what} names a blob by {digest!r}, which is no SHA-256")
     return digest
 
 
 def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
-    """Digest and size of the configuration, then those of the layers. Raises `TaskError`."""
+    """Digest and size of the configuration, then of the layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
             f"{what} has a manifest of version 1, which says too little",
@@ -138,7 +133,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
 
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
-    """The layers, lowest first. Raises `TaskError` where they do not fit the configuration, or this machine."""
+    """Layers, lowest first. Raises `TaskError` if they do not fit the configuration or this machine."""
     wanted = _ARCHITECTURES.get(platform.machine(), platform.machine())
     if (about := config.get("architecture") or wanted) != wanted or (config.get("os") or "linux") != "linux":
         raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{about}, and this machine is linux/{wanted}")

@@ -1,8 +1,7 @@
-"""The one way out of a sandbox that builds an environment: to the package index, and nowhere else.
+"""Proxy of a sandbox that builds an environment: its only way out, to the package index.
 
-PyPI is reached through tunnels (``CONNECT``). The pages and files of an index of the user's own are asked for here and
-handed on, so that its login stays here, too: a project's build runs code of anybody's. It gets the index's pages and
-what these name, not all that the login opens.
+PyPI is reached through tunnels (``CONNECT``). A user's index is fetched here, to hide the login from the build; the
+build gets its pages and what they name.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _HEAD_BYTES = 16 << 10
 _PIECE = 1 << 16
 _PORT = 443
 _NAMED, _NAME_LENGTH = 100, 300
-"""Of what is refused: so many are kept, cut to so many characters."""
+"""Number and length of kept refusals."""
 _PATIENCE = 30.0
 """Seconds for the head of a request, and for connecting to a host."""
 _IDLE = 300.0
-"""Seconds in which a connection must carry something. How many there are at a time the sandbox limits (`Limits`)."""
+"""Seconds of silence on a connection. The sandbox limits their number (`Limits`)."""
 _PAGES = re.compile(r"text/html|application/vnd\.pypi\.simple\.")
 _LINK = re.compile(rb"""(?:href\s*=\s*|"url"\s*:\s*)["']([^"'#]+)""", re.IGNORECASE)
 _ASKED = ("accept", "range", "if-none-match", "if-modified-since", "user-agent")
@@ -39,10 +38,7 @@ _ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-mod
 
 @asynccontextmanager
 async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
-    """A proxy on the Unix socket `socket` that tunnels to port 443 of `hosts`, and answers for `index` itself.
-
-    Yields what was asked for and refused, as it comes.
-    """
+    """Serve on the Unix socket `socket`: tunnels to port 443 of `hosts`, and answers for `index`. Yields refusals."""
     async with _client() as client:
         served = _Proxy(hosts, index, client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
@@ -69,10 +65,8 @@ class _Proxy:
         self.refused: list[str] = []
         self.connections: set[asyncio.Task[None]] = set()
         self._named: set[str] = set()
-        """Paths that pages of the index name."""
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection."""
         connection = asyncio.create_task(self._serve(reader, writer))
         self.connections.add(connection)
         connection.add_done_callback(self.connections.discard)
@@ -97,7 +91,7 @@ class _Proxy:
         writer.close()
 
     def _path(self, target: str) -> str:
-        """The path, with its query, of a request that `index` may be asked; else nothing."""
+        """Path and query of a request allowed for `index`, else ""."""
         parts = urlsplit(target)
         plain = unquote(parts.path)
         if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
@@ -143,7 +137,7 @@ class _Proxy:
         return link[0].replace(link[1], there.encode("utf-8", "surrogateescape"))
 
     def _own(self, url: str) -> str:
-        """`url` as a build may ask for it, which it may from now on if it is of the index."""
+        """Make `url` relative to the proxy, and allow it, if within the index."""
         parts = urlsplit(url)
         if self.index is None or origin_of(parts) != self.index.origin:
             return url

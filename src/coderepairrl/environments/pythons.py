@@ -1,7 +1,7 @@
-"""Python interpreters of a given version that sandboxes can run.
+"""Python interpreters of given versions that sandboxes can run.
 
-A sandbox sees ``/usr`` and the folders that it is shown. An interpreter of the distribution serves as it is; one that
-pyenv or uv keeps in a home is copied into the cache once, since sandboxes of root run as a user who cannot enter it.
+Those in ``/usr`` serve as they are; pyenv's and uv's are copied into the cache, since sandboxes of root cannot enter a
+home.
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from coderepairrl.runs.storage import replace_file
 
 _DONE = ".complete"
 _LEFT_OUT = ("test", "idlelib", "turtledemo", "ensurepip", "site-packages", "__pycache__", "tkinter")
-"""Folders of the standard library that no test of a project imports, and packages of somebody else's."""
+"""Folders of the standard library that no project's test imports, and installed packages."""
 _MAGIC = b"\x7fELF"
 _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.python_version()]))"
 
 
 def interpreter(version: str) -> Path:
-    """A Python ``MAJOR.MINOR`` that sandboxes can run, of the newest patch release on this machine.
-
-    Raises `PrerequisiteError` where there is none.
-    """
+    """Find a Python ``MAJOR.MINOR`` that sandboxes can run, newest patch release. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
     found = next(_installed(version), None)
@@ -44,7 +41,7 @@ def interpreter(version: str) -> Path:
 
 
 def sandbox_version() -> str:
-    """``MAJOR.MINOR`` of the sandbox's own Python. Raises `ConfigError` where that is not clear."""
+    """``MAJOR.MINOR`` of the sandbox's Python. Raises `ConfigError` if unclear."""
     found = re.fullmatch(r"python(3\.\d+)", python().name)
     if found is None:
         raise ConfigError(
@@ -54,7 +51,7 @@ def sandbox_version() -> str:
 
 
 def _installed(version: str) -> Iterator[Path]:
-    """Interpreters of that version: the distribution's, then pyenv's and uv's, the newest first."""
+    """Interpreters of that version: the distribution's, then pyenv's and uv's, newest first."""
     for folder in ("/usr/bin", "/usr/local/bin"):
         if (python := Path(folder, f"python{version}")).exists():
             yield python.resolve()
@@ -72,7 +69,6 @@ def _patch_release(folder: Path) -> int:
 
 
 def _copied(python: Path) -> Path:
-    """The copy in the cache of the installation that `python` belongs to."""
     prefix = python.parent.parent
     target = environments_cache() / "pythons" / prefix.name
     with alone(target):
@@ -102,10 +98,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _relocate(program: Path, prefix: Path) -> None:
-    """Let `program` find its shared library beside itself instead of in `prefix`.
-
-    The search path in its header is overwritten in place, which the shorter ``$ORIGIN/../lib`` leaves room for.
-    """
+    # the search path in the header is overwritten in place by the shorter ``$ORIGIN/../lib``
     old, new = os.fsencode(prefix / "lib"), b"$ORIGIN/../lib"
     data = program.read_bytes()
     if data.startswith(_MAGIC) and old in data and len(new) <= len(old):
@@ -113,7 +106,7 @@ def _relocate(program: Path, prefix: Path) -> None:
 
 
 def _relocate_settings(target: Path, prefix: Path) -> None:
-    """Let what is compiled for the copy at `target` be linked with its library instead of the one in `prefix`."""
+    # what is compiled for the copy is linked with its library
     for settings in target.glob("lib/python3.*/_sysconfigdata_*.py"):
         text = settings.read_text(encoding="utf-8")
         if f"{prefix}/" in text:

@@ -1,4 +1,4 @@
-"""What was recorded of built environments and unpacked images, and in what two of them differ."""
+"""Records of built environments and unpacked images, and their differences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from coderepairrl.sandbox.privileges import SANDBOX_USER
 
 _DPKG = "var/lib/dpkg"
 _SHOWN = 12
-"""Digits of a file's SHA-256 that tell two of them apart."""
 
 
 class Difference(NamedTuple):
-    """A fact that two environments do not share; empty on the side that lacks it.
+    """Fact that differs between two environments; empty where missing.
 
     >>> Difference("package six", "1.16.0", "1.17.0").fact
     'package six'
@@ -34,8 +33,7 @@ class Difference(NamedTuple):
 
 
 def record(name: str) -> dict[str, Any]:
-    """The record of an environment, by its folder or by its name in the cache, or that of an unpacked image, by its
-    folder or by its name, which has its files in ``tree``. Raises `UsageError`."""
+    """Record of an environment or an image, by folder or name; images have files in ``tree``. Raises `UsageError`."""
     folder = Path(name) if "/" in name else environments_cache() / name
     try:
         if not (folder / ENVIRONMENT_RECORD).is_file():
@@ -55,8 +53,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:
-    """Every fact of two records that is not the same, packages one by one; of images the files, too, but for those of
-    packages that differ."""
+    """Differing facts of two records, packages one by one, and images' files outside differing packages."""
     one, other = _facts(first), _facts(second)
     found = _unequal(one, other)
     if "tree" in first and "tree" in second and first["digest"] != second["digest"]:
@@ -111,7 +108,6 @@ def _name(name: str, where: str) -> str:
 
 
 def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
-    """Name, version and folder of Python's packages."""
     for parent, folders, _ in os.walk(tree):
         for each in folders:
             if each.endswith(".dist-info") and not Path(parent, each).is_symlink():
@@ -120,7 +116,7 @@ def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
-    """Fact and path of the files of packages that are in `facts`, as the packages list them."""
+    """Facts and file paths of the packages in `facts`."""
     for name, version, where in _distributions(tree):
         if (fact := _name(name, where)) in facts:
             listed = inside.text(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
@@ -140,7 +136,7 @@ def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _files(tree: Path, other: Path) -> dict[str, str]:
-    """Kind and content of each file of `tree` that is not one file with that of `other`."""
+    """Kind and content of files that `tree` does not share with `other`."""
     found = {}
     for parent, folders, files in os.walk(tree):
         for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):

@@ -1,4 +1,4 @@
-"""Why an environment could not be built, from what the build printed: whether the index is at fault, or the project."""
+"""Explanation of a failed build by its output: the index's fault, or the project's."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _OF_THE_INDEX = (
     ),
     (r"Failed to extract archive|Hash mismatch", "the package index gave a damaged file", f"{_AGAIN}; {_OTHER}"),
 )
-"""Signs in what uv prints, what they mean, and what helps. A project can print them, too, and deceives nobody else."""
+"""Signs in uv's output, meanings, and fixes. A project that prints them deceives itself alone."""
 _OWN = "The build backend returned an error"
-"""What uv says where the project's own code gave up, whatever that printed."""
+"""Text of uv when the project's own code failed."""
 _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|are) no versions? of|were not found")
 
 
 def explained(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
-    """The error for the workspace `name` whose build printed that last, and wanted what the proxy `refused`."""
+    """Error for the workspace `name` with that output, and hosts `refused` by the proxy."""
     last = printable(printed[-_SHOWN:])
     own = _OWN in printed
     for sign, words, fix in _OF_THE_INDEX:

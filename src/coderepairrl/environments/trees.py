@@ -1,8 +1,7 @@
-"""An unpacked image: its layers one upon the other in a folder, ready for sandboxes.
+"""Unpacked image: its layers in one folder, ready for sandboxes.
 
-Everything is done in a folder of another name, which gets its own at the end; who is killed before leaves nothing that
-anybody would use. Layers are read by us (decompressed, and both digests checked) and applied by a process of the user
-that sandboxes run as (`layers`): what it may not write is out of a layer's reach, and it can read all that it writes.
+Work is done in a temporary folder, renamed at the end. This process decompresses layers and checks both digests; one of
+the sandbox user applies them (`layers`), without access to other files.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 class CorruptLayer(TaskError):
-    """A layer's bytes are not those of its digest."""
+    """Layer with bytes of another digest."""
 
     def __init__(self, found: Found, layer: Layer, why: str) -> None:
         super().__init__(
@@ -53,8 +52,7 @@ class CorruptLayer(TaskError):
 
 
 def build(found: Found, user: int | None, say: Say) -> Image:
-    """Unpack an image for sandboxes that run as `user`, unless that was done. Raises `TaskError`,
-    `PrerequisiteError`."""
+    """Unpack an image for sandboxes of `user`, unless done. Raises `TaskError`, `PrerequisiteError`."""
     home = store(user)
     folder(home)
     with alone(home / found.id) as lock:
@@ -83,7 +81,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
 
 
 def folder(path: Path) -> Path:
-    """Make the folder `path`, which everybody may enter whatever our umask."""
+    """Make the folder `path`, open to everybody."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
             each.mkdir(exist_ok=True)
@@ -100,7 +98,7 @@ def owned(path: Path, user: int | None) -> None:
 
 
 class Unpacking:
-    """The layers of `found` on their way into `tree`; files that others have, too, are linked from `shares`, if any."""
+    """Unpacker of the layers of `found` into `tree`; equal files are linked from `shares`, if any."""
 
     def __init__(
         self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
@@ -114,7 +112,7 @@ class Unpacking:
         self.argv = command_as(user, script)
 
     def all_layers(self) -> list[dict[str, Any]]:
-        """Apply them; what happened with each."""
+        """Apply all layers; returns their reports."""
         reports = []
         for number, layer in enumerate(self.found.layers, start=1):
             self.say(f"{self.found.name}: unpacking layer {number} of {len(self.found.layers)}")
@@ -122,7 +120,7 @@ class Unpacking:
         return reports
 
     def apply(self, layer: Layer) -> dict[str, Any]:
-        """Apply one of them; what happened. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
+        """Apply one layer; returns its report. Raises `CorruptLayer`, `TaskError`, `PrerequisiteError`."""
         with self.found.open(layer) as blob:
             self._check(layer, blob)
             try:
@@ -134,12 +132,10 @@ class Unpacking:
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
-        """Apply a last layer of ours: what sandboxes mount upon (`further` folders, too), without what tells of where
-        the image was built."""
+        """Apply a last layer: mount points (`further` ones, too), and hosts and names without traces of the build."""
         self._apply(io.BytesIO(_mount_points(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
-        """That the bytes are those of its digest, where it has one."""
         if layer.blob:
             digest = hashlib.sha256()
             while data := blob.read(1 << 20):
@@ -149,7 +145,7 @@ class Unpacking:
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
-        """Apply one archive; what happened, and its digest. Raises `TaskError`, `PrerequisiteError`."""
+        """Apply one archive; returns report and digest. Raises `TaskError`, `PrerequisiteError`."""
         digest = hashlib.sha256()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
@@ -182,7 +178,7 @@ class Unpacking:
 
 
 def plain(blob: IO[bytes]) -> IO[bytes]:
-    """The archive in a blob, by what its first bytes say that it is compressed with. Raises `PrerequisiteError`."""
+    """Decompress a blob, by its first bytes. Raises `PrerequisiteError`."""
     magic = blob.read(6)
     blob.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -197,8 +193,6 @@ def plain(blob: IO[bytes]) -> IO[bytes]:
 
 
 class _Zstandard(io.RawIOBase):
-    """What the program ``zstd`` makes of a blob."""
-
     def __init__(self, blob: IO[bytes]) -> None:
         program = shutil.which("zstd")
         if program is None:
@@ -217,7 +211,7 @@ class _Zstandard(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """As of any file. Raises EOFError where the program gives up."""
+        """Read. Raises EOFError when the program fails."""
         assert self._child.stdout is not None
         assert self._child.stderr is not None
         data: bytes = self._child.stdout.read(size)
@@ -226,14 +220,12 @@ class _Zstandard(io.RawIOBase):
         return data
 
     def close(self) -> None:
-        """End the program."""
         self._child.kill()
         self._child.communicate()
         super().close()
 
 
 def _mount_points(further: Sequence[str]) -> bytes:
-    """A last layer: what sandboxes mount upon, and files that tell of where the image was built."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as archive:
         for name, mode in (
@@ -259,7 +251,6 @@ def _mount_points(further: Sequence[str]) -> bytes:
 
 
 def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
-    """Reduce its history, commit its working folder, note the rest."""
     tree = partial / "tree"
     about = found.config.get("config") or {}
     where = _working_folder(found, tree, about)
@@ -290,7 +281,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
 
 
 def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
-    """Apply the patches of `found` to its working folder, and remove its repository, which shows what they undo."""
+    """Apply the patches to the working folder, and remove its repository, which shows what they undo."""
     own = place / ".git"
     if own.is_dir() and not own.is_symlink():
         shutil.rmtree(own)
@@ -305,7 +296,7 @@ def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
 
 
 def _begin(place: Path, source: Path) -> None:
-    """Make the one commit of `source` that of a repository in the working folder, which belongs to whom it belongs."""
+    """Create a repository of the one commit of `source` in the working folder, with the same owner."""
     decoy(place, source)
     about = place.stat()
     for path in (place / ".git", *(place / ".git").rglob("*")):
@@ -314,7 +305,7 @@ def _begin(place: Path, source: Path) -> None:
 
 
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
-    """The folder of the repository, from the root: the image's working folder, else ``/testbed``."""
+    """Folder of the repository, from the root: the image's working folder, else ``/testbed``."""
     for asked in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if asked:
             where = inside.resolve(tree, asked)
@@ -326,7 +317,7 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
 
 
 def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
-    """User id, group id and home of what an image says to run as. Raises `TaskError` for somebody unknown."""
+    """User id, group id and home of an image's user. Raises `TaskError` for an unknown one."""
     wanted, _, wanted_group = (asked or "0").partition(":")
     users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
@@ -345,9 +336,9 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
 
 
 def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
-    """Make a repository of ours at `target` with the files in `source` as its one commit.
+    """Create a repository at `target` with the files of `source` as its one commit.
 
-    The commit's id; path, git mode and blob id of each file; and what a file system of 4 KiB pages needs for it all.
+    Returns its id; path, git mode and blob id of files; and the size on a file system of 4 KiB pages.
     """
     entries, size = [], 0
     for path, kind in _files(source):
@@ -370,7 +361,6 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
 
 
 def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below `source` but folders, and those in caches of tools; `.git` is git's, whatever its case."""
     for parent, folders, files in os.walk(source):
         here = Path(parent)
         for name in (*files, *(name for name in folders if (here / name).is_symlink())):
@@ -378,7 +368,7 @@ def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _hidden(tree: Path) -> list[str]:
-    """Folders where the image has this package, and with it answers."""
+    """Folders with this package, and so answers, in the image."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"
         for parent, folders, _ in os.walk(tree)
@@ -388,7 +378,7 @@ def _hidden(tree: Path) -> list[str]:
 
 
 def summary(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The reports on all layers as one."""
+    """Merge the reports of all layers."""
     total: dict[str, Any] = {key: sum(report[key] for report in reports) for key in ("files", "bytes", "shared")}
     counts: dict[str, int] = {}
     named: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Whether an environment or an image is still what was built: a digest over all of its files."""
+"""Verification of environments and images by a digest over all files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from coderepairrl.sandbox.rootfs import IMAGE_RECORD, SHARES, find, pinned
 from coderepairrl.types import Task
 
 _SHARED = 512
-"""Bytes from which a file is worth a link."""
 
 
 def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 in hex over path, kind, permission to execute and content of every file of `folder`, but its `record`.
+    """SHA-256 (hexadecimal) over path, kind, permission to execute and content of files in `folder`, except its
+    `record`.
 
-    `known` keeps the hashes of files by device and inode, so that one that several environments share is read once.
+    `known` caches hashes by device and inode.
     """
     whole, known = hashlib.sha256(), {} if known is None else known
     for parent, folders, files in os.walk(folder):
@@ -44,7 +44,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
 
 
 def kind_of(status: os.stat_result) -> str:
-    """``link``, ``program`` (its owner may execute it), ``file``, or ``pipe`` for whatever cannot be read."""
+    """``link``, ``program`` (executable by its owner), ``file``, or ``pipe`` for anything unreadable."""
     if stat.S_ISLNK(status.st_mode):
         return "link"
     if not stat.S_ISREG(status.st_mode):
@@ -53,7 +53,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 in hex of a file's content, or of a link's target; empty for a pipe, which would never end."""
+    """SHA-256 (hexadecimal) of a file's content, or a link's target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -63,11 +63,8 @@ def content_of(path: Path, status: os.stat_result) -> str:
 
 
 def share(folder: Path) -> dict[tuple[int, int], str]:
-    """Let the files of `folder` be one with equal ones of other environments: hard links to a pool beside them.
-
-    Environments of one project for many commits are almost the same. Returns what `digest_of` may know of `folder`, so
-    that no file is read for its hash a second time.
-    """
+    """Replace files of `folder` by hard links to equal ones in a pool; returns hashes for `digest_of`."""
+    # environments of one project for many commits are almost the same
     pool, own = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
     pool.mkdir(mode=0o755, exist_ok=True)
     known: dict[tuple[int, int], str] = {}
@@ -97,7 +94,7 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
 
 
 def check_unchanged(*folders: Path) -> None:
-    """Raise `TaskError` if a file of the environments `folders` is not as it was built."""
+    """Raise `TaskError` if a file of the environments `folders` has changed."""
     known: dict[tuple[int, int], str] = {}
     for folder in folders:
         try:
@@ -115,15 +112,17 @@ def check_unchanged(*folders: Path) -> None:
 
 
 def check_environments(tasks: Iterable[Task]) -> None:
-    """`check_unchanged` of the environments of `tasks` that are on this machine."""
+    """Run `check_unchanged` on the environments of `tasks` on this machine."""
     needed = {environment_folder(task.environment) for task in tasks if task.environment.startswith("python:")}
     check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
 
 
 class State(NamedTuple):
-    """What tasks run in: the name of an environment in the cache, or of an image; whether it is ``as built``,
-    ``changed``, ``missing`` or ``unknown`` (an image unpacked before digests were kept); how many tasks need it; and
-    what helps, unless it is as built."""
+    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``, number of tasks, and
+    fix.
+    """
+
+    # unknown: an image unpacked before digests were recorded
 
     name: str
     state: str
@@ -132,7 +131,7 @@ class State(NamedTuple):
 
 
 def states(tasks: Sequence[Task]) -> list[State]:
-    """The environments that `tasks` specify, and the images that they run in. Reads every file of them."""
+    """States of the environments and images of `tasks`. Reads every file of them."""
     known: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))

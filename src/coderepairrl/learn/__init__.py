@@ -1,7 +1,4 @@
-"""From episodes to new weights: advantages, stitching, and the learner process. Importing this loads no torch.
-
-The tensor side (`pack`, `losses`, `policy`, `trainer`) lives in the process that `Learner` starts.
-"""
+"""Episodes to new weights: advantages, stitching, and the learner process. Imports no torch."""
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES

@@ -1,4 +1,4 @@
-"""Where every token that a run sampled went: ``sampled = trained + masked + dropped`` over the whole log."""
+"""Accounts of every sampled token: ``sampled = trained + masked + dropped`` over the whole log."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from coderepairrl.learn.stitch import Account
 
 
 def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
-    """The account of a run from its log: the sum of `accounts_by_kind`."""
+    """Sum of `accounts_by_kind`."""
     return sum(accounts_by_kind(records).values(), Account())
 
 
 def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
-    """The account of a run from its log, by kind of task.
+    """Account of a run from its log, by kind of task.
 
-    Tokens that no step consumed are added to the accounts of the steps as dropped: ``evaluation``, ``void`` (an attempt
-    that was retried), ``stale`` (given up, for no step could consume it in time), ``interrupted`` (the run stopped
-    during the episode) or ``pending`` (finished, not consumed yet).
+    Unconsumed tokens are dropped as ``evaluation``, ``void`` (retried), ``stale``, ``interrupted`` or ``pending``.
     """
     accounts: dict[str, Account] = {}
     begun: dict[str, tuple[str, str, str]] = {}

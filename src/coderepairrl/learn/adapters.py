@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: attached to a model, switched off, named as peft's files name them, merged."""
+"""Low-rank adapters through peft: attach, switch off, name, merge."""
 
 from __future__ import annotations
 
@@ -25,19 +25,17 @@ CONFIG = "adapter_config.json"
 _ADAPTER = ".default."
 _BELOW = ".base_layer"
 _PREFIX = "base_model.model."
-"""What peft's own wrapper puts before a name."""
 _OPTIONS = frozenset(("r", "lora_alpha", "target_modules", "base_model_name_or_path", "revision", "peft_version",
                       "auto_mapping", "inference_mode", "lora_dropout", "task_type", "eva_config"))  # fmt: skip
-"""Options of peft that are followed, or do not change what adapters add."""
+"""Options of peft that are followed, or change nothing."""
 _STARTS = (True, False, "gaussian", "orthogonal", "eva")
-"""Initial values of peft's adapters that leave the weights below them unchanged."""
+"""Initial values that leave the weights unchanged."""
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """Resolve the targets in `settings` to linear layers of `model`, by peft's rule: a name, or the end of one.
+    """Resolve the targets to linear layers of `model`, by peft's rule: a name, or the end of one.
 
-    The default names those that the model has: not experts, which are no linear layers but one tensor for all. Raises
-    `UsageError` for a target that names no linear layer, or one whose weight another layer shares.
+    Raises `UsageError` for a target that names no linear layer, or one whose weight another layer shares.
     """
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
@@ -65,10 +63,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add float32 adapters to `model`, initially without effect, and freeze everything else.
-
-    The same model and seed give the same adapters. `settings` are `resolved`.
-    """
+    """Add float32 adapters without initial effect, and freeze everything else. `settings` must be `resolved`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
@@ -91,10 +86,10 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 
 
 def read_config(folder: Path) -> Lora:
-    """Read the settings in ``adapter_config.json``; targets that are a pattern become the layers in the weights' file.
+    """Read the settings in ``adapter_config.json``; a target pattern becomes the layers in the weights' file.
 
-    Raises `UsageError` for an option that is not understood, and OSError, ValueError, KeyError, TypeError, or
-    SafetensorError for what is no adapter.
+    Raises `UsageError` for an unsupported option; OSError, ValueError, KeyError, TypeError or SafetensorError for no
+    adapter.
     """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
@@ -113,7 +108,7 @@ def read_config(folder: Path) -> Lora:
 
 
 def peft_name(name: str) -> str:
-    """The name in peft's files of a parameter.
+    """Parameter's name in peft's files.
 
     >>> peft_name("model.layers.0.self_attn.q_proj.lora_A.default.weight")
     'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight'
@@ -122,7 +117,7 @@ def peft_name(name: str) -> str:
 
 
 def served(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Adapters on `model` by peft's names, as engines read them: with the names that files of its architecture have."""
+    """Adapters by peft's names, as engines read them."""
     for name, tensor in tensors:
         owner, matrix, _ = name.removeprefix(_PREFIX).rpartition(".lora_A" if ".lora_A." in name else ".lora_B")
         (written,) = dict(shards.published(model, [(f"{owner}.weight", tensor)]))
@@ -131,7 +126,7 @@ def served(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[
 
 @contextmanager
 def off(model: nn.Module) -> Iterator[None]:
-    """Within, the model without its adapters: exactly, since they add zero."""
+    """Switch the adapters off: exactly, since they add zero."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)
@@ -143,30 +138,26 @@ def off(model: nn.Module) -> Iterator[None]:
 
 
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """What adapters add to each weight that has some, in its shape, by its name, in float32."""
+    """Product of the adapters of each weight, float32, by the weight's name."""
     for name, layer in _layers(model):
         a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
         yield name, (b @ a) * layer.scaling["default"]
 
 
 def below(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights below adapters, in the order of `deltas`."""
+    """Weights below adapters, in the order of `deltas`."""
     for name, layer in _layers(model):
         yield name, layer.get_base_layer().weight.detach()
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
-    """Adapters by the name of the weight that they are on."""
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLayer):
             yield f"{name}.weight", layer
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The model's tensors by name with the adapters' product added in float32; the model is not changed.
-
-    `whole` gathers a parameter that processes share; all of them must iterate.
-    """
+    """Tensors by name, adapters merged in float32; `whole` gathers shards, so all processes must iterate."""
     layers = dict(_layers(model))
 
     def sum_of(weight: str, tensor: Tensor) -> Tensor:

@@ -1,7 +1,4 @@
-"""Advantages from the rewards of a group of attempts at one task. Without torch.
-
-`None` stands for a void episode: it has no reward, does not count in the baseline, and gets no advantage.
-"""
+"""Advantages from the rewards of a group of attempts at one task; None for a void episode. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,22 +12,18 @@ from coderepairrl.errors import ConfigError
 
 EPS = 1e-4
 FLAT = 1e-9
-"""Rewards that differ by no more than this are equal: rounding errors such as 0.1 + 0.2 - 0.3."""
+"""Largest difference between equal rewards: rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvantages:
-    """Advantages of one group, in the order of its rewards. None for episodes that are not trained on: void ones, and
-    those of a flat group that have no gradient.
-
-    `mean` and `std` are those of the rewards of episodes that are not void (0.0 if there are none).
-    """
+    """Advantages in the order of the rewards; None where not trained. `mean` and `std` leave out void episodes."""
 
     values: tuple[float | None, ...]
     mean: float
     std: float
     flat: bool
-    """Fewer than two rewards, or all equal: there is nothing to learn from comparing them."""
+    """Fewer than two rewards, or all equal."""
 
 
 def group_advantages(
@@ -41,19 +34,17 @@ def group_advantages(
     eps: float = EPS,
     ddof: Literal[0, 1] = 0,
 ) -> GroupAdvantages:
-    """Advantages of one group of rewards.
+    """Compute the advantages of one group of rewards.
 
     - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300). The standard deviation is the population's
-      (``ddof=0``), as in the thesis; TRL takes the sample's (``ddof=1``) with the same eps. ``batch`` is the same over
-      the episodes of a batch, which the caller gives as one group (as in REINFORCE++, arXiv 2501.03262).
-    - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783): the division gives groups with little spread more weight.
-    - ``leave_one_out``: r minus the mean of the others, ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740): a baseline
-      that does not depend on its own sample leaves the gradient unbiased.
-    - ``none``: ``r`` (REINFORCE without a baseline).
+      (``ddof=0``); TRL takes the sample's (``ddof=1``).
+    - ``batch``: ``zscore`` over a batch, passed as one group (REINFORCE++, arXiv 2501.03262).
+    - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783).
+    - ``leave_one_out``: ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740).
+    - ``none``: ``r`` (REINFORCE).
 
-    With a KL term (`kl`) the episodes of a flat group have advantage 0, since the term acts on every episode. Without
-    one their gradient would be 0, so they have None. For ``none`` only rewards of 0 are so.
-    Raises `ConfigError` for an unknown kind and ValueError for a reward that is not finite.
+    A flat group gets 0 with a KL term (`kl`), which acts on its episodes, else None; for ``none``, rewards of 0 do.
+    Raises `ConfigError` for an unknown kind, ValueError for a non-finite reward.
 
     >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values
     (-0.5, 0.5, None, 0.0)
@@ -82,8 +73,7 @@ def group_advantages(
 
 
 def overlong(tokens: int, limit: int, buffer: int) -> float:
-    """What is taken from the reward of an attempt of so many `tokens`: 0 up to ``limit - buffer``, 1 from `limit` on,
-    and evenly more between (DAPO's soft overlong punishment, arXiv 2503.14476).
+    """Penalty of a long attempt: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
 
     >>> [overlong(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
     [0.0, 0.25, 1.0, 1.0]
@@ -94,10 +84,7 @@ def overlong(tokens: int, limit: int, buffer: int) -> float:
 def ties_broken(
     values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
 ) -> tuple[float | None, ...]:
-    """Advantages `values` of a group, with `weight` times what a score has above the mean of the attempts with the same
-    reward. Among these it adds up to 0, so that it does not act between different rewards.
-
-    Where that leaves nothing to learn, None stays.
+    """Add `weight` times a score's excess over its mean among equal rewards, which sums to 0 there.
 
     >>> ties_broken((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
     (0.05, -0.05)

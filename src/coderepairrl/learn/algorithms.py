@@ -1,7 +1,7 @@
-"""The algorithms as combinations of parts, by name (docs/reference/algorithms.md). Without torch.
+"""Algorithms as combinations of parts, by name (docs/reference/algorithms.md). Imports no torch.
 
-The loss is ``- sum_t share_t objective(ratio_t, advantage)`` over the trained tokens. `losses` has the formula of each
-ratio, objective and aggregation under the name that it has here, `advantages` those of the baselines.
+The loss is ``- sum_t share_t objective(ratio_t, advantage)`` over trained tokens; formulas are in `losses` and
+`advantages`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Aggregation = Literal["sum", "row", "episode", "batch", "constant"]
 
 
 class Recipe(NamedTuple):
-    """What an algorithm is made of, and its own values of settings that a run may set otherwise."""
+    """Parts of an algorithm, and its defaults."""
 
     ratio: Ratio
     objective: Objective
@@ -24,7 +24,7 @@ class Recipe(NamedTuple):
     baseline: Kind
     """`train.advantage`."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """`train.eps_low` and `train.eps_high`, on the scale of the ratio."""
+    """`train.eps_low` and `train.eps_high`."""
 
 
 RECIPES: dict[Algorithm, Recipe] = {
@@ -38,4 +38,4 @@ RECIPES: dict[Algorithm, Recipe] = {
     "cispo": Recipe("token", "cispo", "batch", "zscore", (0.0, 4.0)),
     "gspo": Recipe("row", "clip", "episode", "zscore", (2e-5, 4e-4)),  # a length-normalised ratio hardly moves
 }
-"""All but `sft`, which compares no attempts."""
+"""Every algorithm except `sft`."""

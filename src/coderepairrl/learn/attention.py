@@ -1,7 +1,4 @@
-"""Causal attention over a packed prefix tree: every token attends to the path from the root to itself.
-
-A tree without shared prefixes is rows end to end, each attending only to itself.
-"""
+"""Causal attention over a packed prefix tree: every token attends to the path from the root to itself."""
 
 from __future__ import annotations
 
@@ -20,13 +17,12 @@ from transformers import AttentionInterface
 from coderepairrl.errors import UsageError
 
 TREE = "coderepairrl_tree"
-"""Name of the attention implementation, as transformers calls it."""
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of a tree that continue one path: each attends to `before`, and causally to the span.
+    """Consecutive tokens that continue one path: each attends to `before`, and causally to the span.
 
     >>> Span(5, 9, ((0, 2), (3, 5))).keys
     ((0, 2), (3, 5), (5, 9))
@@ -35,11 +31,11 @@ class Span(NamedTuple):
     start: int
     stop: int
     before: tuple[tuple[int, int], ...]
-    """The ancestors, as runs ``(start, stop)`` of tokens, from the root on."""
+    """Ancestors as runs ``(start, stop)``, from the root on."""
 
     @property
     def keys(self) -> tuple[tuple[int, int], ...]:
-        """The runs of the whole path, the span's own last."""
+        """Runs of the whole path."""
         return (*self.before, (self.start, self.stop))
 
     @property
@@ -54,7 +50,7 @@ class Span(NamedTuple):
 
 
 def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
-    """The spans of a tree in consecutive parts of `chunk_tokens` tokens, the last of which may have fewer.
+    """Split spans into parts of `chunk_tokens` tokens; the last may have fewer.
 
     >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
@@ -77,9 +73,9 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
 
 @dataclass(slots=True)
 class Layer:
-    """Keys and values of all tokens of a tree in one layer, ``(1, heads, T, d)``, and their gradients.
+    """Keys and values of a tree in one layer, ``(1, heads, T, d)``, and their gradients.
 
-    And what attention gave the first `attended` of them, with the log-sums of its weights: a second pass takes it.
+    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens, for a second pass.
     """
 
     key: Tensor
@@ -93,15 +89,15 @@ class Layer:
 
 @dataclass(slots=True)
 class Store:
-    """What is kept of a tree that is computed chunk by chunk, forwards and then backwards."""
+    """State of a tree computed chunk by chunk."""
 
     tokens: int
     layers: dict[int, Layer] = field(default_factory=dict)
     centres: dict[int, Tensor] = field(default_factory=dict)
-    """What is subtracted from all keys of a layer (`_find_centre`), by layer."""
+    """Key means by layer (`_find_centre`)."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
-        """The layer `index`, with keys and values of a chunk that begins at `start`."""
+        """Store a chunk's keys and values from `start` on."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
             of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
@@ -136,12 +132,11 @@ def tree_attention(
     store: Store | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out; values may have another width. Without `spans` it is one row.
+    """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans` it is one row.
 
-    A sliding window counts tokens along the path. `s_aux` are attention sinks: a logit per head that takes its share
-    of the weights and has no value. With a `store` the tokens are a chunk of a tree, and `spans` are places in the
-    whole. Raises `UsageError` for a mask, dropout or a soft cap of logits, and for chunks elsewhere than on a CPU, with
-    a sliding window or with sinks.
+    A sliding window counts tokens along the path. `s_aux`: attention sinks, a logit per head. With a `store` the tokens
+    are a chunk, `spans` index the whole tree. Raises `UsageError` for a mask, dropout or soft cap, and for chunks off
+    the CPU, with a sliding window or sinks.
     """
     if attention_mask is not None or dropout or softcap is not None:
         raise UsageError("packed training knows causal attention only: no mask, no dropout, no soft cap")
@@ -175,16 +170,14 @@ def tree_attention(
 
 
 def _has_bias(module: nn.Module) -> bool:
-    """Tell whether keys may have a bias. Published ones (Qwen2.5) are far larger than the differences between keys."""
+    # published biases (Qwen2.5) are far larger than the differences between keys
     return any(name.endswith("bias") for name, _ in module.named_parameters())
 
 
 def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
-    """Return the mean of a layer's keys, of the first chunk where there are several. Softmax does not depend on it.
-
-    Left in the keys, it makes logits so large that float32 rounds weights to 1e-4. `_Merged` computes weights in the
-    backward pass again, with other rounding, and the error is multiplied by what all keys share.
-    """
+    """Mean of a layer's keys (of the first chunk), on which softmax does not depend."""
+    # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
+    # other rounding, which multiplies the error
     centres = {} if store is None else store.centres
     if (index := getattr(module, "layer_idx", 0)) not in centres:
         centres[index] = key.detach().mean(2, keepdim=True)
@@ -194,11 +187,8 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    """A sink as one more key without a value, at the root of every path.
-
-    In a dimension of its own, it is a 1, where other keys have 0 and every query its head's logit. Kernels want
-    multiples of 8.
-    """
+    """Add a sink as a key without a value at every root."""
+    # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels want multiples of 8
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
     query = torch.cat([query, extra.expand(-1, -1, query.shape[2], -1)], 3)
@@ -212,10 +202,9 @@ AttentionInterface.register(TREE, tree_attention)
 
 
 class _Merged(torch.autograd.Function):
-    """On a CPU: causal on a span's own tokens, then on each run of ancestors, merged by the log-sums of their weights.
+    """Attention on a CPU: causal on a span, full on each run of ancestors, merged by log-sums.
 
-    The backward pass gives each of them the merged output and log-sum, from which it has the weights of the whole. So
-    no key is copied, and nothing is kept but inputs, output and log-sums.
+    The backward pass gives each part the merged output and log-sum: no key is copied, no weights are kept.
     """
 
     @staticmethod
@@ -293,7 +282,7 @@ class _Merged(torch.autograd.Function):
 
 
 def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    """Elsewhere: span by span, with the keys of its path. The backward pass gathers again those of ancestors."""
+    """Attend span by span with gathered keys; the backward pass gathers them again."""
     if _spreads(query):
         key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
@@ -317,10 +306,7 @@ def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | 
 def _windowed(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
-    """Each token attends to itself and the ``window - 1`` before it on its path, and to the `sinks` at its root.
-
-    In blocks of as many queries, so that masks do not grow with the square of a path.
-    """
+    """Attend to the last `window` tokens of the path and its `sinks`, in blocks of queries to bound the masks."""
     parts = []
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])
@@ -339,8 +325,7 @@ def _windowed(
 
 
 def _spreads(query: Tensor) -> bool:
-    """Whether to repeat keys for every head: in float32 on a GPU, torch's only kernel for grouped heads needs memory
-    quadratic in a row's length."""
+    # in float32 on a GPU, torch's only kernel for grouped heads needs memory quadratic in a row's length
     half = query.dtype != torch.float32 or torch.is_autocast_enabled(query.device.type)
     return query.device.type == "cuda" and not half
 

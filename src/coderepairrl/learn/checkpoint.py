@@ -1,4 +1,4 @@
-"""Exact checkpoints: trained tensors in the layout of their model, the optimiser's state, and how far it has come."""
+"""Exact checkpoints: trained tensors in their model's layout, optimiser state, counters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,11 @@ from coderepairrl.runs.storage import SUMS, damage, recover, write_sums
 _OPTIMIZER = "optimizer"
 _COUNTERS = "learner.json"
 _SCHEMA = 2
-"""2: with checksums."""
+"""Version 2 has checksums."""
 
 
 def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
-    """Write an exact checkpoint, also loadable as a Hugging Face model or peft adapter; atomically.
-
-    Its content does not depend on the number of processes or on what they share.
-    """
+    """Write atomically, loadable as a Hugging Face model or peft adapter, and equal for any number of processes."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
         strategy.agree(lambda: shards.write(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first))
@@ -37,10 +34,9 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
 
 
 def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
-    """Take what `write` wrote, bit for bit; returns its version and updates.
+    """Restore what `write` wrote, bit for bit: version and updates.
 
-    Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
-    modified.
+    Raises `UsageError`, with nothing changed, when `folder` holds no intact checkpoint of this model.
     """
     strategy.agree(lambda: recover(folder) if strategy.first else None)
     problem = damage(folder) if strategy.first else ""

@@ -1,4 +1,4 @@
-"""The controller's end of the learner process. Without torch."""
+"""Controller's end of the learner process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ _MODULE = "coderepairrl.learn.learner"
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
 PATIENCE = 3600.0
-"""Seconds: much longer than any step, yet a hang is noticed."""
+"""Seconds: longer than any step."""
 _LOG = "logs/learner.log may say why; continue with --resume"
 _MEMORY = "lower train.micro_tokens, set train.gradient_checkpointing=true, or share the model among more processes"
 _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class Learner:
-    """A running learner: one process, or several that share the work. Requests are served one at a time.
+    """Running learner of one or several processes. Requests are served one at a time.
 
-    Every method raises `LearnerFault` when a process died (with the end of its log) or refused the request,
-    `RunError` when it could not read or write (a full disk), `UsageError` when the model or checkpoint is bad and
-    `PrerequisiteError` when the machine lacks what the settings ask for. A cancelled request is still completed.
-    When one of several processes dies, the others are killed; all are when a request takes longer than `patience`
-    seconds.
+    Methods raise `LearnerFault` when a process died or refused, `RunError` when it could not read or write,
+    `UsageError` for a bad model or checkpoint, `PrerequisiteError` for a machine that lacks something. A cancelled
+    request is completed. All processes are killed when one dies or exceeds `patience` seconds.
     """
 
     def __init__(
@@ -48,9 +46,9 @@ class Learner:
         self._patience = patience
         self._turn = asyncio.Lock()
         self.version = 0
-        """Version of the learner's weights: the number of batches so far."""
+        """Number of batches so far."""
         self.notices: list[str] = []
-        """What a person should know of how it computes the model."""
+        """Notices on how the model is computed."""
 
     @classmethod
     async def start(
@@ -65,14 +63,11 @@ class Learner:
         patience: float = PATIENCE,
         listen: str = "",
     ) -> Self:
-        """A learner with the weights in `model` (Hugging Face layout) as version 0.
+        """Start with the weights in `model` (Hugging Face layout) as version 0.
 
-        It logs to ``log_dir/learner.log`` (further processes to ``learner-1.log`` and so on) and publishes to
-        `publish_dir`, for example below /dev/shm. `env` is added to the processes' environment. GPUs
-        are used if there are any; with `gpu` there must be some.
-
-        With `listen`, HOST:PORT, it starts no process, and waits up to `patience` seconds for one that torchrun starts
-        (`RemoteLearner`). `env` and `gpu` have no effect there.
+        Logs to ``log_dir/learner.log``, ``learner-1.log``, ...; publishes to `publish_dir`. `gpu` requires a GPU. With
+        `listen`, HOST:PORT, it waits up to `patience` seconds for torchrun's (`RemoteLearner`), without `env` and
+        `gpu`.
         """
         learner = cls([], publish_dir, patience)
         start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
@@ -92,66 +87,60 @@ class Learner:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of the processes."""
+        """Process ids."""
         return tuple(child.pid for child in self._children)
 
     async def step(
         self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
     ) -> dict[str, Any]:
-        """Train on one batch; the version goes up by one. Returns the metrics of `learn.metrics.Metrics`.
+        """Train on one batch: next version; returns `learn.metrics.Metrics`, with ``skipped`` if a gradient was not
+        finite.
 
-        A batch whose gradient is not finite changes nothing but the version: the metrics have ``skipped``.
-
-        The loss is averaged over `episodes` or `tokens` (of `Batch`); None is the number of those in rows.
+        The loss is averaged over `episodes` or `tokens` (of `Batch`), by default those in rows.
         """
         metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
         return metrics
 
     async def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """The metrics of rows that are not trained on, under the current weights (`Trainer.measure`)."""
+        """Metrics without training (`Trainer.measure`)."""
         metrics: dict[str, Any] = await self._call("measure", samples=_packed(samples))
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
-        """Write the current weights for the engine. The caller deletes older folders."""
+        """Write the weights for the engine. The caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
         return Published(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> Published:
-        """List the current tensors for an engine that receives them from `send`.
-
-        The checksum is `coderepairrl.sync.wire.combined_digest`.
-        """
+        """List the tensors for an engine that receives them from `send`, with `wire.combined_digest`."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of the folder `offer` to `receivers` processes; returns "", or why it broke off.
-
-        Each step may take `seconds`.
-        """
+        """Send the weights of `offer` to `receivers` processes, `seconds` a step; returns "", or why it broke off."""
         how = {"version": version, "receivers": receivers, "seconds": seconds}
         broken_off: str = await self._call("send", offer=offer, **how)
         return broken_off
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Logprob of each token but the first of each row, under the current weights."""
+        """Logprobs of each row's tokens except the first."""
         result: list[list[float]] = await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature)
         return result
 
     async def put_away(self) -> int:
-        """Move what it holds on its device to the host's memory, until `take_back`; returns its bytes. Meanwhile it can
-        be saved and nothing else. For one process alone."""
+        """Move everything on the device to host memory; returns bytes. Until `take_back` only `save` works. Single
+        process only.
+        """
         size: int = await self._call("put_away")
         return size
 
     async def take_back(self) -> int:
-        """Move what was put away back to the device, bit for bit; returns its bytes."""
+        """Move everything back, bit for bit; returns bytes."""
         size: int = await self._call("take_back")
         return size
 
     async def save(self, path: Path) -> None:
-        """Write an exact checkpoint: weights in Hugging Face layout, optimiser state, counters."""
+        """Write an exact checkpoint."""
         await self._call("save", folder=path)
 
     async def restore(self, path: Path) -> int:
@@ -160,7 +149,7 @@ class Learner:
         return self.version
 
     async def close(self, *, again: bool = False) -> None:
-        """End the processes; `again`: another learner is about to start, which torchrun's processes join, too."""
+        """End the processes; with `again`, torchrun's stay for the next learner."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not again:
                 await child.dismiss()
@@ -201,7 +190,7 @@ class Learner:
         return replies[0]["ok"]
 
     async def _replies(self) -> list[Frame]:
-        """The replies by rank. When a process dies, the others get `_GRACE` seconds to report it, and are killed."""
+        # when a process dies, the others get `_GRACE` seconds to report it, then are killed
         waiting = [asyncio.ensure_future(child.receive()) for child in self._children]
         try:
             done, left = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
@@ -224,59 +213,38 @@ class Learner:
 
 
 async def check_weights(folder: Path, *, log_dir: Path) -> None:
-    """Compare the weights in `folder` with those of its architecture, by name and shape, in a child process.
-
-    Raises `UsageError` where they differ, and `LearnerFault`, `RunError` as `Learner` does.
-    """
+    """Check names and shapes of the weights in `folder` in a child process. Raises `UsageError`."""
     await _once("check_weights", log_dir, folder=folder)
 
 
 async def init_random(source: Path, target: Path, seed: int, *, log_dir: Path) -> None:
-    """Write a model with random weights to `target`, from config.json and tokenizer in `source`, in a child process.
-
-    Raises `UsageError` when `source` describes no model, and `LearnerFault`, `RunError` as `Learner` does.
-    """
+    """Run `conversions.init_random` in a child process."""
     await _once("init_random", log_dir, source=source, target=target, seed=seed)
 
 
 async def merge(base: Path, adapter: Path, target: Path, precision: Precision, *, log_dir: Path) -> None:
-    """Write the model in `base` merged with the adapters in `adapter` to `target`, in a child process.
-
-    `precision` is that of the run. Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError`
-    as `Learner` does.
-    """
+    """Run `conversions.merge` in a child process."""
     await _once("merge", log_dir, base=base, adapter=adapter, target=target, precision=precision)
 
 
 async def rounded(source: Path, target: Path, form: Quantise, precision: Precision, *, log_dir: Path) -> None:
-    """Write the model in `source` to `target` with the numbers of its weights quantised to `form`, in a child process.
-
-    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it, and
-    `LearnerFault`, `RunError` as `Learner` does.
-    """
+    """Run `conversions.rounded` in a child process."""
     await _once("rounded", log_dir, source=source, target=target, form=form, precision=precision)
 
 
 async def survived(base: Path, adapter: Path, result: Path, precision: Precision, *, log_dir: Path) -> float:
-    """The share of what `adapter` adds to `base` that is left in `result`, merged and rounded (`conversions.survived`).
-
-    Raises `UsageError` when they do not belong together, and `LearnerFault`, `RunError` as `Learner` does.
-    """
+    """Run `conversions.survived` in a child process."""
     how = {"base": base, "adapter": adapter, "result": result, "precision": precision}
     share: float = await _once("survived", log_dir, **how)
     return share
 
 
 async def language_model(source: Path, target: Path, *, log_dir: Path) -> None:
-    """Write the language model of the multimodal one in `source` to `target`, in a child process.
-
-    Raises `UsageError` where there is none, and `LearnerFault`, `RunError` as `Learner` does.
-    """
+    """Run `conversions.language_model` in a child process."""
     await _once("language_model", log_dir, source=source, target=target)
 
 
 async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
-    """The result of an operation without a trainer, in a process of its own."""
     learner = Learner(await _spawn(1, log_dir, log_dir, {}), log_dir)
     try:
         return await learner._call(op, **arguments)
@@ -285,7 +253,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
-    """Start the processes, with the environment by which they find each other; all or none."""
+    """Start all processes or none."""
     require_train()
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]

@@ -1,4 +1,4 @@
-"""Folders of models that are made from others: with random weights, of a language model alone, rounded, or merged."""
+"""Conversions of model folders: random weights, language model alone, rounded, merged."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from coderepairrl.runs.storage import write_sums
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
-    """Write a model with random weights to `target`, from the config.json and tokenizer in `source`.
-
-    The same seed gives the same bits. Raises `UsageError` when `source` has no usable config.json.
+    """Write a model with random weights, the same bits for the same seed. Raises `UsageError` without a usable
+    config.json.
     """
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
@@ -44,10 +43,8 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def language_model(source: Path, target: Path) -> None:
-    """Write the causal language model in `source`, of a multimodal one its language model, to `target`, weights with
-    their values, under the names that files of the architecture have.
-
-    Raises what `load_model` raises.
+    """Write the causal language model in `source`, or of the multimodal one, with unchanged values. Raises as
+    `load_model`.
     """
     # a checkpoint of all weights is float32, whatever the config says that it was copied from
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
@@ -61,8 +58,8 @@ def language_model(source: Path, target: Path) -> None:
 
 
 def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
-    """Write the model in `source` to `target` with the numbers that its weights have when they are quantised to `form`,
-    as any engine serves them. A learner of that form has the same ones from either folder.
+    """Write the model with the values that its weights have when quantised to `form`, the same for any engine and
+    learner.
 
     Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it.
     """
@@ -75,10 +72,9 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write the model in `base` merged with the adapters in `adapter` (peft's layout) to `target`.
+    """Write `base` merged with `adapter` (peft's layout): with the run's `precision`, what its engine served.
 
-    With the `precision` of the run, the result is what its engine served. Raises `UsageError` when the two do not
-    belong together.
+    Raises `UsageError` when the two do not match.
     """
     policy = _with_adapters(base, adapter, precision)
     target.mkdir(parents=True, exist_ok=True)
@@ -86,11 +82,10 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
 
 
 def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
-    """How much of what `adapter` adds to `base` is left in `result`, the two merged and then rounded: 1 is all.
+    """Share of what `adapter` adds to `base` left in `result`, merged and rounded: 1 is all.
 
-    Of all adapted layers together, the share ``<result - base, delta> / <delta, delta>`` of the adapters' product
-    `delta`. A product far below a step of the numbers rounds back to the base and leaves 0. Raises `UsageError` when
-    the three do not belong together.
+    ``<result - base, delta> / <delta, delta>`` over all adapted layers, `delta` the adapters' product. Raises
+    `UsageError` when the three do not match.
     """
     policy = _with_adapters(base, adapter, precision)
     left = total = 0.0
@@ -108,7 +103,6 @@ def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> f
 
 
 def _with_adapters(base: Path, adapter: Path, precision: Precision) -> Policy:
-    """The model in `base` with the adapters in `adapter`. Raises `UsageError` when they do not belong together."""
     try:
         lora = adapters.read_config(adapter)
         policy = Policy.load(base, LearnSettings(lora=lora, precision=precision))

@@ -1,7 +1,7 @@
-"""One of several learner processes that share a batch, and with FSDP2 the model too, through accelerate.
+"""Learner processes that share a batch, and with FSDP2 the model, through accelerate.
 
-The losses' denominators are those of the whole batch, so that gradients of processes add up. The frameworks average
-gradients instead, so each loss is multiplied by the number of processes.
+Denominators are those of the whole batch, so gradients add up. The frameworks average instead, so each loss is
+multiplied by the number of processes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from coderepairrl.learn.settings import LearnSettings
 from coderepairrl.learn.strategy import SingleProcess, T
 
 RANK, RANKS, RENDEZVOUS_FILE = "RANK", "WORLD_SIZE", "CRRL_RANKS_FILE"
-"""Environment of one of several learner processes: its number, how many there are, the file by which they meet."""
+"""Environment: rank, number of ranks, file by which they meet."""
 LOCAL_RANK = "LOCAL_RANK"
-"""Its number on its machine."""
+"""Rank on its machine."""
 
 
 class Distributed(SingleProcess):
-    """One of several processes: each has the whole model (DDP), or a part of every layer (FSDP2)."""
+    """Process with the whole model (DDP), or a part of every layer (FSDP2)."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
@@ -41,31 +41,30 @@ class Distributed(SingleProcess):
 
     @property
     def load_device(self) -> torch.device:
-        """Where the whole model fits."""
+        """Device that fits the whole model."""
         return self.device if self.settings.strategy in ("ddp", "zero2") else torch.device("cpu")
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over a policy and the optimiser of its parameters, which change into this process's share."""
+        """Take over policy and optimiser, reduced to this process's share."""
         super().prepare(policy, optimizer)
         self._accelerator = Accelerator(**self._options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)
         policy.device = self.device
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward pass of one micro-batch; `last` of an update."""
+        """Wrap a micro-batch; `last` before an update."""
         # FSDP2 reduces after every micro-batch, else it would keep whole gradients
         if last or self.settings.strategy != "ddp":
             return nullcontext()
         return cast("AbstractContextManager[Any]", self._accelerator.no_sync(self.policy.module))
 
     def gather(self, value: T) -> list[T]:
-        """The `value` of each process, by rank."""
+        """Values of all processes, by rank."""
         everyone: list[Any] = [None] * self.ranks
         distributed.all_gather_object(everyone, value)
         return everyone
 
     def _options(self, policy: Policy) -> dict[str, Any]:
-        """Arguments for `Accelerator`."""
         cpu = self.device.type == "cpu"
         if self.settings.strategy == "ddp":
             return {"cpu": cpu}
@@ -86,7 +85,7 @@ class Distributed(SingleProcess):
 
 
 def init_processes(where: str) -> None:
-    """Connect the processes that meet at `where`, with NCCL between GPUs and gloo between CPUs."""
+    """Connect the processes at `where`: NCCL between GPUs, gloo between CPUs."""
     backend = "cuda:nccl,cpu:gloo" if torch.cuda.is_available() else "gloo"
     rank, ranks = int(os.environ[RANK]), int(os.environ[RANKS])
     distributed.init_process_group(backend, init_method=where, rank=rank, world_size=ranks)

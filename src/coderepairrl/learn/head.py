@@ -1,9 +1,7 @@
-"""The output head: what an architecture does to its logits, in float32 also under a model that computes in bfloat16.
+"""Output head: logits in float32, also of a model in bfloat16.
 
-A logit of 20 rounded to bfloat16 is off by up to 0.06, and so is the logprob, however exact the softmax: this is the
-largest of all rounding differences between two implementations of a model (MiniMax-M1, arXiv 2506.13585;
-ScaleRL, arXiv 2510.13786). So the product of hidden states and weights is computed in float32. The weights are
-rounded to bfloat16 as in an engine: vLLM with ``head_dtype`` float32 has the same logits for the same hidden states.
+A logit of 20 is off by up to 0.06 in bfloat16: the largest difference between two implementations of a model (arXiv
+2506.13585, arXiv 2510.13786). Weights are rounded to bfloat16, as in vLLM with ``head_dtype`` float32.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 _SCALES = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
-"""Factors on logits by their names in a config, with the power that they are taken to."""
+"""Factors on logits by config name, with their exponents."""
 
 
 def finished(logits: Tensor, config: PretrainedConfig) -> Tensor:
-    """Logits as an architecture with this `config` has them: scaled (Granite, Cohere, Falcon-H1) or capped (Gemma).
+    """Scale (Granite, Cohere, Falcon-H1) or cap (Gemma) logits as `config` says.
 
     >>> finished(torch.tensor([4.0, -1.0]), PretrainedConfig(logits_scaling=8.0))
     tensor([ 0.5000, -0.1250])
@@ -35,7 +33,7 @@ def finished(logits: Tensor, config: PretrainedConfig) -> Tensor:
 
 
 def upcast(head: nn.Module) -> None:
-    """Replace the forward pass of the linear layer `head`; it stays the same module, whose weights may be sharded."""
+    """Replace the forward pass of `head`; the module, whose weights may be sharded, stays."""
     linear = cast(Any, head)
 
     def forward(hidden_ND: Tensor) -> Tensor:
@@ -46,7 +44,7 @@ def upcast(head: nn.Module) -> None:
 
 
 class _Product(torch.autograd.Function):
-    """``hidden @ weight.T`` and its gradients in float32, saving only the inputs for the backward pass."""
+    """Product ``hidden @ weight.T`` and gradients in float32, saving only inputs."""
 
     @staticmethod
     def forward(ctx: Any, hidden_ND: Tensor, weight_VD: Tensor) -> Tensor:
@@ -67,14 +65,14 @@ class _Product(torch.autograd.Function):
 
 
 def _served(weight_VD: Tensor) -> Tensor:
-    """The weights as an engine has them (bfloat16), in float32."""
+    # rounded to bfloat16, as an engine has them
     return weight_VD.to(torch.bfloat16).float()
 
 
 @contextmanager
 def _float32(beside: Tensor) -> Iterator[None]:
-    """No autocast. On a GPU in TF32, at half the speed of bfloat16 instead of a sixteenth: it has more digits than
-    bfloat16, so weights and states that come from there lose none, and it sums in float32."""
+    """Switch autocast off and TF32 on."""
+    # TF32 has more digits than bfloat16, so inputs lose none; half the speed of bfloat16, where float32 has a sixteenth
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = True

@@ -1,12 +1,9 @@
-"""The learner's process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
+"""Learner process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
-A request is ``{"op": NAME, ...arguments}`` and gets one reply: ``{"ok": result, "version": n}``, or ``{"error":
-message, "kind": KIND, "fix": hint}`` after which the process serves the next request. KIND is ``usage`` (a bad
-model or checkpoint), ``prerequisite`` (a package or device is missing), ``storage`` (could not read or write) or
-``refused`` (a bad batch). Any other exception ends the process, with a traceback in its log.
-
-Where several processes share the work, each gets every request, and all give the same answer. Those that torchrun
-starts get them in another way: `coderepairrl.learn.torchrun`.
+A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
+"fix": hint}``. KIND is ``usage`` (bad model or checkpoint), ``prerequisite`` (missing package or device), ``storage``
+(cannot read or write) or ``refused`` (bad batch). Any other exception ends the process. Processes that share the work
+each get every request and give the same answer.
 """
 
 from __future__ import annotations
@@ -36,12 +33,12 @@ ON_FOLDERS: dict[str, Callable[..., Any]] = {operation.__name__: operation for o
 OF_TRAINER = frozenset(
     ("step", "measure", "logprobs", "publish", "offer", "send", "save", "restore", "put_away", "take_back")
 )
-"""Methods of `Trainer` that a request may name; ``start`` makes the trainer."""
+"""Methods of `Trainer` that a request may name."""
 _PATHS = ("model", "base", "adapter", "source", "target", "result", "folder", "offer")
 
 
 class Service:
-    """Carries out requests."""
+    """Handler of requests."""
 
     def __init__(self) -> None:
         self._trainer: Trainer | None = None
@@ -91,14 +88,13 @@ def _refusal(kind: str, error: Exception) -> Frame:
 
 
 def _argument(name: str, value: Any) -> Any:
-    """A value of a frame as operations take it."""
     if name in _PATHS:
         return Path(value)
     return [_sample(each) for each in value] if name == "samples" else value
 
 
 def _plain(result: Any) -> Any:
-    """A result as frames have it: those of `publish` and `offer` begin with a path."""
+    # results of `publish` and `offer` begin with a path
     return [str(result[0]), *result[1:]] if isinstance(result, tuple) else result
 
 
@@ -108,7 +104,7 @@ def _sample(data: dict[str, Any]) -> Sample:
 
 
 def main() -> None:
-    """Answer requests until the process that started this one closes the connection."""
+    """Answer requests until the parent closes the connection."""
     service, parent = Service(), Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     while True:

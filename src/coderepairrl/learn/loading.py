@@ -1,4 +1,4 @@
-"""Models read from folders; names and shapes of their weights are compared with those of the architecture."""
+"""Loading of models; weights' names and shapes are checked against the architecture."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ _WRAPPERS = {
     r"(?:^|\.)(_forward_module\.)": ("Lightning", _UNWRAP),
     r"(?:^|\.)(base_model\.model\.|base_layer\.|lora_[AB]\.)": ("peft", _MERGE),
 }
-"""Parts of names that training programs leave in files, whose they are, and what to do."""
+"""Parts of names that training programs leave: program and fix."""
 _FIX = "take config.json and all *.safetensors of one model, and remove tensors that it does not use"
 _SHOWN = 3
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, safetensors.SafetensorError,
               StrictDataclassError)  # fmt: skip
-"""What transformers raises for files and configurations that it cannot use."""
+"""Errors of transformers for unusable files and configurations."""
 
 
 def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Load the causal language model in `folder`, with transformers' plainest attention.
+    """Load a causal language model with transformers' plainest attention.
 
-    Raises `UsageError` where files are missing or cannot be read, and for weights that the architecture lacks, that it
-    has no place for, or that have another shape.
+    Raises `UsageError` for missing or unreadable files, and missing, unexpected or misshapen weights.
     """
     return _load(folder, dtype=dtype)
 
 
 def check_weights(folder: Path) -> None:
-    """Raise what `load_model` raises, from the headers of the files alone; codes of a `quant_method` are left to
-    engines."""
+    """Raise as `load_model`, from file headers alone; skips weights with a `quant_method`."""
     try:
         plain = models.quant_method(folder) is None
     except (OSError, ValueError):
@@ -91,7 +89,6 @@ def _check_names(
     mismatched_keys: Iterable[tuple[str, tuple[int, ...], tuple[int, ...]]],
     **_: object,
 ) -> None:
-    """Raise `UsageError` unless the files in `folder` hold exactly the weights of `model`, or known copies of these."""
     problems = []
     if missing := sorted(missing_keys):
         problems.append(f"lacks {_listed(missing)}")
@@ -116,7 +113,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _check_copies(folder: Path, model: PreTrainedModel) -> None:
-    """Raise `UsageError` for tied weights of which the files have two versions: an engine would serve the first."""
+    # an engine would serve the first
     tied = model.get_expanded_tied_weights_keys(all_submodels=True)
     with shards.TensorFiles(folder, shards.MODEL) as files:
         for copy, name in tied.items():

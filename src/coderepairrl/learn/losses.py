@@ -1,49 +1,37 @@
-"""The losses as plain functions on the trained tokens of a micro-batch.
+"""Losses as plain functions on the trained tokens of a micro-batch.
 
-A policy-gradient loss is ``- sum_t share_t objective(ratio_t, A)``, and an algorithm a choice of three parts and a
-baseline (`algorithms.RECIPES`). Shapes: R rows, N trained tokens; ``sg`` stops the gradient.
+A loss is ``- sum_t share_t objective(ratio_t, A)``, an algorithm a choice of three parts and a baseline
+(`algorithms.RECIPES`). R rows, N trained tokens; ``sg`` stops the gradient.
 
-Ratio of the policy to the one before, ``d_t = logp_t - old_t``, whose logarithm is cut at `LOG_RATIO_LIMIT`:
+Ratio, ``d_t = logp_t - old_t``, its logarithm cut at `LOG_RATIO_LIMIT`:
 
 - ``token``: ``exp(d_t)``;
-- ``row``: ``exp(mean_t d_t)``, one of a whole row (GSPO, arXiv 2507.18071);
-- ``product``: ``exp(sum_t d_t)``, that of the probabilities of a whole row.
+- ``row``: ``exp(mean_t d_t)`` (GSPO, arXiv 2507.18071);
+- ``product``: ``exp(sum_t d_t)``.
 
 Objective of a ratio ``r`` and an advantage ``A``:
 
-- ``clip``: ``min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)`` (PPO, arXiv 1707.06347; without delta,
-  ``min(r, delta)`` is ``r``);
-- ``cispo``: ``sg(min(r, 1 + eps_high)) A logp``: cut, a ratio still has a gradient (MiniMax-M1, arXiv 2506.13585);
-- ``score``: ``A logp``, of which the gradient is REINFORCE's (Williams 1992).
+- ``clip``: ``min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)`` (PPO, arXiv 1707.06347);
+- ``cispo``: ``sg(min(r, 1 + eps_high)) A logp`` (MiniMax-M1, arXiv 2506.13585);
+- ``score``: ``A logp`` (REINFORCE, Williams 1992).
 
-Share of a token, over E episodes, those of flat groups included. An episode counts once, however many rows its forks
-make: a row's weight ``w`` is its part of the episode's trained tokens, and ``|row|`` the number of its own.
+Share of a token; E episodes, flat groups included; ``w`` a row's part of its episode's trained tokens:
 
 - ``episode``: ``w / |row| / E``: the mean over an episode's tokens;
-- ``batch``: ``1 / tokens``: the mean over all tokens of the batch;
+- ``batch``: ``1 / tokens``;
 - ``constant``: ``1 / L / E`` with a constant L (Dr. GRPO, arXiv 2503.20783);
-- ``sum``: ``1 / E``: the sum over an episode's tokens;
+- ``sum``: ``1 / E``;
 - ``row``: ``1 / |row| / E``: the sum over an episode's rows.
 
-All denominators (`Scale`) are those of the whole batch, so that gradients of micro-batches add up to the gradient of
-the batch, whatever the split. With a correction (`correct`) each token's objective is weighted by learner over engine.
+Denominators (`Scale`) are those of the whole batch, so gradients of micro-batches add up.
 
-``sft`` is ``-1/n sum_rows w_row sum_t logp_t``, cross-entropy, with n the trained tokens of the batch times the weights
-of their rows: there is no ratio, and no advantage.
+``sft`` is cross-entropy, ``-1/n sum_rows w_row sum_t logp_t``, n the batch's trained tokens times row weights.
 
-The KL term is ``beta`` times an estimator (`k3`), averaged like the tokens of that loss. It is not weighted by the
-ratio (TRL 1.16 does so unless ``use_bias_correction_kl=False``). The bonus is ``entropy`` times the mean entropy of the
-batch's tokens. For ``sft``, whose tokens the policy did not sample, the estimator would be biased: there the term is
-``KL(ref || policy)`` over the whole vocabulary.
+The KL term is ``beta`` times `k3`, averaged like the loss, not weighted by the ratio (unlike TRL 1.16 by default); for
+``sft`` it is ``KL(ref || policy)`` over the vocabulary. The bonus is ``entropy`` times the batch's mean entropy.
 
-With a value head each token has an advantage of its own, and the loss `values.value_loss` times its weight, averaged
-like the tokens of that loss.
-
-With a teacher of weight w, the loss is ``1 - w`` times that of the algorithm and w times the divergence from the
-teacher over the whole vocabulary, averaged alike: for tokens that the policy sampled ``KL(policy || teacher)``, which
-makes it sure of what the teacher would do in the places that it gets to itself (on-policy distillation, arXiv
-2306.13649); for collected tokens ``KL(teacher || policy)``, as in ordinary distillation (arXiv 1503.02531). The whole
-vocabulary is at hand, since the teacher is; the sampled tokens alone would give the same expectation with variance.
+With a teacher of weight w: ``1 - w`` times that loss plus w times ``KL(policy || teacher)`` of sampled tokens (arXiv
+2306.13649), ``KL(teacher || policy)`` of collected ones (arXiv 1503.02531).
 """
 
 from __future__ import annotations
@@ -62,13 +50,13 @@ from coderepairrl.learn.algorithms import RECIPES, Aggregation, Objective, Ratio
 from coderepairrl.learn.values import Targets, value_loss
 
 CORRECTION_CAP = 2.0
-"""Largest weight of a token in the correction, the one of Yao et al. 2025."""
+"""Cap of Yao et al. 2025."""
 LOG_RATIO_LIMIT = 20.0
-"""Largest difference in nats of two policies' logprobs in a loss, as in verl; a ratio beyond has no gradient."""
+"""Nats, as in verl; a ratio beyond has no gradient."""
 
 
 class Correction(NamedTuple):
-    """Weights of trained tokens for the difference between learner and engine, and which of them were cut."""
+    """Weights of trained tokens, and which were cut."""
 
     weight_N: Tensor
     cut_N: Tensor
@@ -77,26 +65,21 @@ class Correction(NamedTuple):
 def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
     """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
 
-    Three policies are told apart: the *behaviour* policy, whose logprobs the engine recorded with each token; the
-    *proximal* one, the learner's weights before the batch (``old``), which the clip keeps an update near; and the one
-    that is being trained. Where ``old`` was recomputed by the learner, the ratio to it says nothing of ``recorded``:
-    what is sampled from one policy is averaged as if it were another's. The weights mend that, and the cap bounds their
-    variance (Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy training"; TRL's
-    ``token_truncate``). With them, the clipped loss is the decoupled one of PPO (arXiv 2110.00641, and for asynchronous
-    training of language models arXiv 2505.24298).
+    From the engine's (behaviour) to the learner's policy before the batch (proximal): Yao et al. 2025, TRL's
+    ``token_truncate``. The clipped loss becomes decoupled PPO (arXiv 2110.00641, asynchronous: arXiv 2505.24298).
     """
     weight_N = torch.exp((old_N - recorded_N).detach())
     return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
 
 
 def row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
-    """Over the trained tokens of each row (R)."""
+    """Mean over the trained tokens of each row (R)."""
     return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Trained tokens of a micro-batch. `old_N` and `ref_N` carry no gradient; `ref_N` is None without KL."""
+    """Trained tokens of a micro-batch. `old_N` and `ref_N` carry no gradient."""
 
     logp_N: Tensor
     old_N: Tensor
@@ -106,49 +89,43 @@ class Trained:
     weight_R: Tensor
     count_R: Tensor
     correction_N: Tensor | None = None
-    """`Correction.weight_N`; None weights nothing."""
     initial_N: Tensor | None = None
-    """``KL(initial weights || policy)`` of each token: the KL term of `sft`."""
+    """``KL(initial weights || policy)`` for `sft`."""
     teacher_N: Tensor | None = None
-    """Divergence from the teacher, if there is one."""
+    """Divergence from the teacher."""
     entropy_N: Tensor | None = None
-    """Entropy of the policy over the vocabulary, where there is a bonus for it."""
+    """Entropy over the vocabulary."""
     value_N: Tensor | None = None
-    """Of the value head, where there is one; then there are `targets`."""
+    """Output of the value head; needs `targets`."""
     targets: Targets | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What a loss needs beside the tokens: bounds, weights of its terms, and denominators of the whole batch."""
+    """Bounds, weights of terms, and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
     eps_high: float
     beta: float = 0.0
     tokens: float = 1
-    """Trained tokens of the batch, those of flat groups included; for `sft` times the weights of their rows."""
+    """Trained tokens, flat groups included; for `sft` times row weights."""
     constant: float = 1
     """L of the aggregation ``constant``."""
     teacher: float = 0.0
-    """Weight of the divergence from it."""
+    """Weight of the teacher."""
     delta: float = math.inf
     entropy: float = 0.0
-    """Weight of the bonus."""
     value: float = 0.0
-    """Weight of the value loss."""
     value_clip: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A micro-batch's share of the loss, and what it was made of, detached.
+    """Share of the loss, and its parts, detached.
 
-    `ratio` and the masks `low` and `high` (where the objective's bound acts) are per token (N), or per row (R) where
-    the ratio is, None for `sft`. `kl_N` is that of the KL term per token, `teacher_N` the divergence from the teacher,
-    `entropy_N` the entropy over the vocabulary, where there is a bonus for it. `value_N` is the value loss per token,
-    and `value_cut_N` where its clip acts, with a value head. `limited` is where the log ratio exceeds
-    `LOG_RATIO_LIMIT`, shaped as `ratio`.
+    `ratio`, `low`, `high` (the bound acts) and `limited` (beyond `LOG_RATIO_LIMIT`) are per token (N), or per row (R)
+    where the ratio is; None for `sft`.
     """
 
     value: Tensor
@@ -167,7 +144,7 @@ LossFunction = Callable[[Trained, Scale], Loss]
 
 
 class Gain(NamedTuple):
-    """The value of an objective, and where its bound acts below and above."""
+    """Objective, and where its bound acts."""
 
     value: Tensor
     low: Tensor
@@ -175,7 +152,7 @@ class Gain(NamedTuple):
 
 
 def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
-    """The loss of a recipe."""
+    """Loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
     ratio = _limited(log_ratio).exp()
     whole = recipe.ratio in ("row", "product")
@@ -193,7 +170,7 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
-    """Cross-entropy of what is to be imitated: every token counts alike, times the weight of its row."""
+    """Cross-entropy, each token times the weight of its row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
@@ -262,34 +239,28 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """``KL(p || q)`` of two models' logits per token, in nats, over the ids that both vocabularies have.
-
-    Models with one tokenizer may pad their vocabularies to different sizes.
-    """
+    """``KL(p || q)`` per token, in nats, over the ids that both vocabularies (perhaps padded) have."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
 
 
 def entropy(logits_NV: Tensor) -> Tensor:
-    """Of the distribution over the vocabulary per token, in nats."""
+    """Entropy per token, in nats."""
     logp_NV = torch.log_softmax(logits_NV, -1)
     return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
 def k3(logp: Tensor, ref: Tensor) -> Tensor:
-    """Estimate ``KL(policy || reference)`` per token that the policy sampled: ``exp(-d) - 1 + d`` with ``d = logp -
-    ref``.
+    """Estimate ``KL(policy || reference)`` per sampled token: ``exp(-d) - 1 + d``, ``d = logp - ref``.
 
-    It is unbiased and never below 0; its gradient is on average that of ``KL(reference || policy)`` (Schulman 2020,
-    "Approximating KL divergence"; on the gradient arXiv 2506.09477).
+    Unbiased and never below 0 (Schulman 2020, "Approximating KL divergence"; on its gradient arXiv 2506.09477).
     """
     d = _limited(logp - ref)
     return torch.exp(-d) - 1 + d
 
 
 def _kl(trained: Trained, scale: Scale) -> Tensor | None:
-    """The KL term per token: an estimate for tokens that the policy sampled, else over the whole vocabulary."""
     if trained.ref_N is None:
         return trained.initial_N
     return k3(trained.logp_N, trained.ref_N)
@@ -302,7 +273,7 @@ def _loss(
     scale: Scale,
     ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
 ) -> Loss:
-    """`value`, with the terms that all algorithms have in common: sums by `share_N`, the shares of tokens in it."""
+    """Add the terms common to all algorithms; `share_N` are the tokens' shares."""
     kl_N, teacher_N, entropy_N = _kl(trained, scale), trained.teacher_N, trained.entropy_N
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()

@@ -1,4 +1,4 @@
-"""The metrics of a training step."""
+"""Metrics of a training step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from coderepairrl.learn.pack import MicroBatch, distinct
 from coderepairrl.types import Sample
 
 _LARGEST = 40.0
-"""Log ratio, in nats: those of a broken policy could be squared no more."""
+"""Log ratio in nats; larger ones could not be squared."""
 
 
 class Totals(NamedTuple):
-    """Sums and extremes over micro-batches; adding combines those of several processes."""
+    """Sums and extremes over micro-batches and processes."""
 
     micro_batches: int = 0
     computed: int = 0
@@ -64,39 +64,31 @@ class Totals(NamedTuple):
 
 
 class Metrics:
-    """Gathered over the micro-batches and updates of one step.
+    """Metrics over the micro-batches and updates of one step.
 
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
-    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: of importance ratios, per token or per row as the
-      algorithm has it; the clip fractions are of those whose gradient the clip cut off.
-    - ``log_ratio_limited``: how many of these ratios are beyond ``exp(20)`` or ``exp(-20)`` and were cut there.
-    - ``kl``: mean of the KL term per trained token, present with one: its estimate, for `sft` over the vocabulary.
-    - ``entropy_exact``: mean entropy over the vocabulary per trained token; with a bonus for it.
-    - ``teacher_kl``: mean divergence from the teacher per trained token; absent without one.
-    - ``accuracy``: share of the trained tokens that are the likeliest; of `sft`, and with a teacher.
-    - ``entropy``: minus the mean logprob of the trained tokens before the update, an unbiased estimate on policy. Of
-      several minibatches, with recorded old logprobs, that of the first. For `sft` it is called ``nll``: there it is
-      the cross-entropy, without further terms.
-    - ``mismatch_max``, ``mismatch_mean``: absolute difference between the engine's logprobs and ours, over tokens
-      that these very weights sampled; absent when there is none. Of minibatches as `entropy` is.
-    - ``mismatch_weight``, ``mismatch_cut``: mean weight of a token in the correction (`losses.correct`), and the share
-      of tokens whose weight was cut; absent without one.
-    - ``staleness_max``, ``staleness_mean``: how many versions behind the oldest trained token is, and the mean one.
-    - ``behaviour_ratio_min``, ``behaviour_ratio_max``: of the ratios of learner to engine per token before the update,
-      uncorrected, of new weights and rounding together; ``behaviour_kl``: the k3 estimate of the engine's divergence
-      from the learner in nats a token; ``ess``: the effective sample size of these ratios as weights, ``(sum w)^2 /
-      (n sum w^2)``: 1 on policy, and 1/n where a single token counts. Of minibatches as `entropy` is.
-    - ``tokens``, ``row_tokens``, ``rows``, ``episodes``, ``micro_batches``: counts; tokens are the trained ones,
-      episodes those that have rows.
-    - ``distinct_tokens``, ``computed_tokens``, ``repetition``: tokens of rows of which common beginnings count once,
-      within each minibatch since its weights are others; those that a pass over the batch computes, micro-batches of
-      idle processes included; and their ratio, which is 1 where each is computed once.
-    - ``value_loss``, ``value_cut``, ``explained_variance``: with a value head, the mean value loss per trained token,
-      without its weight; the share of tokens whose value the clip stops; and the share of the variance of returns that
-      the values before the batch account for (`values.explained`).
-    - ``skipped``, ``skipped_reason``: how many updates were not made, for a gradient was not finite, and why;
-      absent where all were made. What then is not finite, or of no update, is absent as well.
-    - ``denominator``: episodes that the loss is averaged over, those without a row included; absent for `sft`.
+    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row, and fractions
+      whose
+      gradient the clip cut off.
+    - ``log_ratio_limited``: ratios cut at ``exp(20)`` or ``exp(-20)``.
+    - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
+    - ``accuracy``: share of trained tokens that are the likeliest; with `sft` or a teacher.
+    - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update; of the first
+      minibatch
+      with recorded old logprobs. So are the next four rows.
+    - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, over tokens of these weights.
+    - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
+    - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
+    - ``ess``: effective sample size of these ratios, ``(sum w)^2 / (n sum w^2)``: 1 on policy.
+    - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct`), and share cut.
+    - ``staleness_max``, ``staleness_mean``: versions that trained tokens are behind.
+    - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
+    - ``distinct_tokens``: common beginnings counted once per minibatch; ``computed_tokens``: of a pass, idle
+      micro-batches
+      included; ``repetition``: their ratio.
+    - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained`).
+    - ``skipped``, ``skipped_reason``: updates not made; non-finite metrics are then absent.
+    - ``denominator``: episodes that the loss is averaged over; absent for `sft`.
     """
 
     def __init__(self, samples: Sequence[Sample], episodes: int, version: int) -> None:
@@ -114,14 +106,13 @@ class Metrics:
         self._rate = 0.0
         self._skipped: dict[str, Any] = {}
         self.explained: float | None = None
-        """``explained_variance``, of all processes."""
 
     def minibatch(self, samples: Sequence[Sample]) -> None:
-        """The rows of one minibatch, those of other processes included."""
+        """Count a minibatch's rows, those of other processes included."""
         self._counts["distinct_tokens"] += distinct([sample.ids for sample in samples])
 
     def packed(self, batch: MicroBatch, *, idle: bool = False) -> None:
-        """A micro-batch, before anything is done with it; an `idle` one is not trained on."""
+        """Count a micro-batch; an `idle` one is not trained on."""
         tokens = len(batch.ids_T)
         self._seen.append(
             Totals(computed=tokens)
@@ -130,7 +121,7 @@ class Metrics:
         )
 
     def before(self, batch: MicroBatch, logp_N: Tensor) -> None:
-        """Logprobs of a micro-batch before the first update."""
+        """Record logprobs before the first update."""
         difference_N = logp_N - batch.recorded_N
         current_N = difference_N.abs()[batch.version_N == self._version]
         log_ratio_N = difference_N.double().clamp(-_LARGEST, _LARGEST)
@@ -152,7 +143,7 @@ class Metrics:
         )
 
     def add(self, loss: Loss, correction: Correction | None, right_N: Tensor) -> None:
-        """One micro-batch of one update, after its backward pass; of no token of `right_N` where that was not asked."""
+        """Record a micro-batch of an update; `right_N` may be empty."""
         if correction is not None:
             weight_N, cut_N = correction
             self._seen.append(Totals(weight=weight_N.sum().item(), weights=len(weight_N), cut=cut_N.sum().item()))
@@ -185,20 +176,20 @@ class Metrics:
         )
 
     def update(self, norm: float, rate: float) -> None:
-        """One optimiser update."""
+        """Record an optimiser update."""
         self._norms.append(norm)
         self._rate = rate
 
     def skip(self, updates: int, reason: str) -> None:
-        """Note that `updates` updates will not be made."""
+        """Record skipped updates."""
         self._skipped = {"skipped": updates, "skipped_reason": reason}
 
     def totals(self) -> Totals:
-        """The totals of this process."""
+        """Totals of this process."""
         return sum(self._seen, Totals())
 
     def summary(self, everyone: Sequence[Totals]) -> dict[str, Any]:
-        """The metrics over all processes: numbers, and the reason if a batch was skipped."""
+        """Metrics over all processes."""
         total = sum(everyone, Totals())
         result: dict[str, float] = {"micro_batches": total.micro_batches, **self._counts}
         result |= {

@@ -1,4 +1,4 @@
-"""Offloading of what a learner holds on its device to the host's memory, so that an engine can have the device."""
+"""Offloading of device memory to the host, so that an engine can use the device."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ Location = tuple[object, ...]
 
 
 class Offloader:
-    """Moves weights, gradients, buffers and moments off a device and back, bit for bit.
+    """Mover of weights, gradients, buffers and moments off a device and back, bit for bit."""
 
-    Tensors stay the objects that they are, and what they hold is moved (`Tensor.data`): parameters that are tied, the
-    optimiser's state and hooks know nothing of it. The host's copies are page-locked and kept from turn to turn, since
-    to lock pages takes longer than to copy them. Of a parameter that is not trained the copy is made once.
-    """
+    # `Tensor.data` moves and tensors stay, so tied parameters, optimiser state and hooks are unaffected; host copies
+    # are kept, since locking pages takes longer than copying
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: list[Tensor] = []
-        """What is offloaded now."""
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the identity of a tensor: itself, and its copy on the host."""
+        """Tensor and host copy, by the tensor's identity."""
 
     @property
     def offloaded(self) -> bool:
-        """Whether anything is on the host now."""
+        """Whether tensors are on the host."""
         return bool(self._tensors)
 
     def offload(self, modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> int:
-        """Move all that these hold on the device to the host; returns its bytes. Nothing to do the second time."""
+        """Move everything to the host; returns bytes."""
         if self.offloaded:
             return 0
         tensors = [tensor for tensor in _held(modules, optimizer) if tensor.device.type == self.device.type]
@@ -51,7 +48,7 @@ class Offloader:
         return sum(copy.nbytes for copy in by_location.values())
 
     def restore(self) -> int:
-        """Move everything back to the device; returns its bytes."""
+        """Move everything back; returns bytes."""
         by_location = dict[Location, Tensor]()
         for tensor in self._tensors:
             location = _location(tensor)
@@ -64,7 +61,7 @@ class Offloader:
         return sum(each.nbytes for each in by_location.values())
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Begin to copy a tensor to the host: into its last copy, which has its values already if it is not trained."""
+        """Start copying to the host; an untrained tensor is copied once."""
         known, copy = self._copies.get(id(tensor), (None, None))
         if copy is None or known is not tensor or copy.shape != tensor.shape:
             copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")
@@ -73,7 +70,6 @@ class Offloader:
         return copy.copy_(tensor.data, non_blocking=True)
 
     def _synchronise(self) -> None:
-        """Wait for copies, and give back what torch keeps of the device for tensors to come."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
@@ -94,5 +90,5 @@ def _held(modules: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> Ite
 
 
 def _location(tensor: Tensor) -> Location:
-    """Where a tensor's values are: those of tied ones are in one place."""
+    # tied tensors share a location
     return tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

@@ -1,10 +1,7 @@
-"""Packing rows into micro-batches as prefix trees: without padding, and each distinct token of a micro-batch once.
+"""Packing of rows into micro-batches as prefix trees: no padding, each distinct token once.
 
-Rows are sorted by their ids, so that those with a common beginning are neighbours, and of each row only what its
-predecessor does not begin with is laid out. Rows that share nothing are thus end to end.
-
-Tensor names carry shapes: T tokens of a micro-batch, R its rows, N its trained tokens. Only trained tokens reach a
-loss, so a masked token contributes exactly nothing.
+Rows are sorted by ids; each is laid out without the beginning it shares with its predecessor. T tokens of a
+micro-batch, R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +23,10 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The prefix tree of rows, and their trained tokens.
+    """Prefix tree of rows, and their trained tokens.
 
-    `positions_T` count along the path of a token. `at_N` are the places in T whose hidden states predict the trained
-    tokens `target_N`: several, where rows part. `row_N` is the row of each, in the order that they were given in, and
-    `count_R` the number of trained tokens in each.
+    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N`,
+    `row_N` their rows, in the order given; `count_R` counts them per row.
     """
 
     ids_T: Tensor
@@ -40,18 +36,17 @@ class MicroBatch:
     target_N: Tensor
     row_N: Tensor
     recorded_N: Tensor
-    """Logprobs that the engine recorded when it sampled."""
     version_N: Tensor
     advantage_R: Tensor
     weight_R: Tensor
     count_R: Tensor
     chunk_tokens: int = 0
-    """Tokens that are computed at once where the tree is larger than a pass (`policy._TwoPasses`); 0: all of them."""
+    """Tokens per chunk of a large tree (`policy._TwoPasses`); 0: all."""
     dealt: tuple[int, ...] = ()
-    """The numbers of its rows among the samples that `share` dealt."""
+    """Indices among the samples that `share` dealt."""
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The same on `device`."""
+        """Copy on `device`."""
         if self.ids_T.device == device:
             return self
         apart = ("spans", "chunk_tokens", "dealt")
@@ -60,7 +55,7 @@ class MicroBatch:
 
 
 class Tree(NamedTuple):
-    """Where the tokens of rows are in their prefix tree.
+    """Places of rows' tokens in their prefix tree.
 
     >>> tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
     Tree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
@@ -69,14 +64,14 @@ Span(start=3, stop=5, before=((0, 2),)), Span(start=5, stop=6, before=())), wher
 
     ids: list[int]
     positions: list[int]
-    """Number of ancestors of each token."""
+    """Ancestors per token."""
     spans: tuple[Span, ...]
     where: list[list[int]]
-    """For each row, the place of each of its tokens."""
+    """Places of each row's tokens."""
 
 
 def tree(rows: Sequence[Ids]) -> Tree:
-    """The prefix tree of `rows`, in the order of their ids."""
+    """Build the prefix tree of `rows`."""
     ids: list[int] = []
     positions: list[int] = []
     spans: list[Span] = []
@@ -96,13 +91,12 @@ def tree(rows: Sequence[Ids]) -> Tree:
 
 
 def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """The indices of `rows` in the order of their ids, each with the number of tokens it shares with the one before."""
+    """Sort `rows` by ids: each index, and the tokens shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
 
 
 def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    """The first `tokens` of a path."""
     kept = []
     for start, stop in runs:
         if tokens > 0:
@@ -112,7 +106,6 @@ def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same path in as few runs as possible: its last two may be one."""
     *rest, last = runs
     if rest and rest[-1][1] == last[0]:
         return (*rest[:-1], (rest[-1][0], last[1]))
@@ -120,17 +113,15 @@ def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def distinct(rows: Sequence[Ids]) -> int:
-    """Tokens of `rows` of which common beginnings count once."""
+    """Number of tokens, common beginnings counted once."""
     return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
 
 
 def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
-    """`rows` in parts of at most `micro_tokens` distinct tokens, as lists of ascending indices; a longer row is alone.
+    """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    A part repeats what its rows share with those of another. So rows are cut where they share least: into parts with
-    the fewest tokens together, and of these into the fewest parts. Parts of up to `tree_tokens`, if that is more, are
-    computed chunk by chunk, their forward pass twice, and count as so much more. For several `ranks` that work side by
-    side, parts are made as small as their number of rounds allows.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, at the cost of a
+    second forward pass. For several parallel `ranks`, parts are as small as their rounds allow.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
@@ -149,7 +140,7 @@ def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: 
 
 def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: int, largest: int) -> list[list[int]]:
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
-    """For so many rows of `order`: cost and parts of the best cut, and where its last part begins."""
+    """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
         found: list[tuple[int, int, int]] = []
         fresh = 0  # of the part, without what its first row shares with the one before
@@ -172,15 +163,13 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: in
 
 
 def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
-    """`samples`, packed into at most `micro_tokens` each. Raises ValueError for a malformed row."""
+    """Pack `samples`, at most `micro_tokens` each. Raises ValueError for a malformed row."""
     return share(samples, micro_tokens, 0, 1)[0]
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """The rows of each of `parts` disjoint minibatches, and its number of the batch's `episodes`.
-
-    Episodes are distributed round-robin, which spreads attempts at one task over the parts; all rows of an episode are
-    in one part, and episodes without rows even out the numbers. Parts without rows are left out: they have no gradient.
+    """Deal episodes round-robin into `parts`: rows, and number of the batch's `episodes`. Parts without rows are left
+    out.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
@@ -197,11 +186,11 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 def share(
     samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """The micro-batches of process `rank`, as `cut` makes them, and an idle one if it needs one to end with.
+    """Micro-batches of process `rank` (`cut`), and an idle one if it needs one last. Raises ValueError for a malformed
+    row.
 
-    Processes that share a model must run it equally often. So their numbers differ by at most one, and one with fewer
-    has an idle one. So has one with none but trees that are computed chunk by chunk, which come first: their gradients
-    are not exchanged. Raises ValueError for a malformed row.
+    Processes that share a model must run it equally often. Trees computed chunk by chunk come first: their gradients
+    are not exchanged.
     """
     for sample in samples:
         _check(sample)
@@ -213,7 +202,7 @@ def share(
 
 
 def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """One micro-batch of all `samples`. Several with more than `micro_tokens` are computed in chunks of half of it."""
+    """Pack `samples` into one micro-batch, in chunks of half of `micro_tokens` where larger."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -245,7 +234,7 @@ def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
 
 
 def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
-    """`rows` of ids as samples whose every token but the first is "trained": for logprobs alone."""
+    """Samples of `rows`, every token except the first "trained", to score."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows
@@ -253,7 +242,7 @@ def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
 
 
 def tokens_of(samples: Sequence[Sample]) -> int:
-    """Trained tokens of `samples`."""
+    """Number of trained tokens."""
     return sum(sum(sample.trained) for sample in samples)
 
 

@@ -1,8 +1,4 @@
-"""The forward pass: log probabilities, divergences and values of the trained tokens of packed rows.
-
-Attention runs path by path over a packed prefix tree (`attention`), which on a CPU is exact and several times faster
-than a mask over the whole.
-"""
+"""Forward pass: log probabilities, divergences and values of the trained tokens of packed rows."""
 
 from __future__ import annotations
 
@@ -27,32 +23,32 @@ from coderepairrl.learn.values import ValueHead
 
 
 class Other(NamedTuple):
-    """Another model at the trained tokens of a micro-batch, which the policy is compared with."""
+    """Another model at a micro-batch's trained tokens, to compare with."""
 
     hidden_ND: Tensor
-    """Its last hidden states (`Policy.states`)."""
+    """States (`Policy.states`)."""
     head: Callable[[Tensor], Tensor] | None
-    """Its logits of them; None is the policy's own, without adapters."""
+    """Head; None: the policy's, without adapters."""
     reverse: bool
-    """Whether the divergence is KL(policy || other), not KL(other || policy)."""
+    """KL(policy || other) instead of KL(other || policy)."""
 
 
 class Scored(NamedTuple):
-    """What there is to know of the trained tokens of a micro-batch."""
+    """Scores of the trained tokens of a micro-batch."""
 
     logp_N: Tensor
     right_N: Tensor
     """1.0 where the token is the likeliest, else 0.0."""
     apart: dict[str, Tensor]
-    """Divergences (N) from other models, by their names."""
+    """Divergences (N), by model."""
     entropy_N: Tensor
-    """Over the vocabulary; of no token where that was not asked."""
+    """Empty unless requested."""
     value_N: Tensor
-    """Of the value head; of no token where there is none."""
+    """Empty without a value head."""
 
 
 class Packed(nn.Module):
-    """A model whose forward pass scores packed rows, all of it, so that DDP, FSDP or DeepSpeed can wrap it."""
+    """Model that scores packed rows in its forward pass, so that DDP, FSDP or DeepSpeed can wrap it."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
         super().__init__()
@@ -60,7 +56,7 @@ class Packed(nn.Module):
         self.bf16 = bf16
         self.value_head = ValueHead(model.config.get_text_config().hidden_size) if values else None
         self.alone = False
-        """Whether it computes one row at a time."""
+        """One row at a time."""
         rope.forget_longest_rows(model)
         if bf16:
             upcast(model.get_output_embeddings())  # type: ignore[no-untyped-call]
@@ -76,8 +72,7 @@ class Packed(nn.Module):
         states: bool = False,
         values: bool = False,
     ) -> Tensor | Scored:
-        """See `Policy.logprobs`; with `others` `Policy.compare`, with `states` `Policy.states`, with `values` alone
-        `Policy.valued`."""
+        """See `Policy.logprobs`; with `others` `compare`, with `states` `states`, with `values` `valued`."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
                 if states or values or others is not None:
@@ -98,7 +93,7 @@ class Packed(nn.Module):
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Logprobs of tokens (N), of so many at once as `logits` allows; the backward pass computes them again."""
+        """Logprobs (N), at most `logits` logits at once; the backward pass computes them again."""
         at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
             return self._score(hidden_ND, target_N, temperature)
@@ -119,7 +114,7 @@ class Packed(nn.Module):
         others: Mapping[str, Other],
         spread: bool,
     ) -> Scored:
-        """`Policy.compare` of so many tokens at once as `logits` allows; the backward pass computes them again."""
+        """`Policy.compare` in slices of at most `logits` logits."""
         at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
         parts: list[Scored] = []
         for at in range(0, len(hidden_ND), at_once):
@@ -148,7 +143,7 @@ class Packed(nn.Module):
         return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
-        """The last hidden states (TD); of a chunk with these `spans` alone, whose ancestors are in `store`."""
+        """Last hidden states (TD); with `spans`, of a chunk whose ancestors are in `store`."""
         here = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = body(self.model)(
             input_ids=batch.ids_T[None, here],
@@ -159,7 +154,6 @@ class Packed(nn.Module):
         return cast(Tensor, out.last_hidden_state[0])
 
     def _paths(self, batch: MicroBatch) -> dict[str, Any]:
-        """The tree as the attention needs it."""
         if len(batch.spans) == 1:
             return {}  # a row, as transformers knows it
         if self.alone:
@@ -167,7 +161,7 @@ class Packed(nn.Module):
         return {"spans": batch.spans}
 
     def head(self, hidden_ND: Tensor) -> Tensor:
-        """Logits of hidden states, in float32."""
+        """Logits in float32."""
         head = cast(nn.Module, self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
         return finished(cast(Tensor, head(hidden_ND)).float(), self.model.config.get_text_config())
 
@@ -179,11 +173,10 @@ class Packed(nn.Module):
 
 
 class _TwoPasses(torch.autograd.Function):
-    """Logprobs of a tree of which only a chunk's activations are in memory at a time, with all keys and values.
+    """Logprobs of a tree with one chunk's activations in memory, and all keys and values.
 
-    The forward pass goes through the chunks without keeping anything else but what attention gave. The backward pass
-    goes back through them, computes each again but for attention, and adds up the gradients of its ancestors' keys and
-    values, from which theirs go on.
+    The backward pass visits the chunks in reverse, computes each again except for attention, and adds up its ancestors'
+    gradients.
     """
 
     @staticmethod
@@ -214,6 +207,6 @@ class _TwoPasses(torch.autograd.Function):
 
 
 def _within(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Which trained tokens a chunk predicts: the places in it that do, and their numbers in N."""
+    """Places in a chunk that predict trained tokens, and their numbers in N."""
     here = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
     return batch.at_N[here] - spans[0].start, here

@@ -1,7 +1,6 @@
-"""The policy: a Hugging Face causal language model that scores packed rows.
+"""Policy: a Hugging Face causal language model that scores packed rows.
 
-Every model is probed when it is loaded: one whose rows influence each other is given one row at a time, and one whose
-logits are not a linear head on the last hidden state is refused.
+A model whose rows influence each other gets one row at a time; one without a linear head is refused (`probe`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CPU = torch.device("cpu")
 
 
 class Policy:
-    """A model in evaluation mode (no dropout) with trainable weights or trainable adapters."""
+    """Model in evaluation mode (no dropout) with trainable weights or adapters."""
 
     def __init__(
         self,
@@ -44,7 +43,7 @@ class Policy:
         settings: LearnSettings = DEFAULTS,
         device: torch.device = CPU,
     ) -> None:
-        """`folder` holds the config and the tokenizer that `save` copies."""
+        """Wrap `model`; `save` copies config and tokenizer from `folder`."""
         if settings.lora is not None:
             settings = settings.but(lora=adapters.resolved(model, settings.lora))
         self.settings = settings
@@ -62,9 +61,9 @@ class Policy:
         if settings.gradient_checkpointing:
             self._checkpoint_layers()
         self.module: nn.Module = self._packed
-        """What `logprobs` calls: the packed model, or its wrapper where processes share it."""
+        """Packed model, or its wrapper where processes share it."""
         self.whole: Callable[[Tensor], Tensor] = Tensor.detach
-        """Gathers a tensor that processes share (`strategy.SingleProcess.whole`)."""
+        """Gathers shards (`strategy.SingleProcess.whole`)."""
 
     @classmethod
     def load(
@@ -75,9 +74,9 @@ class Policy:
         *,
         frozen: bool = False,
     ) -> Policy:
-        """Load the model in `folder`, a `frozen` one without adapters, to be compared with.
+        """Load the model in `folder`; a `frozen` one has no adapters.
 
-        Raises what `load_model` raises, and `UsageError` for a model that cannot be trained packed.
+        Raises as `load_model`, and `UsageError` for a model that cannot be trained packed.
         """
         if frozen:
             settings = settings.but(
@@ -98,12 +97,12 @@ class Policy:
 
     @property
     def weights(self) -> dict[str, nn.Parameter]:
-        """Trainable parameters of the model by its own names; tied weights once."""
+        """Trainable parameters by name; tied weights once."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def values(self) -> dict[str, nn.Parameter]:
-        """Those of the value head, which no engine is given; none without one."""
+        """Parameters of the value head; no engine gets them."""
         head = self._packed.value_head
         return {} if head is None else {f"{VALUE_HEAD}.{name}": p for name, p in head.named_parameters()}
 
@@ -114,18 +113,15 @@ class Policy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What a whole model's files have beside parameters, by name: buffers, such as biases of a router."""
+        """See `constants`."""
         return constants(self.model)
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """``log softmax(logits / temperature)`` of the trained tokens (N), in float32.
-
-        At most about `logits` logits are in memory at a time; the backward pass then computes them again.
-        """
+        """``log softmax(logits / temperature)`` of the trained tokens (N), float32, about `logits` logits at a time."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
-        """`logprobs` of the trained tokens, and the values of the contexts that they were sampled in."""
+        """Logprobs and values of the trained tokens."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
 
     def compare(
@@ -137,38 +133,31 @@ class Policy:
         *,
         spread: bool = False,
     ) -> Scored:
-        """`logprobs` of the trained tokens, whether each is the likeliest, divergences from `others`, with `spread` the
-        entropy, and values where there is a head.
-
-        Both sides of a divergence are at `temperature`. Memory as in `logprobs`.
-        """
+        """Logprobs, likeliest tokens, divergences from `others` at `temperature`, entropy (`spread`) and values."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
-        """The last hidden states from which the trained tokens are predicted (ND)."""
+        """Last hidden states that predict the trained tokens (ND)."""
         return cast(Tensor, self.module(batch.to(self.device), states=True))
 
     def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
-        """This model as one to compare with, at the trained tokens of `batch`."""
+        """This model at `batch`, to compare with."""
         return Other(self.states(batch), self._packed.head, reverse)
 
     @property
     def chunkable(self) -> bool:
-        """Whether it computes a tree chunk by chunk (`MicroBatch.chunk_tokens`): on a CPU, by attention alone."""
+        """Whether it can compute trees in chunks (`MicroBatch.chunk_tokens`): on a CPU, by attention alone."""
         config = self.model.config.get_text_config()
         alike = self.found.chunked and getattr(config, "sliding_window", None) is None
         return alike and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
-        """Within, the model without its adapters, as before training. Only for a policy that trains adapters."""
+        """Switch to the model before training. Needs adapters."""
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and `constants` of a whole model, by their names in files.
-
-        Where processes share the model, all must iterate.
-        """
+        """Trainable tensors, and a whole model's `constants`, by file names; all processes must iterate."""
         yield from self._trained()
         if self.settings.lora is None:
             yield from self.constants.items()
@@ -178,19 +167,18 @@ class Policy:
             yield self.file_name(name), self.whole(parameter)
 
     def file_name(self, name: str) -> str:
-        """A parameter's name in `state` and in files."""
+        """Parameter's name in files."""
         return name if self.settings.lora is None else adapters.peft_name(name)
 
     @property
     def stem(self) -> str:
-        """Stem of the file that `state` is written to."""
+        """Stem of the file with `state`."""
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write config, tokenizer and trainable tensors, exactly, as a model's folder or an adapter's; the value head
-        beside them, in a file of its own.
+        """Write a model's or adapter's folder, exactly, the value head in a separate file.
 
-        Where `here` is false nothing is written, but the process takes part in gathering (`shards.write`).
+        Without `here` the process only takes part in gathering (`shards.write`).
         """
         shards.write(folder, self.stem, self.state(), here=here)
         if self.values:
@@ -200,14 +188,14 @@ class Policy:
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
-        """What `save` writes: parameters by their names in files, by the stem of these."""
+        """Parameters that `save` writes, by file stem and name."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
-        """Write weights for an engine to `folder`, in bfloat16 if that is the precision; `here` as in `save`.
+        """Write weights for an engine, in the run's precision; `here` as in `save`.
 
-        ``model`` is a whole model, adapters merged in float32; ``adapter`` the adapters alone, in peft's layout.
+        ``model``: adapters merged in float32; ``adapter``: adapters alone, in peft's layout.
         """
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
@@ -215,10 +203,7 @@ class Policy:
             self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that `export` writes, gathered one by one: all processes that share them must iterate.
-
-        Raises ValueError for adapters of a policy that has none.
-        """
+        """Tensors of `export`, one by one; all processes must iterate. Raises ValueError for adapters without any."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
@@ -242,10 +227,7 @@ class Policy:
             adapters.write_config(folder, self.settings.lora, self.folder)
 
     def _checkpoint_layers(self) -> None:
-        """Turn gradient checkpointing on.
-
-        Layers checkpoint only in training mode, in which some apply dropout: they leave it during their forward pass.
-        """
+        # layers checkpoint only in training mode, where some apply dropout: they leave it during their forward pass
         layers = [module for module in self.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers or not self.model.supports_gradient_checkpointing:
             raise UsageError(
@@ -259,13 +241,13 @@ class Policy:
 
 
 def constants(model: nn.Module) -> dict[str, Tensor]:
-    """What the files of a whole `model` have beside parameters, by name: buffers, such as biases of a router."""
+    """Buffers in a whole model's files, such as a router's biases."""
     kept = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Write `dtype` where config.json names one: engines round weights to what it says."""
+    # engines round weights to it
     config = json.loads(file.read_text("utf-8"))
     for part in (config, config.get("text_config") or {}):
         part |= {key: str(dtype).removeprefix("torch.") for key in ("dtype", "torch_dtype") if key in part}
@@ -273,7 +255,7 @@ def _write_dtype(file: Path, dtype: torch.dtype) -> None:
 
 
 def copy_layout(source: Path, target: Path, *, without: tuple[str, ...] = ()) -> None:
-    """Copy configs, tokenizer and templates of a model's folder."""
+    """Copy configs, tokenizer and templates."""
     for file in source.iterdir():
         layout = file.suffix in (".json", ".txt", ".jinja", ".model") and ".index." not in file.name
         if file.is_file() and layout and file.name not in (*without, models.QUANTISED):

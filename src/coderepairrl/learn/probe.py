@@ -1,7 +1,6 @@
-"""Whether a model computes a prefix tree as it computes rows one by one: asked of every model when it is loaded.
+"""Probe of each loaded model: does it compute a prefix tree as it computes rows one by one?
 
-The reference is the model as transformers defines it, with its own plainest attention. Compared are the last hidden
-states, their gradient where rows enter the model, and the logits.
+The reference is transformers' plainest attention. Compared are hidden states, their gradient at the embeddings, logits.
 """
 
 from __future__ import annotations
@@ -21,51 +20,48 @@ from coderepairrl.learn.attention import TREE, Store, chunks
 from coderepairrl.learn.pack import MicroBatch, pack, scored, tree
 
 PLAIN = "eager"
-"""transformers' attention by the book: with sinks, soft caps and all else that an architecture has."""
+"""Attention with sinks, soft caps and all else that an architecture has."""
 LAYERS = 4
 WINDOW = 8
-"""Tokens at which a model switches while it is asked, such as a sliding window's: some rows have more, some fewer."""
+"""Length at which a probed model switches, within the rows' lengths."""
 SWITCHES = (
     *("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size", "index_topk"),
     "original_max_position_embeddings",  # from which transformers sets that of `rope_parameters` again
 )
-"""Attributes of models and configs with a number of tokens beyond which the computation is another."""
+"""Lengths at which the computation changes."""
 TOLERANCE = 1e-4  # of the largest value
 FAILURES = (TypeError, ValueError, RuntimeError, LookupError, AttributeError)
-"""Errors that a model's code raises where it cannot compute what it is asked."""
+"""Errors of a model that cannot compute its input."""
 ROUNDING = 1e-2
-"""Largest difference, of the largest value, that may be rounding: it is checked again in float64."""
+"""Relative difference that may be rounding: checked again in float64."""
 Way = Literal["trees", "rows"]
 
 
 class Found(NamedTuple):
-    """How a model's rows are computed."""
+    """Result of the probe."""
 
     way: Way
-    """In prefix trees, or one at a time."""
+    """Prefix trees, or rows one at a time."""
     attention: str
-    """Which of transformers' attention implementations."""
+    """Name in transformers."""
     chunked: bool
-    """Whether a tree may be computed chunk by chunk."""
     notice: str
-    """Why rows are computed one at a time, for people; "" where they are not."""
+    """Reason against trees, or ""."""
 
 
 class _Asked(NamedTuple):
-    """Last hidden states of every row's tokens, end to end, and the gradient of a weighted sum of them."""
+    """Hidden states of all rows' tokens, and the gradient of a weighted sum."""
 
     hidden_TD: Tensor
     gradient_TD: Tensor
-    """With respect to the embedding of every token of the tree."""
+    """Gradient at the embeddings."""
 
 
 def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
-    """`hidden` computes a micro-batch as training does, `head` the logits of hidden states.
+    """Probe `model`: `hidden` computes a micro-batch as in training, `head` its logits.
 
-    Asked are the first layers with one of each kind: all layers of a large model would take long on a CPU (where a
-    model that will be sharded is loaded). In 16 bits their weights are float32 meanwhile (`_precise`). Published
-    weights may have such large keys that rounding in float32 looks like a mistake: float64 tells them apart. Raises
-    `UsageError` where the logits are no head on the last hidden states.
+    Runs the first layers with one of each kind, in float32 (`_precise`), or float64 where large published keys make
+    rounding look like a mistake. Raises `UsageError` without a linear head on the last hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
@@ -106,7 +102,7 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
             )
 
         def asked(compute: Callable[[], _Asked]) -> str:
-            """What is wrong with another way to compute the same, or ""."""
+            """Difference of another way to compute the same, or ""."""
             try:
                 errors = _errors(compute(), plain)
                 if TOLERANCE < max(errors) <= ROUNDING:
@@ -148,7 +144,7 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
 
 
 def body(model: PreTrainedModel) -> Any:
-    """The model without its head."""
+    """Model without its head."""
     base: Any = model.base_model
     return base if base is not model else cast(Any, model).model  # Llama 4 has it under another name than it says
 
@@ -156,7 +152,7 @@ def body(model: PreTrainedModel) -> Any:
 def _ask(
     model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
 ) -> _Asked:
-    """`compute` is called for each row, or once for the tree, and gives hidden states (TD)."""
+    """Run `compute` (hidden states, TD) for each row, or once for the tree."""
     entered: list[Tensor] = []
 
     def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
@@ -184,17 +180,16 @@ def _ask(
 
 
 def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
-    """The differences of hidden states and of gradients, as `_apart` measures them."""
     return [_apart(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference as a fraction of the largest value."""
+    """Largest difference as a fraction of the largest value."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
 def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> str:
-    """Why a tree is not computed chunk by chunk, or ""."""
+    """Reason against chunks, or ""."""
     store = Store(len(batch.ids_T))
     try:
         with torch.no_grad():
@@ -208,7 +203,7 @@ def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, whe
 
 @contextmanager
 def _shallow(config: PretrainedConfig) -> Iterator[None]:
-    """Within, a model with this `config` runs only its first layers, including one of each kind."""
+    """Limit a model to its first layers, including one of each kind."""
     depth, kinds = config.num_hidden_layers, list(getattr(config, "layer_types", None) or ())
     config.num_hidden_layers = min(depth, max([LAYERS, *(kinds.index(kind) + 1 for kind in kinds)]))
     try:
@@ -219,10 +214,8 @@ def _shallow(config: PretrainedConfig) -> Iterator[None]:
 
 @contextmanager
 def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iterator[None]:
-    """Within, weights in fewer bits are of `dtype`, those of a layer from when it first runs.
-
-    In 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes.
-    """
+    """Hold 16-bit weights in `dtype`, each layer from its first run."""
+    # in 16 bits a rounding error may send a token to other experts, and is as large as what a lost state changes
     before: list[tuple[Tensor, Tensor]] = []
 
     def cast_up(tensors: Iterable[Tensor]) -> None:
@@ -249,10 +242,7 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 
 @contextmanager
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
-    """Within, every length at which `model` switches is between those of a probe's rows.
-
-    These are `SWITCHES`, and the lengths from which on rotary embeddings take other frequencies for a whole row.
-    """
+    """Set switching lengths (`SWITCHES`, and those of rotary embeddings) within those of the probe's rows."""
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in rope.find_dynamic(model):

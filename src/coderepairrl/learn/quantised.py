@@ -1,9 +1,7 @@
-"""Linear layers whose weights are held in 4 bits and never trained: the frozen base below adapters.
+"""Linear layers with frozen 4-bit weights: the base below adapters.
 
-A layer computes with the numbers that its codes stand for, in the precision of the model's files, and computes them
-anew in each pass: never more than one layer's are there. So a folder that has these numbers written out is the same
-model, bit for bit, and every engine serves it (`Policy.load`, `conversions.rounded`). Quantising it once more
-changes nothing: the largest number of a block is a code, so that its scale is found again.
+A layer decodes its weights in each pass, in the precision of the model's files. A folder with the decoded values is the
+same model, bit for bit, and quantising it again changes nothing (a block's largest number is a code).
 """
 
 from __future__ import annotations
@@ -24,18 +22,15 @@ from coderepairrl.learn.settings import NF4_BLOCK
 from coderepairrl.processes.extras import require_extra
 
 _PER_HEAD = ("in_proj_a", "in_proj_b", "in_proj_ba")
-"""Of linear attention: decay and strength of a token's update, a number per head."""
+"""Per-head numbers of linear attention."""
 Codes = dict[str, Tensor]
 
 
 class QuantisedLinear(nn.Linear):
-    """A linear layer with quantised weights, which PEFT takes for any other.
-
-    Its codes are no parameters: no optimiser, wrapper or checkpoint knows of them.
-    """
+    """Linear layer with quantised weights, none of them parameters."""
 
     def __init__(self, shape: torch.Size, codes: Codes, dtype: torch.dtype, bias: Tensor | None) -> None:
-        """`codes` stand for weights of `shape`, which are rounded to `dtype`."""
+        """Hold `codes` of weights of `shape`, rounded to `dtype`."""
         nn.Module.__init__(self)
         self.out_features, self.in_features = shape
         self.codes, self.dtype = _frozen(codes), dtype
@@ -44,7 +39,7 @@ class QuantisedLinear(nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The numbers that it computes with."""
+        """Decoded weights."""
         count = self.out_features * self.in_features
         return _read(self.codes)[:count].view(self.out_features, self.in_features).to(self.dtype)
 
@@ -54,7 +49,7 @@ class QuantisedLinear(nn.Linear):
         return sum(part.nbytes for part in self.codes.values())
 
     def forward(self, x: Tensor) -> Tensor:
-        """As a linear layer with `weight`, of which nothing is kept for the backward pass."""
+        """Apply the layer; the backward pass decodes again."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -69,7 +64,7 @@ class QuantisedLinear(nn.Linear):
 
 
 def _frozen(codes: Codes) -> Codes:
-    """As parameters that are never trained, though of no module, which need not be copied twice (`learn.offload`)."""
+    # as parameters `learn.offload` copies them once
     return {name: nn.Parameter(part, requires_grad=False) for name, part in codes.items()}
 
 
@@ -88,10 +83,9 @@ class _FrozenMatmul(torch.autograd.Function):
 
 
 def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace the linear layers of `model`, but its output head, each on `device`: the whole model is never there.
+    """Replace the linear layers except the head, one by one on `device`.
 
-    Raises `UsageError` for a model whose weights are elsewhere, as those of experts are, and `PrerequisiteError`
-    without bitsandbytes.
+    Raises `UsageError` for weights elsewhere, such as experts', `PrerequisiteError` without bitsandbytes.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 3 and min(parameter.shape) > 1:
@@ -111,8 +105,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """The type of the numbers in the model's files, where its weights were `loaded` as float32: that which `dtype` in
-    config.json names. Numbers of quantised weights are rounded to it, so that an engine of that type has the same."""
+    """Type of the numbers in the files, to which an engine rounds: config.json's `dtype` where `loaded` as float32."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded

@@ -1,9 +1,8 @@
-"""Recurrent layers over a prefix tree: on every branch, convolution and state go on from its parent's.
+"""Recurrent layers over a prefix tree: convolution and state continue from the parent's.
 
-transformers has them as functions of the module that defines an architecture, such as ``causal_conv1d_fn``. `install`
-puts others in their place there, which compute the same until a layer is given ``spans``; then they call the original
-once for every part of the tree, with the inputs before it or the state that its parent ended in, gradients included.
-These are Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``: given ``spans``, they call the
+original once per part, with the inputs before it or the parent's last state. Covers Gated DeltaNet (Qwen3-Next,
+Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ CONVOLUTION = "causal_conv1d_fn"
 
 
 class Scan(NamedTuple):
-    """How a function names the state that it begins with, and the switch that has it return the last one, too."""
+    """Arguments for the first state, and to return the last."""
 
     state: str
     last: str
     pair: bool
-    """Whether it returns a pair also without the last state."""
+    """Always returns a pair."""
 
 
 SCANS = {
@@ -41,14 +40,14 @@ SCANS = {
     "mamba2_chunk_scan": Scan("initial_states", "return_final_states", pair=False),
 }
 States = dict[int | None, Tensor | None]
-"""The states in which parts of a tree end, by where they end; None at the root."""
+"""States by end of part; None at the root."""
 _FLAT = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
-"""What tells kernels of rows end to end. Of a part of a tree it would be wrong."""
+"""Arguments for rows end to end, wrong for a part of a tree."""
 _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
 
 
 def install(model: nn.Module) -> bool:
-    """Prepare the layers of `model` for ``spans``; whether any of them are recurrent."""
+    """Prepare `model` for ``spans``; returns whether any layers are recurrent."""
     found = False
     for name in {type(module).__module__ for module in model.modules()}:
         defined = sys.modules[name]
@@ -69,7 +68,7 @@ def install(model: nn.Module) -> bool:
 
 
 class Part(NamedTuple):
-    """Consecutive tokens of a tree of which only the last has several descendants.
+    """Consecutive tokens; only the last has several descendants.
 
     >>> list(parts([Span(0, 3, ()), Span(3, 5, ((0, 2),))]))
     [Part(start=0, stop=2, parent=None), Part(start=2, stop=3, parent=2), Part(start=3, stop=5, parent=2)]
@@ -78,11 +77,11 @@ class Part(NamedTuple):
     start: int
     stop: int
     parent: int | None
-    """Where the part ends that it goes on from; None at the root."""
+    """End of the parent; None at the root."""
 
 
 def parts(spans: Sequence[Span]) -> Iterator[Part]:
-    """The parts of a tree, parents first."""
+    """Parts of a tree, parents first."""
     ends = {span.before[-1][1] for span in spans if span.before}
     for span in spans:
         parent, start = span.before[-1][1] if span.before else None, span.start
@@ -92,7 +91,7 @@ def parts(spans: Sequence[Span]) -> Iterator[Part]:
 
 
 def _tell(layer: nn.Module) -> None:
-    """Have `layer` make its ``spans`` known while it runs, for not every layer hands them on."""
+    # not every layer passes its spans on
     tokens: list[Token[tuple[Span, ...]]] = []
 
     def before(_: nn.Module, __: Any, options: dict[str, Any]) -> None:
@@ -128,7 +127,7 @@ def _convolution(original: Function) -> Function:
 
 
 def _places(span: Span, count: int) -> list[int]:
-    """The last `count` tokens before `span` on its path, as far as there are so many."""
+    """Last `count` tokens before `span` on its path, or fewer."""
     return [at for start, stop in span.before for at in range(start, stop)][-count:]
 
 
@@ -143,7 +142,7 @@ def _scan(original: Function, names: Scan) -> Function:
         tokens = spans[-1].stop
 
         def within(value: Any, part: Part) -> Any:
-            """Parameters have fewer dimensions than what there is of every token."""
+            # parameters have fewer dimensions than values per token
             alike = isinstance(value, Tensor) and value.ndim > 2 and value.shape[1] == tokens
             return value[:, part.start : part.stop] if alike else value
 
@@ -160,7 +159,6 @@ def _scan(original: Function, names: Scan) -> Function:
 
 
 def _branched(spans: Sequence[Span]) -> bool:
-    """Whether there is more than one row; also what a layer outside of a tree says, which has no spans."""
     return len(spans) > 1
 
 

@@ -1,8 +1,7 @@
-"""The controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`), on one machine or several.
+"""Controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`).
 
-The controller listens, and rank 0 connects. Its first 32 bytes are the digest of a secret that both read from their
-environment; nothing is parsed before they are right. Frames are JSON, neither encrypted nor signed: the network must be
-one that nobody else can reach, as torch's own connections between ranks demand anyway.
+Rank 0 connects; its first 32 bytes are the digest of a shared secret; parsing starts once they match. Frames
+are JSON, neither encrypted nor signed: the network must be private, as for torch's connections.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from coderepairrl.processes.children import ChildDied, Frame, pack
 from coderepairrl.runs.folder import source_digest
 
 SECRET = "CRRL_LEARNER_SECRET"
-"""Environment variable with the secret, of at least 16 characters."""
+"""Environment variable; at least 16 characters."""
 GREETING_SECONDS = 10.0
 """Time limit of each end's greeting."""
 _GRACE = 5.0
@@ -37,7 +36,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4), ("
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``. Raises `UsageError`.
+    """Split ``HOST:PORT``. Raises `UsageError`.
 
     >>> parse_address("10.0.0.1:29500")
     ('10.0.0.1', 29500)
@@ -54,7 +53,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def read_secret() -> bytes:
-    """The digest of the secret of both ends. Raises `PrerequisiteError`."""
+    """Digest of the shared secret. Raises `PrerequisiteError`."""
     secret = os.environ.get(SECRET, "")
     if len(secret) < 16:
         raise PrerequisiteError(
@@ -65,7 +64,7 @@ def read_secret() -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all machines."""
+    """Versions that machines must share."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
         try:
@@ -76,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def torchrun_command(listen: str) -> str:
-    """The command that starts the learner, once on each machine."""
+    """Command that starts the learner on each machine."""
     return (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
         f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
@@ -85,7 +84,7 @@ def torchrun_command(listen: str) -> str:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Have the kernel notice when the machine at the other end is gone."""
+    """Let the kernel detect a lost peer."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
         if hasattr(socket, name):
@@ -93,7 +92,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of files, by path; empty for one that cannot be read."""
+    """SHA-256 by path; empty for an unreadable file."""
 
     def digest(path: Path) -> str:
         try:
@@ -109,7 +108,7 @@ def digest_files(paths: Iterable[Path]) -> dict[str, str]:
 
 @asynccontextmanager
 async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
-    """Files that every machine must have, with their SHA-256: those of `models`, and a new one in each of `folders`."""
+    """Files that every machine must have, with SHA-256: those of `models`, and a new one per folder."""
     files = [file for model in models for name in ("config.json", "*.safetensors") for file in model.glob(name)]
     marks = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
     try:
@@ -123,7 +122,7 @@ async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> Async
 
 
 class RemoteLearner:
-    """A connection to rank 0. `Learner` uses it as it uses a `Child`."""
+    """Connection to rank 0, used like a `Child`."""
 
     stopped = False
 
@@ -132,15 +131,15 @@ class RemoteLearner:
     ) -> None:
         self._reader, self._writer, self._listen = reader, writer, listen
         self.pid = int(hello["pid"])
-        """Process number of rank 0, on its own machine."""
+        """Process id of rank 0."""
         self.name = f"{self.pid} on {str(hello['machines'][0]['host'])[:200]}"
 
     @classmethod
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
-        """Wait up to `patience` seconds for a learner of `processes` ranks to connect to the address `listen`.
+        """Wait up to `patience` seconds for `processes` ranks to connect.
 
-        Raises `LearnerFault` when none comes, `UsageError` when the address is not free or the number of ranks differs,
-        and `PrerequisiteError` when versions differ.
+        Raises `LearnerFault` when none do, `UsageError` for a taken address or another number of ranks,
+        `PrerequisiteError` for other versions.
         """
         (host, port), secret = parse_address(listen), read_secret()
         joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()
@@ -196,14 +195,14 @@ class RemoteLearner:
             raise self._lost(error) from error
 
     async def receive(self) -> Frame:
-        """The next frame. Raises `ChildDied`."""
+        """Receive one frame. Raises `ChildDied`."""
         try:
             return await _receive(self._reader)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             raise self._lost(error) from error
 
     async def dismiss(self) -> None:
-        """Tell the ranks that the run is over, and wait a moment until they have heard it."""
+        """Tell the ranks that the run is over, and wait briefly."""
         with suppress(ChildDied, OSError):
             async with asyncio.timeout(_GRACE):
                 await self.send({"exit": 0})
@@ -211,11 +210,11 @@ class RemoteLearner:
                     await asyncio.sleep(0.01)
 
     def kill(self) -> None:
-        """Close the connection at once, which ends the ranks when they next read from it."""
+        """Close the connection, which ends the ranks at their next read."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection. The ranks end; torchrun starts them again within its ``--max-restarts``."""
+        """Close the connection; torchrun restarts the ranks within ``--max-restarts``."""
         self.kill()  # else it would wait until a rank that hangs has read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -230,15 +229,13 @@ class RemoteLearner:
 
 
 async def _receive(reader: asyncio.StreamReader) -> Frame:
-    """One frame. Raises ValueError for what is no JSON."""
     length = int.from_bytes(await reader.readexactly(4), "big")
     frame: Frame = json.loads(await reader.readexactly(length))
     return frame
 
 
 def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Raise for a learner that cannot serve this run; `machines` has of each rank its host, its
-    versions, and whether it sees a GPU."""
+    """Reject unfit machines; `machines` has each rank's host, versions, and whether it sees a GPU."""
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",

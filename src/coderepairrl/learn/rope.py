@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies depend on a row's length: each row has its own, whatever was computed before."""
+"""Rotary embeddings whose frequencies depend on a row's length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _ORIGINAL = "original_inv_freq"
 
 
 def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Yield the rotary parameters of a model: one mapping, or one for each kind of layer."""
+    """Rotary parameters: one mapping, or one per kind of layer."""
     stated: Any = getattr(config, "rope_parameters", None) or {}
     yield from [stated] if "rope_type" in stated else [each for each in stated.values() if isinstance(each, dict)]
 
 
 def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules of `model` that take other frequencies the longer a row is."""
+    """Modules whose frequencies change with a row's length."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
         if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):
@@ -26,7 +26,7 @@ def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def forget_longest_rows(model: nn.Module) -> None:
-    """Let dynamic embeddings of `model` forget the longest row so far, whose frequencies transformers keeps."""
+    """Reset dynamic embeddings before each row: transformers keeps the longest row's frequencies."""
     for module in find_dynamic(model):
         module.register_forward_pre_hook(_forget_length)
 

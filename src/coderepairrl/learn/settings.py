@@ -1,4 +1,4 @@
-"""The learner's settings, checked before any process starts. Without torch."""
+"""Settings of the learner, checked before any process starts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,67 +13,64 @@ from coderepairrl.learn.algorithms import RECIPES, Recipe
 from coderepairrl.processes.extras import require_extra, require_train
 
 Form = Literal["model", "adapter"]
-"""Form of the weights for an engine: a whole model, or adapters on the model it has."""
+"""Whole model, or adapters on the engine's."""
 
 LOGITS = 1 << 26
-"""Logits (tokens times vocabulary) in memory at a time: 256 MiB in float32."""
+"""Logits in memory at a time: 256 MiB in float32."""
 BUCKET = 1 << 26
-"""Numbers that ZeRO reduces or gathers at a time: 256 MiB in float32."""
+"""Numbers that ZeRO reduces at a time: 256 MiB in float32."""
 NF4_BLOCK = 64
-"""Numbers of NF4 (QLoRA, arXiv 2305.14314) that share a scale, in float32."""
+"""Numbers per scale (QLoRA, arXiv 2305.14314)."""
 OF_SAMPLES = ("eps_low", "eps_high", "delta", "updates_per_batch", "minibatches", "old_logprobs", "mismatch_correction",
               "entropy", "value_head")  # fmt: skip
-"""Settings that mean something only for tokens that the policy sampled itself."""
+"""Settings for sampled tokens."""
 VALUE_WEIGHT, VALUE_CLIP = 0.1, 0.2
-"""Weight of the value loss, and how far a value may move in a batch before the loss no longer pulls it: those
-of TRL's PPO."""
+"""Weight of the value loss, and bound of a value's change: TRL's PPO."""
 LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
-"""Gated DeltaNet's targets of adapters: those that decide on decay and strength of a token's update are a number per
-head, and stay."""
+"""Gated DeltaNet's targets, without per-head numbers."""
 
 
 class LearnSettings(Learning):
-    """The settings of a run's section ``train``, and those of other sections that training depends on.
+    """Section ``train``, and settings of other sections that training depends on.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
     """
 
     mismatch_correction: Correction = "off"
-    """With `recomputed` old logprobs: importance weights for the difference between learner and engine
-    (`losses.correct`)."""
+    """Importance weights (`losses.correct`), with `recomputed` old logprobs."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of sampling: logprobs are those of ``softmax(logits / temperature)``."""
+    """Temperature of sampling and logprobs."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    """The constant denominator per episode of algorithms that have one; None for others."""
+    """Constant denominator per episode."""
     quantise: Quantise = "none"
-    """How the weights below adapters are held."""
+    """Format below adapters."""
     seed: int = 0
-    """Of the adapters' initial weights. Nothing else in the learner is random (no dropout)."""
+    """Seed of the adapters' initial weights, the only random numbers."""
 
     @property
     def recipe(self) -> Recipe | None:
-        """What the algorithm is made of; None for `sft`."""
+        """Parts of the algorithm; None for `sft`."""
         return RECIPES.get(self.algorithm)
 
     @property
     def clip(self) -> tuple[float, float]:
-        """``(eps_low, eps_high)`` with the algorithm's defaults filled in; zeros where there is no ratio."""
+        """``(eps_low, eps_high)``; zeros without a ratio."""
         low, high = self.recipe.clip if self.recipe else (0.0, 0.0)
         return (low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high)
 
     @property
     def baseline(self) -> Kind:
-        """`advantage` with the algorithm's default filled in."""
+        """`advantage`, or the algorithm's default."""
         return self.advantage or (self.recipe.baseline if self.recipe else "none")
 
     @property
     def updates(self) -> int:
-        """Optimiser updates per batch, at most: a minibatch without rows has none."""
+        """Optimiser updates per batch, at most."""
         return self.updates_per_batch * self.minibatches
 
     def rate(self, update: int) -> float:
-        """The learning rate of an optimiser update, counted from 0.
+        """Learning rate of an update, counted from 0.
 
         >>> settings = LearnSettings(lr=1.0, warmup_updates=1, decay_updates=3)
         >>> [round(settings.rate(update), 2) for update in range(6)]
@@ -86,7 +83,7 @@ class LearnSettings(Learning):
         return self.lr * rise * (1 + math.cos(math.pi * done)) / 2
 
     def but(self, **changes: Any) -> Self:
-        """A copy with `changes`, validated."""
+        """Validated copy with `changes`."""
         return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     @model_validator(mode="after")
@@ -100,7 +97,6 @@ class LearnSettings(Learning):
         return self
 
     def _check_algorithm(self) -> None:
-        """Refuse what does nothing under the algorithm."""
         recipe, bounds = self.recipe, [n for n in ("eps_low", "eps_high", "delta") if getattr(self, n) is not None]
         constant = recipe is not None and recipe.aggregation == "constant"
         if constant != (self.max_completion_tokens is not None):
@@ -125,7 +121,6 @@ class LearnSettings(Learning):
             )
 
     def _check_values(self) -> None:
-        """Refuse a value head that nothing learns from, and its settings without one."""
         if not self.value_head:
             return
         if self.algorithm not in ("ppo", "sft"):
@@ -161,7 +156,6 @@ class LearnSettings(Learning):
             )
 
     def _check_imitation(self) -> None:
-        """Refuse what has no meaning where nothing was sampled by the policy."""
         fields, unset = type(self).model_fields, OF_SAMPLES
         if self.algorithm == "sft" and (given := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
             raise ConfigError(
@@ -208,7 +202,7 @@ class LearnSettings(Learning):
 
 
 def require_packages(settings: LearnSettings) -> None:
-    """Raise `PrerequisiteError` for a package that these settings need and that is not installed."""
+    """Raise `PrerequisiteError` for a missing package."""
     require_train()
     wanted = {
         f"train.strategy={settings.strategy}": "deepspeed" if settings.strategy.startswith("zero") else "",

@@ -1,7 +1,4 @@
-"""Weights as files in Hugging Face layout, written and read one tensor at a time.
-
-A file has at most `SHARD` bytes, which bounds the memory that writing takes, however large the model.
-"""
+"""Weights as files in Hugging Face layout, written and read one tensor at a time, to bound memory."""
 
 from __future__ import annotations
 
@@ -25,19 +22,16 @@ from coderepairrl.errors import UsageError
 MODEL = "model"
 ADAPTER = "adapter_model"
 SHARD = 2 << 30
-"""Bytes of one file; a single tensor may exceed it."""
+"""Bytes of a file; a single tensor may exceed it."""
 
 
 def write(
     folder: Path, stem: str, tensors: Iterable[tuple[str, Tensor]], *, here: bool = True, shard: int = SHARD
 ) -> None:
-    """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index, as transformers reads them.
+    """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    A single file has an index, too: else vLLM reads every safetensors file in the folder, including a checkpoint's
-    optimiser state. Of `ADAPTER` there is one, however large: peft and vLLM read no other.
-
-    Where `here` is false nothing is written, but `tensors` is iterated all the same: gathering one may take every
-    process. For the same reason it is exhausted even when the disk is full.
+    `ADAPTER` is always one file: peft and vLLM read no other. Without `here`, or with a full disk, `tensors` is still
+    iterated: gathering one may take every process.
     """
     remaining = iter(tensors)
     try:
@@ -71,23 +65,24 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
         part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
         renamed = file.rename(folder / f"{stem}{part}.safetensors")
         weight_map |= dict.fromkeys(names, renamed.name)
+    # a single file has an index, too: else vLLM would read every safetensors file in the folder
     # sorted: a restored optimiser has its moments in another order, and equal states must give equal files
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def published(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of `model` as files of its architecture have them, which engines read: experts, for one, each alone."""
+    """Tensors as the architecture's files have them, such as each expert alone."""
     cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
     for name, tensor in tensors:
         yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
 
 class TensorFiles:
-    """The tensors of the files with one stem, read on demand. A context manager that keeps the files open."""
+    """Tensors of the files with one stem, read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
-        """Raises OSError or SafetensorError when a file is missing or truncated."""
+        """Open the files. Raises OSError or SafetensorError for a missing or truncated one."""
         self._files = ExitStack()
         self._where: dict[str, Any] = {}
         index = folder / f"{stem}.safetensors.index.json"
@@ -114,7 +109,7 @@ class TensorFiles:
         return tensor
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raise `UsageError` unless names and shapes are those in `shapes`."""
+        """Raise `UsageError` unless names and shapes are `shapes`."""
         found = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
         if found != dict(shapes):
             wrong = sorted({*found.items()} ^ {*shapes.items()})[0][0]

@@ -1,9 +1,8 @@
-"""Episodes (trees of turns) to rows for the learner, with an account of every sampled token. Without torch.
+"""Stitching of episodes (trees of turns) into rows, with an account of every sampled token. Imports no torch.
 
-A row is the context after a leaf, exactly as the engine saw it. A turn that is wholly in several rows is trained in the
-first and is context in the others, so that each sampled token trains at most once; a turn of which a fork keeps only a
-part is context there. A turn that cannot be trained (aborted, for example) is dropped if it is a leaf, together with
-ancestors that lead to no trained turn; otherwise it stays as context.
+A row is the context after a leaf, exactly as the engine saw it. A turn in several rows is trained in the first; one
+that a fork keeps partly is context. A turn that cannot be trained is dropped as a leaf, with ancestors that lead to no
+trained turn; otherwise it is context.
 """
 
 from __future__ import annotations
@@ -20,14 +19,12 @@ from coderepairrl.tokens.trie import Trie
 from coderepairrl.types import Ending, Episode, Sample, Turn, sequence
 
 Balance = Literal["", "episodes", "tokens"]
-"""What kinds of tasks have equal parts of, where they are balanced: what the loss is a mean or a sum of."""
+"""Unit of the loss by which kinds are balanced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Where every sampled token went: ``sampled == trained + masked + dropped``, by reason.
-
-    A masked token is in a row but not trained, a dropped one is in no row. Accounts add up.
+    """Counts of sampled tokens: ``sampled == trained + masked`` (in a row) ``+ dropped``, by reason.
 
     >>> Account(sampled=5, trained=3, dropped={"void": 2}).delivered
     0.6
@@ -40,7 +37,7 @@ class Account:
     row_tokens: int = 0
     """Tokens in all rows, context included."""
     distinct_tokens: int = 0
-    """The same with common prefixes of a group's rows counted once: those of forks, and of attempts at one task."""
+    """Tokens with common prefixes of a group's rows counted once."""
 
     @property
     def balanced(self) -> bool:
@@ -49,12 +46,12 @@ class Account:
 
     @property
     def delivered(self) -> float:
-        """Fraction of the sampled tokens that are trained; 1.0 when nothing was sampled."""
+        """Fraction of the sampled tokens that are trained."""
         return self.trained / self.sampled if self.sampled else 1.0
 
     @property
     def expansion(self) -> float:
-        """Tokens in rows per distinct one: what computing each row whole would cost, at least 1.0."""
+        """Tokens in rows per distinct one."""
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
     def __add__(self, other: Account) -> Account:
@@ -67,18 +64,18 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What becomes of rewards before and after they are compared; by default nothing."""
+    """Changes to rewards and advantages."""
 
     buffer: int = 0
     """`train.overlong_buffer`."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Tokens that an attempt may have, by kind of task, and of others as ""; needed with a buffer."""
+    """Token limits by kind of task, "" for others."""
     ties: Mapping[str, float] = field(default_factory=dict)
     """`train.tie_break`."""
     mask_truncated: bool = False
 
     def reward(self, episode: Episode) -> float | None:
-        """The reward that is compared; None of a void episode."""
+        """Reward to compare; None if void."""
         if episode.ending is Ending.VOID:
             return None
         if not self.buffer:
@@ -87,7 +84,7 @@ class Shaping:
         return episode.reward - overlong(longest, self.limits.get(episode.kind, self.limits[""]), self.buffer)
 
     def masks(self, episode: Episode) -> bool:
-        """Whether the episode is compared, and not trained."""
+        """Whether the episode is compared, not trained."""
         return self.mask_truncated and episode.ending is Ending.LIMIT
 
 
@@ -96,19 +93,19 @@ PLAIN = Shaping()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of a training step, their account, and the groups they come from (by `Episode.group`)."""
+    """Rows of a training step, their account and groups."""
 
     samples: tuple[Sample, ...]
     episodes: int
-    """Number of episodes that the loss is averaged over: at least those with rows."""
+    """Episodes that the loss is averaged over."""
     tokens: int
-    """Number of tokens that it is averaged over, where it is over tokens: at least those that are trained."""
+    """Tokens that a loss over tokens is averaged over."""
     account: Account
     groups: Mapping[str, GroupAdvantages]
     kinds: Mapping[str, Account] = field(default_factory=dict)
-    """The account by kind of task; `account` is their sum."""
+    """Accounts by kind of task."""
     scales: Mapping[str, float] = field(default_factory=dict)
-    """What the advantages of each kind are multiplied by (`kind_scales`)."""
+    """Factors on advantages (`kind_scales`)."""
 
 
 def batch(
@@ -122,19 +119,13 @@ def batch(
     balance: Balance = "",
     shaping: Shaping = PLAIN,
 ) -> Batch:
-    """The training batch of finished episodes: advantages per group, then rows of at most `max_tokens` tokens.
+    """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
-    Episodes of one group need not be adjacent; rows follow the order of `episodes`.
+    The loss is averaged over all episodes that are not void, or their tokens: flat groups have rows of advantage 0 with
+    a KL term (`kl`), none without. With `informative` only episodes with rows count. Advantages are multiplied by
+    `kind_scales`.
 
-    The loss is averaged over all episodes that are not void, or their tokens. Those of flat groups count, so that the
-    size of a step reflects the share of the batch with something to learn from; with a KL term (`kl`) they have rows of
-    advantage 0, without one no rows, since their gradient is 0. With `informative` only episodes with
-    rows count, so that a single group that is not flat makes a step as large as a whole batch does.
-
-    Advantages are compared within a group alone, so that rewards of several kinds need not have one scale. They are
-    then multiplied by `kind_scales` of `weights` and `balance`.
-
-    Raises ValueError when two episodes share an id, and what `stitch` raises.
+    Raises ValueError for two episodes with one id, and as `stitch`.
     """
     groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
@@ -170,7 +161,7 @@ def _masses(
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
-    """How much of each kind the loss adds up: trained tokens, or the episodes that it is averaged over."""
+    """Trained tokens or episodes of each kind in the loss."""
     if balance == "tokens":
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
@@ -180,8 +171,7 @@ def _masses(
 
 
 def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, balanced: bool) -> dict[str, float]:
-    """The factor of each kind: its weight, 1 where it has none; `balanced`, divided by its mass, so that kinds have
-    parts of the loss as their weights are, and all together what they had. A kind without mass has no part.
+    """Factor of each kind: its weight; `balanced`, kinds share the loss by weight, its total unchanged.
 
     >>> kind_scales({"detect": 10, "repair": 30}, {}, balanced=True)
     {'detect': 2.0, 'repair': 0.6666666666666666}
@@ -240,12 +230,12 @@ def stitch(
 ) -> tuple[tuple[Sample, ...], Account]:
     """Rows of one episode and the account of its tokens.
 
-    A void episode is dropped as ``void``, one without an advantage as `without`. Turns whose context is longer than
-    `max_tokens` are dropped as ``overlong``, and the row ends before them. Turns outside the main conversation
-    (`Episode.side`) are not trained, as ``side``. A turn sampled with more than a temperature (top-p, ...) is masked as
-    ``sampling``, the tail after a stop string dropped as ``stop_string``. What the rows begin with is distinct unless
-    `distinct` has it, the rows of other episodes, to which these are added.
-    Raises ValueError for a turn without a prompt, or with a token of no version.
+    Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
+    (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main conversation
+    (``side``) and those sampled with top-p and the like (``sampling``). Prefixes in `distinct` (of other episodes) are
+    not counted; these rows are added.
+
+    Raises ValueError for a turn without a prompt, or a token without a version.
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
@@ -280,10 +270,7 @@ def stitch(
 
 
 def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """For each turn, whether `stitch` makes its output ``trained``, ``masked`` (in a row) or ``dropped``, and why.
-
-    For an episode that has an advantage.
-    """
+    """Fate of each turn in `stitch`, given an advantage: ``trained``, ``masked`` (in a row) or ``dropped``, and why."""
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
@@ -297,13 +284,13 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
 
 
 def _trainable(episode: Episode, max_tokens: int) -> int:
-    """Tokens that would be trained if the episode had an advantage."""
+    """Number of trained tokens, given an advantage."""
     pairs = zip(episode.turns, fates(episode, max_tokens=max_tokens), strict=True)
     return sum(len(turn.output) for turn, (fate, _) in pairs if fate == "trained")
 
 
 def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
-    """Why the output of each turn is not trained; empty if it is."""
+    """Reason against training each turn, or ""."""
     side = set(episode.side)
 
     def why(turn: Turn) -> str:
@@ -319,14 +306,14 @@ def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> lis
 
 
 class _Forest:
-    """An episode's turns by the context at their end. Raises ValueError for one sampled from an empty prompt."""
+    """Turns by context. Raises ValueError for one sampled from an empty prompt."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
         self.lengths: list[int] = []
-        """Tokens of each turn's sequence, its output included."""
+        """Tokens per turn, output included."""
         self.before: list[int | None] = []
-        """For each turn, the last earlier turn whose whole sequence is a prefix of its own."""
+        """Last earlier turn that is wholly a prefix, per turn."""
         for turn in turns:  # turns are ordered: parents come first
             shared = self.lengths[turn.base] if turn.base is not None else turn.fork.tokens if turn.fork else 0
             if not shared + len(turn.given) and turn.output:
@@ -338,14 +325,14 @@ class _Forest:
             self.before.append(at)
 
     def path(self, leaf: int) -> Iterator[int]:
-        """`leaf` and the turns that are wholly in its context, latest first."""
+        """Turns wholly in the context of `leaf`, latest first."""
         at: int | None = leaf
         while at is not None:
             yield at
             at = self.before[at]
 
     def leading_to(self, goals: Iterable[int]) -> set[int]:
-        """`goals` and the turns that are wholly in the context of any of them."""
+        """Turns wholly in the context of any of `goals`."""
         kept: set[int] = set()
         for goal in goals:
             for at in self.path(goal):
@@ -355,7 +342,7 @@ class _Forest:
         return kept
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """The row of `leaf`, in which the outputs of the turns in `fresh` are trained."""
+        """Row of `leaf`; outputs of the turns in `fresh` are trained."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)
@@ -381,7 +368,6 @@ def _versions(turn: Turn) -> list[int]:
 
 
 def _counts(entries: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Sums per reason, without the zeros."""
     counts: Counter[str] = Counter()
     for reason, tokens in entries:
         counts[reason] += tokens

@@ -1,7 +1,4 @@
-"""What `train.strategy` decides: how a batch and the model are divided among processes.
-
-`SingleProcess` divides nothing; `coderepairrl.learn.distributed` and `coderepairrl.learn.zero` build on it.
-"""
+"""Strategies (`train.strategy`): how batch and model are divided among processes."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ T = TypeVar("T")
 
 
 class SingleProcess:
-    """A single process with the whole model."""
+    """Single process with the whole model."""
 
     rank = 0
     ranks = 1
@@ -38,17 +35,17 @@ class SingleProcess:
 
     @property
     def load_device(self) -> torch.device:
-        """The device that the whole model is loaded to."""
+        """Device to load the whole model to."""
         return self.device
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Set the policy and the optimiser of its parameters. Called once."""
+        """Set the policy and its optimiser. Called once."""
         self.policy = policy
         self.optimizer = optimizer
         policy.whole = self.whole
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Context for the forward and backward pass of one micro-batch; `last` for the last one before an update."""
+        """Wrap a micro-batch; `last` before an update."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
@@ -56,9 +53,9 @@ class SingleProcess:
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
-        """One optimiser update from the accumulated gradient; returns its norm before clipping.
+        """Update from the accumulated gradient; returns its norm before clipping.
 
-        Raises FloatingPointError for a gradient that is not finite, which is discarded.
+        Raises FloatingPointError for a non-finite gradient, which is discarded.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -74,7 +71,7 @@ class SingleProcess:
         return norm
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """A parameter, gathered from all processes: a collective operation."""
+        """Gather a parameter: a collective operation."""
         return whole(parameter)
 
     def shape(self, parameter: Tensor) -> torch.Size:
@@ -82,19 +79,19 @@ class SingleProcess:
         return parameter.shape
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set a parameter to the whole `value`, which every process has."""
+        """Set a parameter to `value`, which every process has."""
         with torch.no_grad():
             parameter.copy_(_like(parameter, value))
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """The optimiser's state of a parameter, gathered; empty before the first update."""
+        """Optimiser state of a parameter, gathered; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
             tensor = whole(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser's state of a parameter; without values there is none."""
+        """Replace the optimiser state of a parameter."""
         self.optimizer.state.pop(parameter, None)
         if values:
             self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
@@ -102,25 +99,22 @@ class SingleProcess:
                 self.optimizer.state[parameter]["step"] = int(values["step"])
 
     def gather(self, value: T) -> list[T]:
-        """The `value` of each process, by rank."""
+        """Values of all processes, by rank."""
         return [value]
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes files."""
+        """Whether this process writes files."""
         return self.rank == 0
 
     @contextmanager
     def replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` in the process that writes; if that fails at the start, all processes raise."""
+        """`replace_folder` in the process that writes; all raise if it fails at the start."""
         with ExitStack() as files:
             yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
 
     def agree(self, action: Callable[[], Any]) -> Any:
-        """The result of `action`; if it cannot read or write in one process, all processes raise.
-
-        A process that failed alone would leave the others waiting for it.
-        """
+        """Result of `action`; all processes raise if one cannot read or write, or the others would wait for it."""
         result, failure = None, None
         try:
             result = action()
@@ -135,26 +129,23 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make training deterministic on a GPU, too: a resumed run repeats steps and compares the weights.
-
-    Torch raises for operations without a deterministic kernel; a step uses none. Not with ``warn_only``: then
-    `_flash_attention_backward` is not deterministic. As a side effect, attention in half precision is FlashAttention
-    instead of cuDNN's, which torch prefers on an H100 and which compiles a plan for each row length.
-    """
+    """Make training deterministic on a GPU: a resumed run repeats steps and compares the weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
+    # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
+    # attention, which compiles a plan for each row length
     torch.use_deterministic_algorithms(True)
     # not needed: no code reads uninitialised memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor, gathered if processes share it."""
+    """Tensor, gathered if sharded."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """`value` on the device of `parameter` and, if it has its shape, sharded like it."""
+    """Move `value` to the parameter's device, sharded alike if shapes match."""
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

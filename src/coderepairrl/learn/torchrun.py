@@ -1,10 +1,7 @@
-"""A learner process that torchrun starts: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
+"""Learner process that torchrun starts: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run that listens there (`coderepairrl.learn.remote`), takes its requests, broadcasts each to the
-other ranks, and sends the answer, which is the same in all. The requests are those of `coderepairrl.learn.learner`.
-
-When the run is over, all ranks exit with 0. When the connection is lost, they exit with 1, so that torchrun starts them
-again within its ``--max-restarts``, and rank 0 waits for the run once more.
+Rank 0 connects to the run (`coderepairrl.learn.remote`), broadcasts each request (`coderepairrl.learn.learner`), and
+sends the answer. At the end of the run all ranks exit with 0, after a lost connection with 1: torchrun restarts them.
 """
 
 from __future__ import annotations
@@ -31,17 +28,16 @@ from coderepairrl.processes.child import die_with
 from coderepairrl.processes.children import Frame, Parent, pack
 
 _PATIENCE, _RETRY = 3600.0, 1.0
-"""Seconds to wait for the run, and between two attempts to connect."""
+"""Seconds for the run to listen, and between attempts."""
 _IDLE = timedelta(days=365)
-"""Time limit of a broadcast: between two requests the run samples episodes."""
+"""Between two requests the run samples episodes."""
+# without it restarted ranks meet under a name with the number of restarts, which each machine counts for itself
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""Without it, restarted ranks may wait for each other forever: they meet under a name that has the number of restarts,
-which each machine's torchrun counts for itself."""
 _HOST = os.uname().nodename
 
 
 def main() -> None:
-    """Carry out the requests of the run at the address that is given."""
+    """Serve the run at the address in the first argument."""
     die_with(os.getppid())
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
@@ -72,7 +68,7 @@ def main() -> None:
 
 
 def _connect(address: str, machines: list[Any]) -> Parent:
-    """A connection to the run, which has accepted this learner. Raises `CodeRepairError`."""
+    """Connect to a run that accepts this learner. Raises `CodeRepairError`."""
     where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
     while True:
         try:
@@ -104,7 +100,7 @@ def _connect(address: str, machines: list[Any]) -> Parent:
 
 
 def _next(run: Parent) -> Frame:
-    """The next request, or the exit status when there will be no more."""
+    """Next request, or the exit status after the last."""
     try:
         request = run.receive()
     except (OSError, EOFError) as error:
@@ -115,7 +111,7 @@ def _next(run: Parent) -> Frame:
 
 
 def _answer(service: Service, request: Frame, requests: distributed.ProcessGroup) -> Frame:
-    """Carry out one request; a ``start`` only where every machine has its ``files``."""
+    # ``start`` only where every machine has its ``files``
     files, missing = request.pop("files", {}), ""
     if files and int(os.environ[LOCAL_RANK]) == 0:
         digests = remote.digest_files(map(Path, files))
@@ -127,7 +123,6 @@ def _answer(service: Service, request: Frame, requests: distributed.ProcessGroup
 
 
 def _gather(value: Any, group: distributed.ProcessGroup) -> list[Any]:
-    """The `value` of each rank."""
     values: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(values, value, group=group)
     return values

@@ -1,7 +1,4 @@
-"""The optimiser step: a batch of rows in, new weights out, in one process or in each of several.
-
-All of it is deterministic: the same samples in the same order give the same bits.
-"""
+"""Training step: a batch of rows in, new weights out, deterministic, in one process or several."""
 
 from __future__ import annotations
 
@@ -31,37 +28,35 @@ from coderepairrl.sync.weights import CALLED_OFF, OFFER, checksum
 from coderepairrl.types import Sample
 
 PASSES_PER_TREE = 4
-"""How many times the tokens of a pass a tree may have that is computed chunk by chunk: its keys and values are all in
-memory, with their gradients."""
+"""Passes in a tree computed chunk by chunk: its keys and values are all in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A process's share of a minibatch, with logprobs computed before the batch's first update."""
+    """Share of a minibatch."""
 
     samples: Sequence[Sample]
     """The whole minibatch."""
     batches: list[MicroBatch]
     idle: MicroBatch | None
-    """Run with weight zero if another process has one more micro-batch."""
+    """Extra micro-batch of weight zero, if another process has more."""
     scale: Scale
     references: list[Tensor | None]
     before: list[Tensor] = field(default_factory=list)
-    """Logprobs under the weights before the batch; with recorded old logprobs only of the first part."""
+    """Logprobs before the batch; with recorded old logprobs only of the first part."""
     targets: list[values.Targets] = field(default_factory=list)
-    """With a value head."""
+    """Present with a value head."""
 
 
 class Trainer:
-    """The policy, its optimiser, the reference policy if the KL term needs one, and the teacher if there is one.
+    """Policy, optimiser, reference policy and teacher.
 
-    `version` counts batches: version 0 is the weights that were loaded. `updates` counts optimiser updates. Where
-    several processes share a batch, each has a trainer, makes the same calls, and gets the same results; the first one
-    writes files.
+    `version` counts batches, `updates` optimiser updates. Processes that share a batch each have a trainer and make the
+    same calls; the first one writes files.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` if a package is missing."""
+        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` for a missing package."""
         self.settings = settings
         self.strategy = _strategy(settings)
         self.reference: Policy | None = None
@@ -83,14 +78,10 @@ class Trainer:
         self._alone, self._chunkable = any(alone), all(chunkable)
 
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
-        """Train on one batch and return its metrics (`Metrics`).
+        """Train on one batch and return its `Metrics`.
 
-        The loss is averaged over `episodes`, some of which may have no rows because their gradient is 0, or over
-        `tokens`, some of which are theirs; None is the number of those in rows.
-
-        If a gradient is not finite, it and the rest of the batch are skipped in all processes: weights and optimiser
-        stay as after the last complete update, the metrics have ``skipped``, and `version` still counts the batch, so
-        that replaying the log repeats it.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient and the rest
+        of the batch are skipped: the metrics have ``skipped``, and `version` still counts, so that a replay repeats it.
 
         Raises ValueError for an empty batch, a malformed row, or fewer episodes or tokens than rows have.
         """
@@ -127,10 +118,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """The metrics of `step` for a batch that is not trained on, as far as they are known.
-
-        Raises ValueError for an empty batch or a malformed row.
-        """
+        """Metrics of `step` without training. Raises ValueError for an empty batch or a malformed row."""
         self._require_here()
         if not samples:
             raise ValueError("an empty batch")
@@ -145,7 +133,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Logprob of each token but the first, per row; the engine exam compares them."""
+        """Logprobs of each row's tokens except the first."""
         self._require_here()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut(rows, self._budget):
@@ -155,10 +143,9 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights atomically to the folder ``folder/v<version>`` (`Policy.export`).
+        """Write the weights atomically to ``folder/v<version>``; returns path, version and `sync.weights.checksum`.
 
-        Returns its path, the version and its `sync.weights.checksum`. The caller deletes older folders. Raises
-        ValueError for adapters of a policy that has none.
+        The caller deletes older folders. Raises ValueError for adapters without any.
         """
         self._require_here()
         path = folder / f"v{self.version:06d}"
@@ -168,10 +155,7 @@ class Trainer:
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """Write a list of the current tensors, without their values, to ``folder/v<version>``, for `send`.
-
-        Returns path, version and `wire.combined_digest`.
-        """
+        """List the tensors in ``folder/v<version>`` for `send`; returns path, version and `wire.combined_digest`."""
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
@@ -185,7 +169,7 @@ class Trainer:
         return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the tensors of the folder `offer` to an engine's workers one by one; returns "", or why it broke off.
+        """Send the tensors of `offer` to an engine's workers; returns "", or why it broke off.
 
         Raises ValueError when the weights are no longer those of `version`.
         """
@@ -206,25 +190,24 @@ class Trainer:
         checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit. The reference policy stays the model that the trainer started with.
+        """Restore what `save` wrote, bit for bit, except the reference policy.
 
-        Raises `UsageError`, with nothing changed, when `folder` has no checkpoint of this model, or a file of it was
-        modified.
+        Raises `UsageError`, with nothing changed, when `folder` holds no intact checkpoint of this model.
         """
         self._require_here()
         self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
-        """Move all that is on the device to the host's memory, where only `save` finds it; returns its bytes.
+        """Move everything on the device to host memory, where only `save` works; returns bytes.
 
-        Raises ValueError for one of several processes, which have more there than tensors of ours.
+        Raises ValueError for one of several processes.
         """
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
-        """Move what was put away back to the device, bit for bit; returns its bytes."""
+        """Move everything back, bit for bit; returns bytes."""
         return self._offloader.restore()
 
     def _require_here(self) -> None:
@@ -233,7 +216,7 @@ class Trainer:
 
     @property
     def notices(self) -> list[str]:
-        """What a person should know of how the models are computed."""
+        """Notices on how the models are computed."""
         return [policy.found.notice for policy in self._policies if policy.found.notice]
 
     @property
@@ -242,16 +225,14 @@ class Trainer:
 
     @property
     def _budget(self) -> int:
-        """Tokens of a micro-batch: of a single row where one of the models computes rows one at a time."""
+        # 1: a single row
         return 1 if self._alone else self.settings.micro_tokens
 
     @property
     def _in_chunks(self) -> bool:
-        """Whether trees larger than a micro-batch are computed chunk by chunk.
-
-        With gradient checkpointing they would need no less memory than a larger micro-batch does. Processes that share
-        the model would have to make equally many passes. Of a chunk nothing but logprobs are known.
-        """
+        """Whether trees larger than a micro-batch are computed in chunks."""
+        # gradient checkpointing would save no memory, processes that share the model would have to make equally many
+        # passes, and a chunk gives logprobs alone
         settings = self.settings
         alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
@@ -259,7 +240,7 @@ class Trainer:
         return alike and logprobs and self.policy.chunkable and self._chunkable
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
-        """This process's share of a minibatch, whose loss is averaged over `episodes` or `tokens`."""
+        """Share of a minibatch, with its loss averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.strategy
         metrics.minibatch(samples)
         tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
@@ -289,10 +270,8 @@ class Trainer:
 
     @torch.no_grad()
     def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
-        """What the tokens of each minibatch learn from, by the values before the batch; and its logprobs by then.
-
-        An episode's rows may be in other processes, so that they exchange values.
-        """
+        """Compute value targets and logprobs from the values before the batch."""
+        # an episode's rows may be in other processes, so they exchange values
         settings = self.settings
         known: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
         for part in parts:
@@ -311,7 +290,7 @@ class Trainer:
 
     @torch.no_grad()
     def _score(self, part: _Part, metrics: Metrics) -> None:
-        """Compute the logprobs of a minibatch under the weights before the batch."""
+        """Compute logprobs before the batch."""
         for batch in [*part.batches, *([part.idle] if part.idle else [])]:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
@@ -319,7 +298,7 @@ class Trainer:
                 metrics.before(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
-        """Add up the gradient of a minibatch; `first` if no update of the batch was made yet."""
+        """Accumulate a minibatch's gradient; `first` before any update."""
         settings, together, batches = self.settings, self.strategy, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
@@ -366,10 +345,8 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _scored(self, batch: MicroBatch) -> Scored:
-        """The trained tokens of a micro-batch, compared with other models where the loss needs it.
-
-        These run beside each forward pass: their distributions over the vocabulary are too large to be kept.
-        """
+        """Score trained tokens, against other models where the loss needs it."""
+        # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
         if not imitates and self.teacher is None and not settings.entropy:
@@ -398,7 +375,7 @@ class Trainer:
             return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
-        """One optimiser update; returns the gradient's norm before clipping, and the learning rate."""
+        """Update; returns the gradient's norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
         norm = self.strategy.update(rate)
         self.updates += 1
@@ -406,7 +383,7 @@ class Trainer:
 
 
 def _make_optimizer(policy: Policy, settings: LearnSettings) -> torch.optim.Optimizer:
-    """AdamW with weight decay for matrices, without for norms and biases."""
+    # weight decay for matrices, not for norms and biases
     parameters = list(policy.parameters.values())
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},

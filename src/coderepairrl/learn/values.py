@@ -1,11 +1,8 @@
-"""PPO's values: the return that a linear head on the policy predicts of each context, and what tokens learn from it.
+"""PPO's values: a linear head predicts the return of each context.
 
-The trajectory of an episode is its trained tokens, row after row, as `stitch` orders them. A row that begins where the
-context was rewritten, or forked, goes on with the same episode: what comes after the last token of one is the first of
-the next. The episode's reward arrives at the end and is not discounted, and no value stands in for it: each token
-learns from the reward minus the value of its own context (as in VAPO and Open-Reasoner-Zero, arXiv 2503.24290).
-
-Shapes: R rows, N trained tokens.
+An episode's trajectory is its trained tokens, row after row (`stitch`). The reward arrives at the end, undiscounted and
+without bootstrapping: a token learns from the reward minus its context's value (as in VAPO and Open-Reasoner-Zero,
+arXiv 2503.24290). R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -21,12 +18,11 @@ from coderepairrl.learn.pack import MicroBatch
 from coderepairrl.types import Sample
 
 FILE = "value_head"
-"""Stem of its file in a checkpoint, and what its parameters' names begin with."""
+"""File stem, and prefix of parameter names."""
 
 
 class ValueHead(nn.Module):
-    """A linear function of the last hidden state in float32, whatever the model computes in. It begins with 0: no state
-    is better than another until rewards say so, and nothing is drawn."""
+    """Linear function of the last hidden state, in float32, initially zero."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -41,7 +37,7 @@ class ValueHead(nn.Module):
 
 
 class Targets(NamedTuple):
-    """What the trained tokens (N) of a micro-batch learn from, by the values before the batch."""
+    """Learning targets of trained tokens (N), from the values before the batch."""
 
     advantage_N: Tensor
     return_N: Tensor
@@ -49,14 +45,14 @@ class Targets(NamedTuple):
 
 
 def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
-    """Values of the trained tokens of each row, by its number among the samples that the batch was dealt from."""
+    """Values of each row's trained tokens, by index among the dealt samples."""
     sizes = [int(count) for count in batch.count_R.tolist()]
     columns = zip(batch.dealt, torch.split(value_N, sizes), strict=True)
     return {number: values.double().tolist() for number, values in columns}
 
 
 class Estimate(NamedTuple):
-    """Of the trained tokens of a row. A return is the reward of the episode: what the head is to predict."""
+    """Estimates for a row's tokens; a return is the episode's reward."""
 
     advantages: list[float]
     returns: list[float]
@@ -66,10 +62,9 @@ class Estimate(NamedTuple):
 def estimates(
     minibatches: Sequence[tuple[Sequence[Sample], Mapping[int, list[float]]]], *, whiten: bool
 ) -> tuple[list[dict[int, Estimate]], float | None]:
-    """Those of each minibatch's rows by their numbers, and the values' `explained` variance.
+    """Estimates of each minibatch's rows by index, and `explained` variance.
 
-    The `advantage` of a sample is the reward of its episode. To `whiten` is to make the mean of the batch's advantages
-    0 and their standard deviation 1.
+    A sample's `advantage` is its episode's reward. `whiten`: mean 0 and deviation 1 over the batch.
     """
     found = [
         {
@@ -90,14 +85,13 @@ def estimates(
 
 
 def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
-    """Those of a micro-batch."""
+    """Targets of a micro-batch."""
     columns = ([x for number in batch.dealt for x in found[number][column]] for column in range(3))
     return Targets(*(torch.tensor(each, dtype=torch.float32, device=batch.ids_T.device) for each in columns))
 
 
 def explained(returns: Sequence[float], values: Sequence[float]) -> float | None:
-    """The share of the variance of `returns` that `values` account for: 1 if they are equal, 0 as good as a constant,
-    below 0 worse than that; None where returns do not vary.
+    """Share of the variance of `returns` that `values` explain: 1 if equal, 0 as a constant, None without variance.
 
     >>> explained([0.0, 1.0], [0.25, 0.75]), explained([0.5, 0.5], [0.0, 1.0])
     (0.75, None)
@@ -107,15 +101,14 @@ def explained(returns: Sequence[float], values: Sequence[float]) -> float | None
 
 
 def _variance(numbers: Sequence[float]) -> float:
-    """Of the population. In torch, which goes on where a broken policy's values are not finite: the step is skipped."""
+    # in torch, which accepts a broken policy's non-finite values: the step is skipped
     return torch.tensor(numbers, dtype=torch.float64).var(correction=0).item()
 
 
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Half the squared error of each value, and where the clip acts.
+    """Half the squared error of each value, and where the clip acts (no gradient).
 
-    The worse of two: that of the value, and that of the value no further than `clip` from the one before the batch (as
-    PPO's authors and TRL have it). Where it acts there is no gradient.
+    The worse of two errors: of the value, and of the value clipped around the one before the batch (PPO, TRL).
     """
     near_N = torch.maximum(torch.minimum(value_N, before_N + clip), before_N - clip)
     free_N, bound_N = (value_N - return_N).square(), (near_N - return_N).square()

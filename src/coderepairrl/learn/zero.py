@@ -1,7 +1,6 @@
-"""DeepSpeed's ZeRO through accelerate: processes that share gradients and optimiser state (2), and weights too (3).
+"""DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3).
 
-DeepSpeed keeps both in flat float32 tensors, of which each process holds a part. They are read and replaced parameter
-by parameter, so that a checkpoint is the same as that of one process.
+DeepSpeed holds flat float32 tensors, divided among processes; a checkpoint equals that of one process.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Zero(Distributed):
-    """One of several processes that share the optimiser state of one model, and with stage 3 the model."""
+    """Process that shares optimiser state, and with stage 3 the model."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
@@ -42,7 +41,7 @@ class Zero(Distributed):
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over a policy and the optimiser of its parameters, which change into this process's share."""
+        """Take over policy and optimiser, reduced to this process's share."""
         if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
@@ -51,7 +50,7 @@ class Zero(Distributed):
         self._engine: Any = policy.module
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
-        """Around the forward and backward pass of one micro-batch; `last` of an update."""
+        """Wrap a micro-batch; `last` before an update."""
         self._engine.set_gradient_accumulation_boundary(last)
         return nullcontext()
 
@@ -60,9 +59,9 @@ class Zero(Distributed):
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
-        """One optimiser update from the accumulated gradient; returns its norm before clipping.
+        """Update from the accumulated gradient; returns its norm before clipping.
 
-        Raises FloatingPointError for a gradient that is not finite, which DeepSpeed forgets.
+        Raises FloatingPointError for a non-finite gradient, which DeepSpeed discards.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
@@ -73,16 +72,16 @@ class Zero(Distributed):
         return norm
 
     def shape(self, parameter: Tensor) -> torch.Size:
-        """Of the whole parameter."""
+        """Shape of the whole parameter."""
         return parameter.ds_shape if self._divided else parameter.shape  # type: ignore[attr-defined]
 
     def whole(self, parameter: Tensor) -> Tensor:
-        """A parameter, collected from all processes: they all ask for it."""
+        """Gather a parameter: a collective operation."""
         with deepspeed.zero.GatheredParameters([parameter], enabled=self._divided):
             return parameter.detach().clone() if self._divided else parameter.detach()
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Replace a parameter's values by `value`, which every process has."""
+        """Set a parameter to `value`, which every process has."""
         value = value.to(self.device)
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
             parameter.copy_(value)
@@ -92,7 +91,7 @@ class Zero(Distributed):
             safe_set_full_fp32_param(parameter, value)
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """The optimiser's state of a parameter, collected; nothing before the first update."""
+        """Optimiser state of a parameter, gathered; empty before the first update."""
         states = list(self.optimizer.state.values())
         if states:
             self._link(parameter)
@@ -101,7 +100,7 @@ class Zero(Distributed):
                 yield key, safe_get_full_optimizer_state(parameter, key)
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser's state of a parameter; without values there is none."""
+        """Replace the optimiser state of a parameter; without values, clear all."""
         if not values:
             self.optimizer.state.clear()
             return
@@ -115,7 +114,7 @@ class Zero(Distributed):
                 safe_set_full_optimizer_state(parameter, value, key)
 
     def _make_state(self, step: Tensor) -> None:
-        """The optimiser's state, as its first update would make it, after so many updates."""
+        # as the first update would make it
         zero = self._engine.optimizer
         flat = zero.fp32_partitioned_groups_flat if self._divided else zero.single_partition_of_fp32_groups
         for part in flat:
@@ -123,14 +122,14 @@ class Zero(Distributed):
             self.optimizer.state[part] = {**state, "step": step.to(self.device, copy=True)}
 
     def _link(self, parameter: nn.Parameter) -> None:
-        """Show DeepSpeed where a parameter's moments are: in ZeRO-2 it looks before all of them exist."""
+        # in ZeRO-2 DeepSpeed looks before all moments exist
         mapping = None if self._divided else parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is not None:  # part of it is here
             flat = self._engine.optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
             mapping.set_optim_state_fragment(flat, self.optimizer.state[flat])
 
     def _share(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """This process's part of `value`; the last one is filled up with zeros."""
+        # the last part is padded with zeros
         part: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
         size = part.numel()
         return pad(value.flatten(), (0, size * self.ranks - value.numel()))[size * self.rank :][:size]
@@ -140,7 +139,7 @@ class Zero(Distributed):
         return {"deepspeed_plugin": DeepSpeedPlugin(hf_ds_config=self._config())}
 
     def _config(self) -> dict[str, Any]:
-        """Numbers stay in the precision that the policy holds them in, which computes in its own."""
+        # no precision: numbers stay in the policy's
         return {
             "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect: `pack.share` deals rows
             "gradient_clipping": self.settings.max_grad_norm,

@@ -1,4 +1,4 @@
-"""Model folders in Hugging Face layout: those that ship with the package, and a user's."""
+"""Model folders in Hugging Face layout: shipped ones, and the user's."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ _BUILTIN = "builtin:"
 _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
 QUANTISED = "quantised.json"
-"""A file in the folder of a model whose weights have the numbers of quantised ones: how it was quantised."""
+"""File that records how a model's weights were quantised before being written out."""
 _READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a model's `folder` that a run reads: its weights, configuration, tokenizer and template."""
+    """Files of a model that a run reads: weights, configuration, tokenizer and template."""
     return [file for file in sorted(folder.iterdir()) if file.suffix in _READ and file.is_file()]
 
 
 def quantised(folder: Path) -> str:
-    """How the numbers of the weights in `folder` were quantised, before they were written out there; "" if they were
-    not, or are no longer those."""
+    """Quantised form of the written-out weights, or ""."""
     mark = folder / QUANTISED
     return str(json.loads(mark.read_text("utf-8"))["form"]) if mark.is_file() else ""
 
 
 def quant_method(folder: Path) -> str | None:
-    """Name the method (``awq``, ``fp8``, ...) of the codes that a model's files have in place of weights; None without.
-
-    Raises OSError and ValueError for what is no config.
+    """Method (``awq``, ``fp8``, ...) of codes in place of weights; None without. Raises OSError and ValueError for a
+    bad config.
     """
     raw = json.loads((folder / "config.json").read_text("utf-8"))
     codes = raw.get("quantization_config") if isinstance(raw, dict) else None
@@ -44,7 +42,7 @@ def quant_method(folder: Path) -> str | None:
 
 
 def require_plain_weights(folder: Path) -> None:
-    """Raise `UsageError` where the model in `folder` has a `quant_method`, and what `quant_method` raises."""
+    """Raise `UsageError` for a model with a `quant_method`. Raises as `quant_method`."""
     if method := quant_method(folder):
         raise UsageError(
             f"the weights in {folder} are quantised (quant_method={method}), and the learner reads plain weights",
@@ -53,20 +51,19 @@ def require_plain_weights(folder: Path) -> None:
 
 
 class Named(NamedTuple):
-    """What a model's name stands for: a folder in Hugging Face layout, and adapters on it if there are any."""
+    """Model behind a name: a folder in Hugging Face layout, and adapters, if any."""
 
     folder: Path
     adapter: Path | None = None
     run: Path | None = None
-    """The run whose checkpoint it is."""
+    """Run of the checkpoint."""
 
 
 def named(path: str) -> Named:
-    """The model that `path` names: a folder in Hugging Face layout, ``builtin:NAME``, a folder of adapters in peft's
-    layout, a checkpoint of a run, or a run folder, which stands for its newest checkpoint.
+    """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a checkpoint, or a run
+    (its newest).
 
-    Adapters of a run are on the model that it began from, others on the one that their ``adapter_config.json`` names.
-    Raises `UsageError` when there is no such model.
+    Adapters of a run are on its initial model, others on the one in their ``adapter_config.json``. Raises `UsageError`.
     """
     found = Path(path).expanduser()
     if (found / _RUN).is_file():
@@ -99,19 +96,19 @@ def named(path: str) -> Named:
 
 
 WITH_LANGUAGE = ("qwen3_5", "qwen3_5_moe")
-"""Values of ``model_type`` of multimodal models whose language model is an architecture of its own."""
+"""``model_type`` of multimodal models whose language model is a separate architecture."""
 
 
 def multimodal(folder: Path) -> bool:
-    """Whether the model in `folder` has a language model that can be taken out. Raises OSError, ValueError."""
+    """Whether the model has a separable language model. Raises OSError, ValueError."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
     return config.get("model_type") in WITH_LANGUAGE and "text_config" in config
 
 
 def folder(path: str, *, weights: bool = False) -> Path:
-    """The folder of the model that `path` names, as `named` has it: that below adapters, where there are any.
+    """Folder of the model that `path` names (`named`), below any adapters.
 
-    Raises `UsageError` when it holds no model, or none with `weights` where they are asked for.
+    Raises `UsageError` for no model, or, with `weights`, none with weights.
     """
     if path.startswith(_BUILTIN):
         home = Path(str(resources.files(__name__)))
@@ -133,12 +130,10 @@ def folder(path: str, *, weights: bool = False) -> Path:
 
 
 def _shown(path: str, found: Path) -> str:
-    """The name of a model, and where that is."""
     return path if path == str(found) else f"{path} ({found})"
 
 
 def _advice(path: str) -> str:
-    """What to do about a `path` where there is no model."""
     found = Path(path).expanduser()
     if advice := nearest_run(found):
         return advice if found.exists() else f"there is no such run: {advice}"

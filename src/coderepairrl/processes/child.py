@@ -1,12 +1,8 @@
-"""Starts a child process: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
+"""Start of a child process: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
 
-It asks the kernel to be killed when PARENT ends, and only then runs MODULE, whose imports may take seconds; with ``--``
-as MODULE it becomes the program that follows, which keeps that. This exists on Linux only; elsewhere a child notices
-the end of its parent when it next reads from it.
-
-The imports of torch and transformers make a million objects, none of them garbage. To look through them again and again
-while they are made, and once more at the end, would take 2 of the 5.5 CPU-seconds of a learner that starts and ends:
-garbage is collected from `Parent.connect` or `cli.main` on, and not at exit.
+It asks the kernel (on Linux) to be killed when PARENT ends, then runs MODULE, or with ``--`` the program that follows.
+Garbage is collected from `Parent.connect` or `cli.main` on, and not at exit: importing torch and transformers makes a
+million objects, and looking through them takes 2 of a learner's 5.5 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent process ends; exit if it has ended already."""
+    """Have the kernel kill this process when its parent ends; exit if it has ended already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

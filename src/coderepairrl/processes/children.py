@@ -2,8 +2,7 @@
 
 A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; large data is sent as pieces: bytes
 objects after their number and lengths. The child is a module run with ``python -m``; it dies with its parent (`child`),
-ignores the terminal's Ctrl-C (the controller decides when to stop), and writes its output to a log file. Third-party
-programs are started with `run`.
+ignores Ctrl-C, and writes its output to a log file. `run` starts third-party programs.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from typing import IO, Any, Self
 
 _LENGTH = struct.Struct(">I")
 _SLICE = 1 << 18
-"""Bytes that are written to a child at a time, so that other tasks can run in between."""
 _FD = "CRRL_FRAMES_FD"
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
-"""Environment with which Python imports nothing from the current folder, which may be an untrusted repository
-(``crrl fix``) with a ``json.py`` in it."""
+"""Environment against imports from the current folder, perhaps an untrusted repository (``crrl fix``) with a
+``json.py``.
+"""
 
 Frame = dict[str, Any]
 
 
 def pack(frame: Mapping[str, Any]) -> bytes:
-    """One frame as bytes."""
+    """Encode one frame."""
     body = json.dumps(frame, separators=(",", ":")).encode()
     return _LENGTH.pack(len(body)) + body
 
 
 def last_words(log: Path, start: int = 0) -> list[str]:
-    """The last dozen lines of `log` after byte `start`, where this process began in a shared log."""
+    """Last dozen lines of `log` after byte `start`."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -61,7 +60,7 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """`subprocess.run` for third-party programs: at the end of the call its whole process group is killed.
+    """Run a third-party program, and kill its process group at the end.
 
     `stdout` gets stderr, too. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """
@@ -87,7 +86,6 @@ def run(
 
 @contextmanager
 def _handled_later() -> Iterator[None]:
-    """Delay the handling of signals until the end of the block."""
     if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread only
         yield
         return
@@ -110,14 +108,13 @@ def _handled_later() -> Iterator[None]:
 
 
 class ChildDied(Exception):
-    """The child process ended. The message has its exit status and the last lines of its log."""
+    """End of the child process, with its exit status and the last lines of its log."""
 
     fix = ""
-    """What the user can do about it, where that is known."""
 
 
 class Child:
-    """The parent's end: a running child process, and the frames to and from it."""
+    """Parent's end of a running child process."""
 
     def __init__(
         self,
@@ -169,21 +166,21 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id."""
         return self.process.pid
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name for messages."""
         return str(self.pid)
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.process.kill()
 
     @property
     def stopped(self) -> bool:
-        """Whether it is stopped (SIGSTOP, a debugger); False where there is no /proc."""
+        """Whether the process is stopped (SIGSTOP, a debugger); False without /proc."""
         try:
             return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
@@ -198,7 +195,7 @@ class Child:
             raise await self._obituary() from error
 
     async def receive(self) -> Frame:
-        """The next frame. Raises `ChildDied`. Cancelling it loses nothing: the next call continues."""
+        """Receive one frame. Raises `ChildDied`. Cancellation loses nothing: the next call continues."""
         try:
             if self._expected is None:
                 (self._expected,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -209,7 +206,7 @@ class Child:
         return frame
 
     async def send_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Send some bytes objects. Raises `ChildDied`."""
+        """Send bytes objects. Raises `ChildDied`."""
         try:
             self._writer.write(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
             for piece in pieces:
@@ -221,7 +218,7 @@ class Child:
             raise await self._obituary() from error
 
     async def receive_pieces(self) -> list[bytes]:
-        """What the child sent with `Parent.send_pieces`. Raises `ChildDied`; not to be cancelled."""
+        """Receive bytes objects from `Parent.send_pieces`. Raises `ChildDied`; must not be cancelled."""
         try:
             (count,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             sizes = struct.unpack(f">{count}I", await self._reader.readexactly(_LENGTH.size * count))
@@ -230,10 +227,8 @@ class Child:
             raise await self._obituary() from error
 
     async def close(self, grace: float = 5.0) -> None:
-        """Close the connection, which ends the child; kill it after `grace` seconds.
-
-        Killing it loses nothing, since results were received before, so it is no error.
-        """
+        """Close the connection, which ends the child; kill it after `grace` seconds."""
+        # killing loses nothing, since results were received before
         with contextlib.suppress(ConnectionError, OSError):
             self._writer.close()
             await self._writer.wait_closed()
@@ -258,7 +253,7 @@ class Child:
 
 
 class Parent:
-    """The child's end: blocking frames from and to the process that started it."""
+    """Child's end: blocking frames to and from its parent."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -266,7 +261,7 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect by the descriptor that `Child.spawn` passed on; all that is imported is exempt from collection."""
+        """Connect by the descriptor from `Child.spawn`, and exempt imported objects from garbage collection."""
         gc.freeze()
         gc.enable()
         # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
@@ -276,7 +271,7 @@ class Parent:
         return cls(connection)
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Descriptor for `select`."""
         return self._socket.fileno()
 
     def send(self, frame: Mapping[str, Any]) -> None:
@@ -284,7 +279,9 @@ class Parent:
         self._socket.sendall(pack(frame))
 
     def receive(self, *, block: bool = True) -> Frame | None:
-        """The next frame; None if there is none yet and `block` is false. Raises EOFError once the parent is gone."""
+        """Receive one frame; None if there is not one yet and `block` is false. Raises EOFError once the parent is
+        gone.
+        """
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)
@@ -302,13 +299,13 @@ class Parent:
             self._buffer += data
 
     def send_pieces(self, pieces: Sequence[bytes]) -> None:
-        """Send some bytes objects. Raises BrokenPipeError once the parent is gone."""
+        """Send bytes objects. Raises BrokenPipeError once the parent is gone."""
         self._socket.sendall(_LENGTH.pack(len(pieces)) + b"".join(_LENGTH.pack(len(piece)) for piece in pieces))
         for piece in pieces:
             self._socket.sendall(piece)
 
     def receive_pieces(self) -> list[bytes]:
-        """What the parent sent with `Child.send_pieces`. Raises EOFError once the parent is gone."""
+        """Receive bytes objects from `Child.send_pieces`. Raises EOFError once the parent is gone."""
         (count,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return [self._exactly(size) for size in struct.unpack(f">{count}I", self._exactly(_LENGTH.size * count))]
 

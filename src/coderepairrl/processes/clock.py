@@ -8,8 +8,5 @@ _BEGAN = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix seconds, by a monotonic clock since this module was imported.
-
-    Adjustments of the machine's clock have no effect, so that differences of two times in one process are durations.
-    """
+    """Unix seconds by a monotonic clock: adjustments of the machine's clock have no effect."""
     return _BEGAN + time.monotonic()

@@ -1,4 +1,4 @@
-"""Packages that an extra of the installation brings, and the command that installs it."""
+"""Packages of the installation's extras, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ EXTRAS = {
     "trackio": ("trackio",),
     "wandb": ("wandb",),
 }
-"""Packages by the extra of pyproject.toml that installs them."""
 
 
 def require_extra(extra: str, purpose: str) -> None:
-    """Raise `PrerequisiteError` if a package of `extra` is missing, which `purpose` (a setting, say) needs."""
+    """Raise `PrerequisiteError` for a missing package of `extra`, needed by `purpose` (a setting, say)."""
     missing = [name for name in EXTRAS[extra] if not (sys.modules.get(name) or find_spec(name))]
     if missing:
         packages = "package" if len(missing) == 1 else "packages"
@@ -32,12 +31,12 @@ def require_extra(extra: str, purpose: str) -> None:
 
 
 def require_train() -> None:
-    """Raise `PrerequisiteError` if models cannot run and learn on this machine. Models behind a URL need nothing."""
+    """Raise `PrerequisiteError` unless models can run and learn on this machine."""
     require_extra("train", "a model on this machine")
 
 
 def install_extra(extra: str, checkout: Path = Path(__file__).parents[3]) -> str:
-    """The command that installs `extra`: in the environment of a `checkout` the script that made it, else pip.
+    """Command that installs `extra`: the script of the `checkout` whose environment this is, else pip.
 
     >>> install_extra("train", Path("/usr"))
     "pip install 'coderepairrl[train]'"

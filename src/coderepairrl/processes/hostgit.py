@@ -1,14 +1,12 @@
-"""Git on the host. Only this module runs it, and never so that a repository's own programs are executed.
+"""Git on the host. Only this module runs it, and never a repository's own programs.
 
-A repository's settings can name programs in too many ways to list: filters, hooks, fsmonitor, textconv, ssh commands,
-upload-pack of a remote for lazily fetched objects, included settings, those of submodules. So git never reads them.
-`view` makes a temporary git directory with links to the repository's objects, refs and index, and with safe settings;
-of the repository's and the user's it has only those that determine what unchanged files look like. The user's global
-ignore rules apply.
+A repository's settings can name programs in too many ways to list (filters, hooks, fsmonitor, textconv, ssh commands,
+included settings, submodules), so git never reads them. `view` makes a temporary git directory with links to the
+repository's objects, refs and index, and safe settings, including those that determine what unchanged files look like.
+The user's global ignore rules apply.
 
-Repositories must belong to the user or be declared safe, as for git itself (git-config, ``safe.directory``). Links that
-git would follow to other places are refused: a ``.git`` file whose git directory does not point back, a
-``core.worktree`` that is another folder, borrowed objects (alternates).
+Repositories must belong to the user or be declared safe (git-config, ``safe.directory``). Links elsewhere are refused:
+a ``.git`` file whose git directory does not point back, a foreign ``core.worktree``, borrowed objects (alternates).
 """
 
 from __future__ import annotations
@@ -53,21 +51,20 @@ _HARDENED = (
     "gc.auto=0",
 )
 BYTES_AS_THEY_ARE = "* -text -ident !eol !filter !diff !merge !working-tree-encoding\n"
-"""For ``info/attributes``, which overrides every ``.gitattributes`` in the tree."""
+"""Content of ``info/attributes``, which overrides every ``.gitattributes``."""
 BARE_CONFIG = "[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
 DIFF = (
     "diff-tree", "-r", "-p", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv",
     "--no-renames", "--unified=3", "--diff-algorithm=myers", "--src-prefix=a/", "--dst-prefix=b/",
 )  # fmt: skip
-"""The command that compares two commits as every diff here is written: without renames, blobs in full."""
+"""Command that compares two commits, without renames, blobs in full."""
 
 _KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", "eol", "trustctime", "checkstat")
 """Settings in ``core`` without which unchanged files could look modified."""
 _FORMATS = ("objectformat", "refstorage")
 _WORD = re.compile(r"[A-Za-z0-9-]*")
 _LONGEST = 1 << 20
-"""Largest size in bytes of the small files in a git directory."""
 _USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
 
@@ -84,11 +81,9 @@ def git(
 ) -> bytes:
     """Run git on a repository *that we made*, without any configuration, hooks or filters; returns its output.
 
-    `folder` is a git directory, `tree` its working tree. `then` are the arguments of a second git command, run in the
-    same process if the first succeeds. `prefix` is the beginning of a command line that drops root privileges, which
-    takes longer than git. `lock` is the descriptor of a locked file: it stays locked as long as git runs, should we be
-    killed. Raises CalledProcessError with `stderr`, TimeoutExpired, and
-    `PrerequisiteError` when git is missing.
+    `folder` is a git directory, `tree` its working tree, `then` a second git command for the same process, `prefix` a
+    command line that drops root privileges, `lock` the descriptor of a file that stays locked while git runs. Raises
+    CalledProcessError with `stderr`, TimeoutExpired, and `PrerequisiteError` without git.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
     where = [f"--git-dir={folder}"] if folder is not None else []
@@ -110,14 +105,14 @@ def git(
 
 
 def version() -> str | None:
-    """Git's version, None if it is not installed."""
+    """Version of git; None if not installed."""
     if shutil.which("git") is None:
         return None
     return git("--version").decode().strip().removeprefix("git version ")
 
 
 def reason(error: subprocess.CalledProcessError) -> str:
-    """Why git failed: the first line of its stderr that says ``fatal``, else the last line."""
+    """Reason of git's failure: the first ``fatal`` line of its stderr, else the last line."""
     lines = bytes(error.stderr or b"").decode(errors="replace").strip().splitlines()
     if lines:
         return next((line for line in lines if line.startswith("fatal: ")), lines[-1])
@@ -125,7 +120,7 @@ def reason(error: subprocess.CalledProcessError) -> str:
 
 
 def bare(folder: Path) -> Path:
-    """Make an empty bare repository at `folder`, as ``git init`` does, without a process or a template."""
+    """Make an empty bare repository, like ``git init``, without a process or a template."""
     for name in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "info"):
         (folder / name).mkdir(parents=True)
     (folder / "info" / "attributes").write_text(BYTES_AS_THEY_ARE)
@@ -139,8 +134,7 @@ def bare(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The paths of a repository: `root` is its working tree, None if it is bare; `home` its git directory; `common`
-    the main repository's git directory for a linked working tree, else `home`."""
+    """Paths of a repository: working tree (None if bare), git directory, and the main repository's git directory."""
 
     root: Path | None
     home: Path
@@ -148,14 +142,14 @@ class Repository:
 
     @property
     def name(self) -> Path:
-        """The path for messages."""
+        """Path for messages."""
         return self.root or self.home
 
 
 def find(path: Path, *, around: bool = False) -> Repository:
-    """The repository whose working tree is `path`, or, with `around`, the innermost one that contains it.
+    """Find the repository whose working tree is `path`, or, with `around`, the innermost one that contains it.
 
-    Raises `TaskError` when there is none, it belongs to another user, or it links elsewhere.
+    Raises `TaskError` for none, another user's, or one that links elsewhere.
     """
     path = path.resolve()
     places = [path]
@@ -175,10 +169,7 @@ def find(path: Path, *, around: bool = False) -> Repository:
 
 
 def find_local(url: str) -> Repository | None:
-    """The local repository at `url`, with or without working tree; None if `url` is not a local path.
-
-    Raises `TaskError`.
-    """
+    """Find the local repository at `url`; None if `url` is not a local path. Raises `TaskError`."""
     if url.startswith("file://"):
         path = Path(unquote(url.removeprefix("file://")))
     elif re.match(r"[^/]*:", url):
@@ -194,7 +185,7 @@ def find_local(url: str) -> Repository | None:
 
 
 def _checked(root: Path, git_path: Path) -> Repository:
-    """The repository at `root`. Raises `TaskError` unless it is the user's and linked to nothing else."""
+    """Repository at `root`. Raises `TaskError` unless the user's and self-contained."""
     try:
         home = git_path.resolve()
         if git_path.is_file():
@@ -223,7 +214,7 @@ def _is_git_directory(folder: Path) -> bool:
 
 
 def _check_owner(root: Path, paths: Sequence[Path]) -> None:
-    """Git's own rule: the user's, under sudo also the calling user's, or declared safe."""
+    """Apply git's rule: the user's, under sudo also the calling user's, or declared safe."""
     mine = {os.geteuid()}
     if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
         mine.add(int(os.environ["SUDO_UID"]))
@@ -237,7 +228,6 @@ def _check_owner(root: Path, paths: Sequence[Path]) -> None:
 
 
 def _declared_safe(root: Path) -> bool:
-    """Whether the user's or the system's settings list `root` in ``safe.directory``."""
     safe = False
     for value in map(os.fsdecode, _users("--type=path", "--get-all", "safe.directory").split(b"\0")[:-1]):
         if not value:  # an empty value resets the list
@@ -251,7 +241,7 @@ def _declared_safe(root: Path) -> bool:
 
 
 def _users(*asked: str) -> bytes:
-    """Output of ``git config`` for the user's and the system's settings, without any repository's."""
+    """Run ``git config`` on the user's and the system's settings, without any repository's."""
     local = ("GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_CONFIG")
     mine = {name: value for name, value in os.environ.items() if name not in local}
     command = [_program(), "--git-dir=/dev/null", "config", "--null", *asked]
@@ -259,7 +249,6 @@ def _users(*asked: str) -> bytes:
 
 
 def _ignored(settings: dict[str, str]) -> str:
-    """Content of the user's global ignore file, from `settings` (``core.excludesFile``) or the default path."""
     home = os.environ.get("HOME", "")
     usual = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/git/ignore"
     path = Path(re.sub(r"^~(?=/)", lambda _: home, settings.get("core.excludesfile", usual)))
@@ -293,7 +282,6 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
 
 
 def _check_closed(root: Path, common: Path) -> None:
-    """Raise `TaskError` if objects or refs are elsewhere."""
     for name in ("objects", "objects/info", "objects/pack", "refs", "packed-refs", "reftable"):
         if (common / name).is_symlink():
             _refuse(root, f"its {name} is a symbolic link", fix="clone it, and name the clone")
@@ -307,7 +295,6 @@ def _check_closed(root: Path, common: Path) -> None:
 
 
 def _settings(config: Path, root: Path) -> dict[str, str]:
-    """Settings in a configuration file by key, without included files."""
     if not _text(config, root):
         return {}
     try:
@@ -318,7 +305,6 @@ def _settings(config: Path, root: Path) -> dict[str, str]:
 
 
 def _text(path: Path, root: Path) -> str:
-    """Content of a small file of the repository at `root`; empty if it is missing."""
     try:
         kind = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -334,13 +320,13 @@ def _refuse(root: Path, why: str, *, fix: str = _USABLE) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A repository seen through `folder`, our temporary git directory."""
+    """Repository seen through `folder`, our temporary git directory."""
 
     repository: Repository
     folder: Path
 
     def head(self) -> str:
-        """Id of the checked-out commit. Raises `TaskError` when there is none."""
+        """Id of the checked-out commit. Raises `TaskError` without any."""
         asked = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
         return self._asked(*asked, otherwise="it has no commit yet").decode().strip()
 
@@ -352,7 +338,7 @@ class View:
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
-        """Paths of the files in `commit`, or only those below `within`."""
+        """Paths of the files in `commit`, or below `within`."""
         listed = self._asked("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", *filter(None, [within]))
         return [os.fsdecode(name) for name in listed.split(b"\0") if name]
 
@@ -371,10 +357,7 @@ class View:
 
 @contextmanager
 def view(repository: Repository) -> Iterator[View]:
-    """A view of `repository` through a temporary git directory, which has its objects and not its settings.
-
-    Raises `TaskError`.
-    """
+    """View `repository` through a temporary git directory with its objects, not its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
     mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
     with scratch("git") as folder:
@@ -393,13 +376,12 @@ def view(repository: Repository) -> Iterator[View]:
 
 
 def _appearance(settings: dict[str, str]) -> dict[str, str]:
-    """The subset of `settings` that determines what unchanged files look like."""
+    # what unchanged files look like
     kept = {f"core.{name}" for name in _KEPT}
     return {key: value for key, value in settings.items() if key in kept}
 
 
 def _safe_config(settings: dict[str, str], root: Path) -> str:
-    """The configuration file of a view. Raises `TaskError` for values that are not plain words."""
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
     kept = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
     for name, value in (*formats, *kept):

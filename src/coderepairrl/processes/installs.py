@@ -1,4 +1,4 @@
-"""Virtual environments that sandboxes see read-only: of agents, and of the tests of tasks."""
+"""Virtual environments that sandboxes see read-only, for agents and tests of tasks."""
 
 from __future__ import annotations
 
@@ -26,25 +26,20 @@ _DONE = ".installed"
 _WAIT = 0.2
 _umask_lock = threading.Lock()
 _locks: set[int] = set()
-"""Descriptors of the locks that are held: what is started inherits them, so that nobody else writes to a folder while
-an installation goes on whose starter was killed."""
+"""Descriptors of held locks: inherited by installers, they stay locked if this process is killed."""
 _umasks: list[int] = []
-"""What those found who changed it, the first one the process' own."""
 _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls it)"
 
 
 def python() -> Path:
-    """An interpreter that sandboxes see: one in ``/usr``, since sandboxes of root show no home folders."""
+    """Find an interpreter that sandboxes see: in ``/usr``, since sandboxes of root show no home folders."""
     own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return own if own.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Within, this process holds the lock for installing `target`, and new files are readable for all users.
-
-    Raises `PrerequisiteError` where nothing can be written.
-    """
+    """Hold the lock for installing `target`, with new files readable for all users. Raises `PrerequisiteError`."""
     with _locked(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -52,7 +47,7 @@ def alone(target: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def alone_in_turn(target: Path) -> AsyncIterator[None]:
-    """`alone`, but other coroutines run on while this one waits: one of them may hold the lock."""
+    """Hold `alone` without blocking other coroutines, one of which may have the lock."""
     with _locked(target) as lock:
         while True:
             try:
@@ -64,7 +59,7 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
 
 
 def sweep_partial(folder: Path) -> None:
-    """Remove the ``NAME.partial`` of ours in `folder` that killed installations of ``NAME`` left (`alone`)."""
+    """Remove our ``NAME.partial`` in `folder` from killed installations (`alone`)."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
@@ -95,7 +90,7 @@ def _locked(target: Path) -> Iterator[TextIO]:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """New files are readable for all users. The last of those who overlap restores the one umask that a process has."""
+    # the umask is the process's: the last of overlapping users restores it
     with _umask_lock:
         _umasks.append(os.umask(0o022))
     try:
@@ -108,7 +103,7 @@ def _readable() -> Iterator[None]:
 
 
 def check_reachable(target: Path) -> None:
-    """Raise `PrerequisiteError` if sandboxes could not see `target`: those of root run as another user."""
+    """Raise `PrerequisiteError` if sandboxes of root, which run as another user, could not see `target`."""
     closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and closed:
         raise PrerequisiteError(
@@ -118,7 +113,7 @@ def check_reachable(target: Path) -> None:
 
 
 def make_venv(folder: Path, *, stdout: int) -> Path:
-    """Make a virtual environment at `folder`; returns its interpreter. Raises `PrerequisiteError`."""
+    """Make a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
     base = python()
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
@@ -129,23 +124,20 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip with the interpreter `inside` an environment; `options` are those of `children.run`."""
+    """Run pip with the interpreter `inside` an environment, with `options` of `children.run`."""
     command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
     return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
 def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Where the tool `name` of these exact `requirements` is, or would be, installed."""
+    """Folder of the tool `name` with these exact `requirements`."""
     words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
     asked = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     return environments_cache() / "tools" / f"{name}-{asked}"
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """A virtual environment with `requirements`, from the cache or made now: a `whole` one with what they depend on.
-
-    Raises `PrerequisiteError` where it cannot be made.
-    """
+    """Virtual environment with `requirements` (`whole`: and dependencies), cached. Raises `PrerequisiteError`."""
     target = tool_folder(name, requirements, whole=whole)
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target

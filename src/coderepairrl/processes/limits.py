@@ -1,4 +1,4 @@
-"""Limits that the system puts on this process, and that it may raise itself."""
+"""Limits of the system that this process may raise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ OPEN_FILES = 1 << 16
 
 
 def allow_open_files() -> None:
-    """Raise the limit of open files to `OPEN_FILES`, or as near to it as we may.
-
-    Shells begin with 1,024, which the permitted connections of a few agents use up. And who has more descriptors than
-    that on their way, in messages that nobody has read yet, can send no further ones; those of the tasks in all
-    sandboxes count, too, as they have one user.
-    """
+    """Raise the limit of open files to `OPEN_FILES`, or as near as allowed."""
+    # shells begin with 1,024: a few agents' connections use them up, and descriptors in unread messages count for all
+    # sandboxes of a user
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     if now != resource.RLIM_INFINITY and now < wanted:

@@ -1,10 +1,8 @@
-"""What this process and all that came of it take of the machine: time, processors, GPUs, energy.
+"""Meter of the time, processors, GPUs and energy used by this process and its descendants.
 
-Processor time is that of the processes below this one in /proc, ended ones included; containers that a daemon starts
-are none of them. Energy of processors is what RAPL counts for their packages (/sys/class/powercap), of GPUs what their
-driver counts (NVML): both of the whole device, whoever else works on it. GPU time is how long the GPUs that this
-process sees were there for it, busy or not. What cannot be read is None, and never 0: most kernels show RAPL to root
-alone, and virtual machines have none.
+Processor time is that of processes below this one in /proc, ended ones included, without a daemon's containers. Energy
+is that of whole devices: RAPL's packages (/sys/class/powercap) and NVML's GPUs. GPU time is the wall time of visible
+GPUs, busy or not. Unreadable values are None: most kernels show RAPL to root alone, and virtual machines have none.
 """
 
 from __future__ import annotations
@@ -24,17 +22,16 @@ _MICRO, _MILLI = 1e6, 1e3
 
 
 class Used(NamedTuple):
-    """Seconds and joules. None is not readable."""
+    """Seconds and joules; None if unreadable."""
 
     seconds: float = 0.0
-    """Wall time."""
     cpu_seconds: float = 0.0
     cpu_joules: float | None = 0.0
     gpu_seconds: float | None = 0.0
     gpu_joules: float | None = 0.0
 
     def plus(self, other: Used) -> Used:
-        """The sum of the two; what one of them does not know, it does not know either.
+        """Add `other`; unknown values make the sum unknown.
 
         >>> Used(1.0, 2.0, None).plus(Used(1.0, 0.5, 3.0))[:3]
         (2.0, 2.5, None)
@@ -53,8 +50,9 @@ class Used(NamedTuple):
 
 
 class Meter:
-    """Measures from when it is made. RAPL's counters begin anew after some 260 kJ, at full load in a quarter of an
-    hour: `read` it more often than that."""
+    """Meter since its creation. RAPL's counters wrap after some 260 kJ: `read` more often than every quarter of an
+    hour.
+    """
 
     def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
         self._powercap, self._gpus = powercap, _gpus(nvml)
@@ -63,7 +61,7 @@ class Meter:
         self._gpu_joules = self._gpu_energy()
 
     def read(self) -> Used:
-        """What was used since the meter was made."""
+        """Use since the meter's creation."""
         seconds = time.monotonic() - self._started
         now, before = self._counters(), self._rapl
         if now is None or before is None or now.keys() != before.keys():
@@ -82,7 +80,6 @@ class Meter:
         )
 
     def _counters(self) -> dict[str, tuple[int, int]] | None:
-        """By package, microjoules and the number at which they begin anew; None where there are none to be read."""
         try:
             packages = [path for path in self._powercap.glob("intel-rapl:*") if path.name.count(":") == 1]
             return {
@@ -92,7 +89,6 @@ class Meter:
             return None
 
     def _gpu_energy(self) -> float | None:
-        """Joules that the GPUs have counted since their driver was loaded."""
         if self._gpus is None:
             return None
         library, handles = self._gpus
@@ -106,8 +102,7 @@ class Meter:
 
 
 def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
-    """What all processes of a run used by the ``used`` records of its log, each of them since its process began; None
-    of a run of an older version."""
+    """Sum of all processes' ``used`` records in a run's log; None for older runs."""
     sessions: list[Used | None] = [None]
     for record in records:
         if record["type"] == "start":
@@ -119,7 +114,7 @@ def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
 
 
 def as_words(used: Used) -> str:
-    """For people.
+    """Text for people.
 
     >>> as_words(Used(60.0, 90.0, None, None, None))
     '60 s; processors 90 s, energy not readable; GPUs not readable'
@@ -137,7 +132,7 @@ def _number(path: Path) -> int:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process, of those below it, and of those of them that have ended."""
+    """User and system time of this process and its descendants, ended ones included."""
     used: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -152,7 +147,7 @@ def cpu_seconds() -> float:
 
 
 def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
-    """The driver's library, and the GPUs that this process sees; None where there is no driver."""
+    """Driver's library, and the GPUs that this process sees; None without a driver."""
     try:
         library = ctypes.CDLL(name)
         if library.nvmlInit_v2():

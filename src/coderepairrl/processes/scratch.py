@@ -1,8 +1,7 @@
-"""Folders that exist as long as their owner: temporary ones, and those for weights on their way to an engine.
+"""Folders that live while their owner does: temporary ones, and those for weights on their way to an engine.
 
-The owner holds a lock on a file in the folder, which the kernel releases however the process ends. So the next process
-recognises abandoned folders and removes them. That file is made first and removed last: who is killed in between leaves
-an empty folder, which is recognised by its name.
+The owner locks a file in the folder; the kernel releases the lock, so the next process recognises abandoned folders.
+That file is made first and removed last; an empty folder is recognised by its name.
 """
 
 from __future__ import annotations
@@ -23,15 +22,12 @@ from coderepairrl.errors import UsageError
 PREFIX = "crrl-"
 _OWNER = ".owner"
 _EMPTY = re.compile(rf"{PREFIX}(.+-)?[0-9a-f]{{16}}")
-"""Names of folders that are removed although they have no owner file, when they are empty."""
+"""Names of folders that are removed when empty, without an owner file."""
 
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A new temporary folder, removed on leaving; abandoned ones of killed processes are removed beside that.
-
-    Raises `UsageError` when it cannot be made.
-    """
+    """Create a temporary folder for the duration, and remove those of killed processes. Raises `UsageError`."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -44,7 +40,7 @@ def scratch(kind: str) -> Iterator[Path]:
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """Make the private folder `path`, and remove it on leaving. Raises `UsageError` when it cannot be made."""
+    """Create the private folder `path` for the duration. Raises `UsageError`."""
     try:
         owner = _claim(path)
     except OSError as error:
@@ -59,10 +55,7 @@ def owned(path: Path) -> Iterator[None]:
 
 
 def sweep(base: Path) -> None:
-    """Remove the folders in `base` whose owners are dead.
-
-    Those of other users stay, and those with files but without an owner file.
-    """
+    """Remove the folders in `base` of dead owners; those of other users stay, and files without an owner file."""
     for path in base.glob(f"{PREFIX}*"):
         with suppress(OSError):  # another user's, already gone, or its owner lives (BlockingIOError)
             if _EMPTY.fullmatch(path.name) and not any(path.iterdir()):
@@ -77,12 +70,12 @@ def sweep(base: Path) -> None:
 
 
 def sweep_aside(base: Path) -> None:
-    """`sweep` in a thread: nobody waits while a large folder that a killed process left is removed."""
+    """`sweep` in a thread: removing a large folder takes long."""
     threading.Thread(target=sweep, args=(base,), name="sweep").start()
 
 
 def _remove(path: Path) -> None:
-    """Remove the folder, its owner file last. What cannot be removed is left."""
+    # the owner file last
     for file in path.iterdir():
         if file.is_dir() and not file.is_symlink():
             shutil.rmtree(file, ignore_errors=True)
@@ -92,10 +85,8 @@ def _remove(path: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """Make the folder and lock its owner file; returns the descriptor that holds the lock.
-
-    Another process may `sweep` the folder before it is locked: then it is made again.
-    """
+    """Create the folder and lock its owner file; returns the lock's descriptor."""
+    # another process may `sweep` the folder before it is locked: then it is made again
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):

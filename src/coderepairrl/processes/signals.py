@@ -1,4 +1,4 @@
-"""How long commands end on signals: cancelled once, in order."""
+"""Clean ends of commands on signals: one cancellation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ T = TypeVar("T")
 
 
 class Interrupted(CodeRepairError):
-    """One of `STOPPING` ended the command cleanly. A run of `crrl train` can be resumed."""
+    """Clean end by one of `STOPPING`. A run of `crrl train` can be resumed."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Within, the first of `STOPPING` cancels the current task; later ones must not interrupt its cleanup.
+    """Cancel the current task at the first of `STOPPING`; yields the names of signals received.
 
-    Schedulers send SIGUSR1 some time before they take the machine away (Slurm: ``--signal=USR1@300``). SIGHUP means
-    that the terminal is gone, so output to it is discarded; under ``nohup`` it is ignored.
-
-    Yields the names of the signals received so far.
+    Later signals do not interrupt its cleanup. Schedulers send SIGUSR1 in advance (Slurm: ``--signal=USR1@300``). After
+    SIGHUP output to the terminal is discarded; under ``nohup`` it is ignored.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -57,7 +55,7 @@ def stoppable() -> Iterator[list[str]]:
 
 
 async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
-    """The result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it; `fix` says how to go on."""
+    """Result of `job`. Raises `Interrupted` when one of `STOPPING` cancelled it, with the `fix` to continue."""
     with stoppable() as received:
         try:
             return await job
@@ -68,7 +66,7 @@ async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
 
 
 def _silence(descriptor: int) -> None:
-    """Discard what is written there from now on: writing to a closed terminal is an error."""
+    # writing to a closed terminal is an error
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -1,4 +1,4 @@
-"""What a run has come to, or several side by side: one HTML page, the same numbers as JSON, a figure."""
+"""Reports of runs: one HTML page, the same numbers as JSON, a figure."""
 
 from coderepairrl.report.command import load, numbers, write_figure, write_page
 from coderepairrl.report.page import render

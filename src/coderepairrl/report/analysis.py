@@ -1,4 +1,4 @@
-"""From a run's contents to the numbers of its report. Nothing here knows of HTML."""
+"""Analysis of a run's contents into the numbers of its report. Knows no HTML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A finished evaluation: means with 95 % intervals, by measure."""
+    """Finished evaluation: means with 95 % intervals, by measure."""
 
     name: str
     step: int
@@ -33,16 +33,16 @@ class Evaluation:
     void: int
     values: Mapping[str, Interval]
     answers: Mapping[str, Any] = field(default_factory=dict)
-    """By kind of tasks that are answered with a label: `report.answers.summary`."""
+    """`report.answers.summary` by kind of labelled tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a measure changed on the tasks that both sides have it on."""
+    """Change of a measure on the tasks that both sides measured."""
 
     change: Interval
     p: float
-    """Two-sided, of the clustered paired permutation test."""
+    """Two-sided clustered paired permutation test."""
     tasks: int
     better: int
     worse: int
@@ -50,7 +50,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two evaluations, task by task; `slice` names the kind of tasks, if not all of them."""
+    """Two evaluations, task by task; `slice` names the kind of tasks, if not all."""
 
     before: str
     after: str
@@ -63,7 +63,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that the page and the JSON of a run show."""
+    """Contents of a run's page and JSON."""
 
     name: str
     path: str
@@ -73,39 +73,36 @@ class Report:
     about: Mapping[str, Any]
     config: Mapping[str, Any]
     scores: Sequence[str]
-    """Names of the rewards measured, the paid ones first."""
+    """Measured rewards, the paid ones first."""
     steps: Sequence[Mapping[str, Any]]
     """Per step: its metrics, and ``tools``, ``calls_by_tool``, ``commands``, ``ledger``, ``engine_busy``."""
     commands: Sequence[str]
     tools: Sequence[str]
     evaluations: Sequence[Evaluation]
     comparisons: Sequence[Comparison]
-    """First and last evaluation: all tasks, then slices."""
     repeated: Sequence[Comparison]
-    """The same training tasks, first and last time: all that came again, then slices. Rewards alone."""
+    """First and last group of repeated training tasks: all, then slices. Rewards alone."""
     account: Mapping[str, Any]
     kinds: Mapping[str, Mapping[str, Any]]
-    """The account by kind of task, where there are several."""
     ledger: Mapping[str, float]
     wall_seconds: float
     used: Mapping[str, float | None] | None
-    """What the run used of the machine (`processes.meter.Used`); None of a run of an older version."""
+    """Used resources (`processes.meter.Used`); None for runs of older versions."""
     episodes: Mapping[str, int]
-    """``train``, ``eval``, ``void``, ``retried``, ``interrupted``; their ``side_calls``; ``starts`` of the process."""
+    """``train``, ``eval``, ``void``, ``retried``, ``interrupted``, ``side_calls``, and ``starts`` of the process."""
     endings: Mapping[str, int]
     faults: Mapping[str, int]
     notes: Mapping[str, Noted] = field(default_factory=dict)
-    """By reward, the kinds of notes that it gave most often."""
     printed: Sequence[Printed] = ()
-    """What agent programs printed last where they left no patch, the most frequent kinds."""
+    """Last outputs without a patch."""
     void: Sequence[Printed] = ()
-    """Why episodes are void, the most frequent kinds, void tries that were made again among them."""
+    """Fault messages, retried attempts included."""
     last: Mapping[str, Sequence[Episode]] = field(default_factory=dict, repr=False)
-    """Episodes of the last evaluation by name: to compare runs, and in no JSON."""
+    """Episodes of the last evaluation by name, to compare runs; in no JSON."""
 
 
 def analyse(data: RunData) -> Report:
-    """The report of a run."""
+    """Make the report of a run."""
     consumed_by = {name: record["step"] for record in data.steps for name in record.get("episodes", ())}
     by_step: dict[int, list[Row]] = defaultdict(list)
     for name, row in data.rows.items():
@@ -151,7 +148,7 @@ def analyse(data: RunData) -> Report:
 
 
 def compare_runs(first: Report, other: Report) -> list[Comparison]:
-    """`other` minus `first` on the tasks of the last evaluations of both, by evaluation."""
+    """Compare `other` with `first` on the tasks of both last evaluations, by evaluation."""
     return [
         _comparison(first.last[name], other.last[name], first.name, other.name)
         for name in first.last
@@ -160,7 +157,7 @@ def compare_runs(first: Report, other: Report) -> list[Comparison]:
 
 
 def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
-    """Settings, versions and machines that are not the same in all runs: one value per run, None where unset."""
+    """Settings, versions and machines that differ: one value per run, None where unset."""
     views = [
         {key: value for key, value in report.config.items() if key not in ("run.name", "run.dir")}
         | {key: report.about.get(key) for key in ("commit", "coderepairrl", "python", "platform", "cpus")}
@@ -173,7 +170,7 @@ def differences(reports: Sequence[Report]) -> dict[str, list[Any]]:
 
 
 def as_json(value: Any) -> Any:
-    """Reports as plain data. What is not finite becomes null, since JSON has no such numbers."""
+    """Reports as plain data; non-finite numbers become null."""
     if isinstance(value, Interval):
         return as_json(value._asdict())
     if isinstance(value, Report | Evaluation | Comparison | Change | Noted | Kind | Printed):
@@ -252,8 +249,7 @@ def _evaluations(data: RunData) -> tuple[list[Evaluation], list[Comparison], dic
 
 
 def _repeated(data: RunData) -> list[Comparison]:
-    """First and last group of each training task that several groups were consumed of. Where the mean of a step follows
-    from which tasks it has, this says what became of the same ones."""
+    """First and last group of each repeatedly trained task, which leaves out that steps have different tasks."""
     groups: dict[str, dict[str, list[Episode]]] = {}
     for name in (name for step in data.steps for name in step.get("episodes", ())):
         if (episode := data.trained.get(name)) is not None:
@@ -305,7 +301,6 @@ _EFFORT = ("empty_patches", "tool_success", "limit", "crash", "calls", "turns", 
 
 
 def _by_importance(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Reward, then each score with its value per patch beside it, then what it took."""
     order = ["reward"]
     for name in sorted(set(values) - {"reward", *_EFFORT}):
         order += [] if name in order else [name]
@@ -356,7 +351,6 @@ def _status(data: RunData) -> str:
 
 
 def _alarms(data: RunData) -> list[str]:
-    """The last alarm of each health gate, over-optimisation among them, and how many there were."""
     raised: dict[str, list[str]] = {}
     for record in data.steps:
         alarms = record.get("alarms")
@@ -371,7 +365,6 @@ def _alarms(data: RunData) -> list[str]:
 
 
 def _changes(data: RunData) -> list[str]:
-    """What was set otherwise when the run was resumed: its configuration here is the last one."""
     shown = [f"{c['key']} from {c['old']!r} to {c['new']!r} after step {c['step']}" for c in data.changes]
     return [f"Resumed with other settings: {'; '.join(shown)}."] if shown else []
 

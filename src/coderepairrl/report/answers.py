@@ -1,4 +1,4 @@
-"""What became of tasks that are answered with a label: accuracy, F1 by class, confusion, calibration, by kind."""
+"""Results of labelled tasks: accuracy, F1 by class, confusion, calibration, by kind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from coderepairrl.stats.clusters import clusters_of
 from coderepairrl.types import Ending, Episode, Task
 
 PLAIN = "plain"
-"""What tasks without a kind are called."""
 
 
 def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[str, list[Answer]]:
-    """The answers to tasks that have a label, by kind; void episodes gave none. Labels are written as tasks have them,
-    others as `plain_label` does."""
+    """Answers to labelled tasks, by kind, without void episodes; other labels are written by `plain_label`."""
     asked = [each for each in episodes if (task := tasks.get(each.task_id)) is not None and task.answer]
     clusters = clusters_of(asked)
     classes = {plain_label(tasks[each.task_id].answer): tasks[each.task_id].answer for each in asked}
@@ -41,8 +39,9 @@ def answers_of(episodes: Sequence[Episode], tasks: Mapping[str, Task]) -> dict[s
 
 
 def summary(episodes: Sequence[Episode], tasks: Iterable[Task]) -> dict[str, Any]:
-    """For each kind of tasks with labels the numbers of `classify`, and of `calibrate` where there is a confidence: the
-    share of several attempts that agree (``agreement``), or what replies say (``stated``). As plain data."""
+    """Results of `classify` by kind, and of `calibrate` by share of agreeing attempts (``agreement``) or reply
+    (``stated``).
+    """
     found = {}
     for kind, answers in answers_of(episodes, {task.id: task for task in tasks}).items():
         calibrations = {"agreement": calibrate(agreement(answers)), "stated": calibrate(answers)}
@@ -61,7 +60,7 @@ def _plain(value: Any) -> Any:
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
-    """A `summary` in words, for a terminal: figures, then a row for each class, then reliability."""
+    """Lines of a `summary`: figures, rows by class, reliability."""
     text: list[str] = []
     for kind, each in found.items():
         text += [
@@ -89,7 +88,7 @@ _CALLED = {"agreement": "agreement", "stated": "stated confidence"}
 
 
 def level(value: Mapping[str, Any] | None) -> str:
-    """An interval as plain data, in words.
+    """Interval as text, from plain data.
 
     >>> level({"value": 0.5, "low": 0.25, "high": 0.75}), level(None)
     ('0.500 [0.250, 0.750]', 'undefined')
@@ -98,13 +97,13 @@ def level(value: Mapping[str, Any] | None) -> str:
 
 
 def mistakes(confusion: Mapping[str, Mapping[str, int]], name: str) -> list[tuple[str, int]]:
-    """What was given in place of the class `name`, the most frequent first."""
+    """Other labels given for the class `name`, most frequent first."""
     wrong = [(other, count) for other, count in confusion[name].items() if other != name]
     return sorted(wrong, key=lambda each: -each[1])
 
 
 def given_labels(confusion: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """The columns of a confusion matrix: the classes, then what is none where it was given."""
+    """Columns of a confusion matrix: classes, then given labels outside them."""
     others = [name for name in (OTHER, NONE) if any(name in row for row in confusion.values())]
     return [*confusion, *others]
 

@@ -1,6 +1,6 @@
-"""What runs say of questions about arms: each arm's mean over seeds and tasks, and its difference from the baseline.
+"""Answers to questions about arms: each arm's mean over seeds and tasks, and its difference from the baseline.
 
-An arm is a way to train or to measure, a seed one run of it. Nothing here starts a run: finished evaluations are read.
+An arm is a way to train or to measure, a seed one run of it. Reads finished evaluations; starts no run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from coderepairrl.stats.power import ALPHA, POWER
 from coderepairrl.stats.replicates import Replicated, replicated, replicated_difference
 
 Runs = Mapping[str, Mapping[int, Path]]
-"""Run folders with finished evaluations, by arm and seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of some arms, of which the first is the baseline."""
+    """Question about arms, the first of which is the baseline."""
 
     name: str
     asks: str
@@ -42,12 +41,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """An arm against the baseline, on the seeds and tasks that both have."""
+    """Arm against the baseline, on common seeds and tasks."""
 
     arm: str
     change: Replicated
     adjusted: float | None
-    """Its p, corrected for all arms of the question (Holm)."""
+    """P-value corrected for all arms (Holm)."""
 
     @property
     def claimed(self) -> bool:
@@ -57,23 +56,21 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the runs say of a question."""
+    """Answer of the runs to a question."""
 
     question: Question
     share: bool
     unit: str
-    """What a cluster of tasks is."""
     means: Mapping[str, Replicated]
-    """By arm, on all of its seeds; an arm without a run is not among them."""
+    """Means by arm, on all of its seeds; arms without a run are absent."""
     by_seed: Mapping[str, Mapping[int, Replicated]]
     contrasts: Sequence[Contrast]
     settings: Mapping[str, Sequence[object]]
-    """Settings of an evaluation that are not the same in all of `means`."""
     notes: Sequence[str]
 
 
 def answer(question: Question, runs: Runs) -> Answer:
-    """The answer to `question`. Raises `UsageError` where runs lack what it asks about, or may not be compared."""
+    """Answer `question`. Raises `UsageError` for missing or incomparable runs."""
     arms = [arm for arm in question.arms if runs.get(arm)]
     read = {
         (arm, seed): _outcomes(arm, seed, path, question) for arm in arms for seed, path in sorted(runs[arm].items())
@@ -138,9 +135,9 @@ def result(
     arms: Table,
     notes: Sequence[str] = (),
 ) -> Result:
-    """The answers to `questions`, for `verdict.render`: sentences by the questions' names, then tables.
+    """Answer `questions` for `verdict.render`: sentences, then tables.
 
-    `seeds` are those that each arm is to have, `arms` says what the arms are, `notes` what is known beside the runs.
+    `seeds` are those planned for each arm, `arms` describes the arms, `notes` are added.
     """
     verdicts, tables, remarks, numbers = list[str](), list[Table](), list(notes), list[dict[str, Any]]()
     for question in questions:

@@ -1,4 +1,4 @@
-"""From reports to panels: which curves there are, and which belong together."""
+"""Panels from reports: the curves, and their grouping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coderepairrl.report.names import spoken
 from coderepairrl.report.plots import Baseline, Panel, Series, compact, ema, strength
 
 OTHER, TOOLS = 0.01, 0.05
-"""Alpha of the EMA for rewards and all else, and for tools."""
+"""EMA alphas of rewards and the rest, and of tools."""
 
 _CROWD = 4
 
@@ -18,7 +18,7 @@ Section = tuple[str, list[Panel]]
 
 
 def sections(reports: Sequence[Report]) -> list[Section]:
-    """All panels of a page by heading; with several runs each panel has a colour per run, or there is one per run."""
+    """Panels of a page by heading; several runs have a colour, or a panel, each."""
     found = [
         ("What is learned", outcomes(reports)),
         ("Kinds of tasks", _kinds(reports)),
@@ -42,7 +42,7 @@ def outcomes(reports: Sequence[Report]) -> list[Panel]:
 
 
 def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline] = ()) -> Panel:
-    """One measure over training steps, with the evaluations as points with their intervals."""
+    """Curve of a measure over training steps, evaluations as points with intervals."""
     several = len(reports) > 1
     alpha = _alpha(reports, OTHER)
     held_out = any(measure in e.values for report in reports for e in report.evaluations)
@@ -70,7 +70,6 @@ def curve(reports: Sequence[Report], measure: str, baselines: Sequence[Baseline]
 
 
 def _kinds(reports: Sequence[Report]) -> list[Panel]:
-    """For each run with several kinds of tasks its rewards, trained tokens and scales by kind."""
     panels = []
     for each in reports:
         for prefix, title in (
@@ -141,7 +140,7 @@ def _learner(reports: Sequence[Report]) -> list[Panel]:
 
 
 def _says_something(panel: Panel) -> bool:
-    """Whether it is measured at all, and, for what the configuration says already, whether it ever moves."""
+    # of what the configuration says already, a constant says nothing
     values = {y for series in panel.series for _, y in series.points}
     return len(values) > 1 if panel.title in ("learning rate", "versions behind, oldest token") else bool(values)
 
@@ -169,7 +168,7 @@ def _series(report: Report, name: str, label: str, colour: int, alpha: float, da
 
 
 def _family(report: Report, title: str, names: Sequence[str], field: str) -> Panel:
-    """One curve for each of `names`, for one run. What a step never used has a share of 0, but no success rate."""
+    # what a step never used has a share of 0, but no success rate
     alpha = _alpha([report], TOOLS)
     absent = None if field == "tools" else 0.0
     xs = [step["step"] for step in report.steps]
@@ -184,7 +183,7 @@ def _family(report: Report, title: str, names: Sequence[str], field: str) -> Pan
 
 
 def is_reward(report: Report, score: str) -> bool:
-    """Whether `score` alone is the reward, so that showing both says the same twice."""
+    """Whether the reward is `score` alone, to show it once."""
     weights = [value for key, value in report.config.items() if key.startswith("reward.") and value]
     return weights == [1.0] and list(report.scores[:1]) == [score]
 

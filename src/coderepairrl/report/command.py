@@ -1,4 +1,4 @@
-"""What `crrl report` does."""
+"""Implementation of `crrl report`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ from coderepairrl.report.reading import read
 
 
 def load(runs: Sequence[Path]) -> list[Report]:
-    """The reports of `runs`, in their order. Raises `UsageError` for a folder that is no run."""
+    """Load the reports of `runs`. Raises `UsageError` for a folder that is no run."""
     reports = _told_apart([analyse(read(run)) for run in runs])
     return [replace(each, notices=[*each.notices, *_other_versions(each, reports[0])]) for each in reports]
 
 
 def write_page(reports: Sequence[Report], output: Path | None) -> Path:
-    """Write the page to `output`; without one to ``report/index.html`` in the (first) run folder.
-
-    Raises `UsageError` when it cannot be written.
-    """
+    """Write the page to `output`, or ``report/index.html`` of the first run. Raises `UsageError`."""
     if output is None:
         name = "index" if len(reports) == 1 else "compare"
         output = Path(reports[0].path) / "report" / f"{name}.html"
@@ -33,10 +30,10 @@ def write_page(reports: Sequence[Report], output: Path | None) -> Path:
 
 
 def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Path) -> Path:
-    """Write reward and tests passing over steps as an SVG.
+    """Write reward and passing tests over steps as an SVG. Raises `UsageError` for a bad baseline, or when writing
+    fails.
 
-    `baselines` are ``NAME=VALUE``, drawn in the reward's panel; when there is one for each of several runs, each has
-    its run's colour. Raises `UsageError` for another form, or when the file cannot be written.
+    `baselines` are ``NAME=VALUE`` in the reward's panel; one per run takes its run's colour.
     """
     lines = [_baseline(text) for text in baselines]
     if len(lines) == len(reports) > 1:
@@ -46,7 +43,7 @@ def write_figure(reports: Sequence[Report], baselines: Sequence[str], output: Pa
 
 
 def numbers(reports: Sequence[Report]) -> dict[str, Any]:
-    """The same numbers as the page, as plain data: what ``--json`` prints."""
+    """Numbers of the page as plain data, for ``--json``."""
     return {
         "runs": as_json(reports),
         "between_runs": [as_json(compare_runs(reports[0], other)) for other in reports[1:]],
@@ -55,7 +52,6 @@ def numbers(reports: Sequence[Report]) -> dict[str, Any]:
 
 
 def _told_apart(reports: Sequence[Report]) -> list[Report]:
-    """Runs of the same name get the folder they are in as well."""
     names = [each.name for each in reports]
     return [
         replace(each, name=f"{Path(each.path).parent.name}/{each.name}") if names.count(each.name) > 1 else each
@@ -64,7 +60,7 @@ def _told_apart(reports: Sequence[Report]) -> list[Report]:
 
 
 def _other_versions(report: Report, first: Report) -> list[str]:
-    """What of `report` must not be compared with `first`: rewards whose formula is another. Older runs are at 1."""
+    # runs without versions are at 1
     own, others = (each.about.get("rewards", {}) for each in (report, first))
     return [
         f"{name} is version {own.get(name, 1)} here and version {others.get(name, 1)} in {first.name}: "
@@ -83,7 +79,7 @@ def _baseline(text: str) -> Baseline:
 
 
 def write(path: Path, text: str) -> Path:
-    """Write a page or a figure to `path`, which is returned. Raises `UsageError` when it cannot be written."""
+    """Write text to `path` and return it. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `crrl compare` does: from its arguments to what is printed."""
+"""Implementation of `crrl compare`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coderepairrl.stats.power import ALPHA, POWER
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """The arguments of the command; margins and effects of shares in points, hundredths."""
+    """Arguments of the command; margins and effects of shares in hundredths."""
 
     policies: Sequence[str]
     metric: str = RESOLVED
@@ -45,7 +45,7 @@ class Arguments:
 
 
 def answer(given: Arguments) -> Result:
-    """What is asked for. Raises `UsageError` for what cannot be, or may not be compared."""
+    """Answer the command. Raises `UsageError` for impossible or inadmissible comparisons."""
     if not given.published:
         return _answer(given)
     listed, lines = _published(), list(published.table().values())

@@ -1,4 +1,4 @@
-"""Policies compared on the same tasks: whether they may be, and every number of it. Nothing here knows of its print."""
+"""Comparisons of policies on the same tasks: their admissibility, and every number."""
 
 from __future__ import annotations
 
@@ -23,37 +23,35 @@ from coderepairrl.stats.paired import Equivalence, McNemar, equivalence, holm, m
 from coderepairrl.stats.power import ALPHA, POWER, Spread, detectable, detectable_mean, needed, spread
 
 ATTEMPTS = (1, 2, 4, 8)
-"""Per task: what is planned for."""
 _OF_ATTEMPTS = frozenset(
     {"policy", "model", "agent", "kinds", "sandbox", "engine", "gateway", "rollout", "eval", "reward", "tasks"}
 )
-"""Sections of a configuration that an evaluation depends on."""
+"""Configuration sections that an evaluation depends on."""
 _SHOWN = 4
 _ENOUGH = 6
-"""Clusters: of fewer, no combination of signs is rarer than 5 %."""
+"""Clusters; of fewer, no combination of signs is rarer than 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a comparison."""
+    """Options of a comparison."""
 
     common: bool = False
-    """Compare the tasks that all have, as they are in all, and leave out the others."""
+    """Compare the common, identical tasks, and leave out the others."""
     other_conditions: bool = False
-    """Compare though attempts could spend different amounts, or were made in other environments."""
+    """Compare despite different limits or environments."""
     by_task: bool = False
-    """Each task stands for itself: intervals are of such tasks of these repositories, not of other repositories."""
+    """Cluster by task: intervals are of such tasks of these repositories alone."""
     margin: float | None = None
-    """Differences below it count as none."""
     pass_at: Sequence[int] = ()
-    """Where it is empty, 1, 2, 4, ... as far as the attempts go, where there are several."""
+    """Values of k; empty: 1, 2, 4, ... up to the number of attempts, if several."""
     power: float = POWER
     pairs: bool = False
-    """Each policy against each, and not all against the first."""
+    """Compare all pairs instead of all with the first."""
 
 
 class Part(NamedTuple):
-    """The comparison on tasks that have something in common."""
+    """Comparison on a part of the tasks."""
 
     name: str
     tasks: int
@@ -61,11 +59,11 @@ class Part(NamedTuple):
     late: Interval
     change: Interval
     p: float
-    """Of sign flips, corrected for all parts of the comparison (Holm)."""
+    """Sign flips, corrected for all parts (Holm)."""
 
 
 class Labels(NamedTuple):
-    """The labels that were given to tasks of one kind."""
+    """Labels given to tasks of one kind."""
 
     kind: str
     tasks: int
@@ -74,7 +72,6 @@ class Labels(NamedTuple):
     late: Interval
     change: Interval
     accuracy: Interval
-    """Its change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +85,8 @@ class Comparison:
     tasks: int
     clusters: int
     unit: str
-    """What a cluster is: ``repositories`` or ``tasks``."""
     attempts: tuple[int, int]
-    """The fewest per task, of each."""
+    """Fewest attempts per task, of each."""
     early: Interval
     late: Interval
     change: Interval
@@ -98,18 +94,17 @@ class Comparison:
     d: Interval | None
     h: Interval | None
     p: float
-    """Of sign flips of whole clusters."""
     adjusted: float
-    """`p`, corrected for all comparisons that are made (Holm)."""
+    """`p`, corrected for all comparisons (Holm)."""
     comparisons: int
     mcnemar: McNemar | None
     p_tasks: float
-    """Of sign flips of tasks, corrected like `adjusted`: says something of these tasks."""
+    """Sign flips of tasks, corrected like `adjusted`: about these tasks alone."""
     seen: Interval | None
-    """The smallest difference that would have been shown."""
+    """Smallest difference that would have been shown."""
     power: float
     spread: Spread | None
-    """Of a share."""
+    """Discordance, for a share."""
     equivalence: Equivalence | None
     curve: Sequence[CurvePoint] = ()
     parts: Sequence[Part] = ()
@@ -117,7 +112,7 @@ class Comparison:
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed: interval and test both say so."""
+        """Whether both interval and test show a difference."""
         return self.excludes_none and self.adjusted <= ALPHA
 
     @property
@@ -128,29 +123,28 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Unpaired:
-    """Two published counts of the same tasks: what holds however the tasks that they solved overlap."""
+    """Two published counts of the same tasks, over all overlaps of solved tasks."""
 
     before: Counts
     after: Counts
     early: Interval
     late: Interval
     change: Interval
-    """From the lowest to the highest end of all overlaps."""
+    """Interval from the lowest to the highest end over all overlaps."""
     p: tuple[float, float]
-    """Exact McNemar, the least and the greatest of all overlaps."""
+    """Exact McNemar, least and greatest."""
     seen: tuple[float, float] | None
-    """The smallest difference that would have been shown, likewise; None where none would have been."""
+    """Smallest differences that would have been shown; None if none."""
     power: float
 
     @property
     def claimed(self) -> bool:
-        """Whether a difference may be claimed whatever the overlap."""
+        """Whether a difference may be claimed for every overlap."""
         return self.p[1] <= ALPHA and (self.change.above(0) or self.change.below(0))
 
 
 def compare(policies: Sequence[Outcomes], question: Question) -> list[Comparison]:
-    """Each further policy against the first, or all against each other. Raises `UsageError` where they cannot be
-    compared."""
+    """Compare each further policy with the first, or all pairs. Raises `UsageError` for incomparable ones."""
     policies = alike(_named_apart(policies), question)
     pairs = combinations(policies, 2) if question.pairs else ((policies[0], other) for other in policies[1:])
     found = [_compare(*pair, question) for pair in pairs]
@@ -287,7 +281,7 @@ def _curve(
 
 
 def notes(policies: Sequence[Outcomes], found: Sequence[Comparison]) -> list[str]:
-    """What a reader should know of how `policies` were measured, and of what the tests of `found` cannot say."""
+    """Notes on how `policies` were measured, and on the limits of the tests in `found`."""
     remarks = []
     if unknown := [each.name for each in policies if each.limits is None or each.tasks is None]:
         remarks.append(
@@ -319,7 +313,7 @@ def _named_apart(policies: Sequence[Outcomes]) -> list[Outcomes]:
 
 
 def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
-    """`policies` on the tasks that are compared. Raises `UsageError`, which shows how they differ."""
+    """Restrict `policies` to the compared tasks. Raises `UsageError` that shows how they differ."""
     first = policies[0]
     for other in policies[1:]:
         both = first.environments.keys() & other.environments.keys()
@@ -366,7 +360,7 @@ def alike(policies: Sequence[Outcomes], question: Question) -> list[Outcomes]:
 
 
 def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object] | None) -> list[str]:
-    """Where both are known and differ, each as ``KEY OURS against THEIRS``."""
+    """Differences where both are known, as ``KEY OURS against THEIRS``."""
     if first is None or other is None:
         return []
     keys = sorted({*first, *other})
@@ -374,7 +368,7 @@ def _other_values(first: Mapping[str, object] | None, other: Mapping[str, object
 
 
 def settings_that_differ(policies: Sequence[Outcomes]) -> dict[str, list[object]]:
-    """Settings of an attempt that are not the same in all policies that record any: a value for each of `policies`."""
+    """Settings that differ between policies that record any: a value for each of `policies`."""
     known = [{**each.settings, **(each.limits or {}), **each.environments} for each in policies]
     recorded = [each for each in known if each]
     keys = sorted({k for each in recorded for k in each if k.partition(".")[0] in _OF_ATTEMPTS or " " in k})
@@ -394,10 +388,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpaired:
-    """What two counts of the same tasks tell: over all numbers of tasks that both may have solved.
-
-    Raises `UsageError` for counts of different numbers of tasks.
-    """
+    """Compare two counts over all possible overlaps. Raises `UsageError` for different numbers of tasks."""
     if first.tasks != other.tasks:
         raise UsageError(
             f"{first.name} and {other.name} are not of the same tasks", fix="compare counts of one benchmark"
@@ -425,7 +416,7 @@ def compare_counts(first: Counts, other: Counts, power: float = POWER) -> Unpair
 
 
 def counted_only(outcomes: Outcomes) -> Counts:
-    """`outcomes` as a count, to be compared with one. Raises `UsageError` where they are none: several attempts."""
+    """`outcomes` as a count. Raises `UsageError` for several attempts."""
     values = [value for own in outcomes.values.values() for value in own]
     if len(values) != len(outcomes.values) or any(value not in (0, 1) for value in values):
         raise UsageError(
@@ -440,7 +431,7 @@ def counted_only(outcomes: Outcomes) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Tasks that it takes to show an effect, with so many attempts at each of them."""
+    """Tasks needed to show an effect, by attempts per task."""
 
     attempts: int
     value: int | None
@@ -451,21 +442,20 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlanTable:
-    """What it takes to show `effect` with `power`."""
+    """Sample sizes that show `effect` with `power`."""
 
     effect: float
     power: float
     design: float
     given: str
-    """Where the discordance is from."""
     square: Interval
     rows: Sequence[Planned]
 
 
 def plan(effect: float, found: Comparison | float, power: float = POWER) -> PlanTable:
-    """Tasks and attempts that show `effect`, by the discordance of a comparison, or of one that is assumed.
+    """Plan tasks and attempts that show `effect`, from a measured or assumed discordance.
 
-    Raises `UsageError` for a metric that is no share, an effect or discordance out of bounds, and too little to go by.
+    Raises `UsageError` for a metric that is no share, an effect or discordance out of bounds, and too little data.
     """
     if isinstance(found, float):
         if not 0 < found <= 1:

@@ -1,4 +1,4 @@
-"""What the jobs of a file cost and brought, and what its arms say, read from their folders."""
+"""Costs and results of the jobs of a file, and answers about its arms, read from their folders."""
 
 from __future__ import annotations
 
@@ -27,20 +27,18 @@ _LOSS = "held_out/loss"
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as its folder has it."""
+    """Job as recorded in its folder."""
 
     name: str
     kind: str
     about: str
     missing: str
-    """Why it has no output that counts; empty where it has."""
+    """Why it has no valid output; else empty."""
     used: Used | None
-    """None where nothing was measured yet."""
+    """None before the first measurement."""
     cost: Spent
     brought: str
-    """Its result in words."""
     commit: str
-    """The commit of the code that made it."""
 
 
 def is_jobs(folder: Path) -> bool:
@@ -49,12 +47,12 @@ def is_jobs(folder: Path) -> bool:
 
 
 def record_of(job: Path) -> Path:
-    """The file beside the folder `job` that says what it was made by, and whether it ended."""
+    """File next to the folder `job` with its origin and end."""
     return job.with_name(f"{job.name}.job.json")
 
 
 def read(folder: Path) -> tuple[dict[str, Any], list[Job]]:
-    """What `folder` says of itself, and its jobs. Raises `UsageError` where it is none of a jobs file."""
+    """Record and jobs of `folder`. Raises `UsageError` if it is none of a jobs file."""
     try:
         data: dict[str, Any] = json.loads((folder / NAME).read_text("utf-8"))
         return data, [_job(folder, row) for row in data["jobs"]]
@@ -117,8 +115,7 @@ _BROUGHT: dict[str, Callable[[RunFolder], str]] = {
 
 
 def result(folder: Path) -> Result:
-    """Answers and tables of the jobs in `folder`, for `verdict.render`. Raises `UsageError` where it is none of a jobs
-    file."""
+    """Answers and tables of the jobs in `folder`. Raises `UsageError` if it is none of a jobs file."""
     data, jobs = read(folder)
     missing = [each for each in jobs if each.missing]
     notes = [f"{each.name} {each.missing}." for each in missing]
@@ -172,7 +169,7 @@ def _numbers(job: Job) -> dict[str, Any]:
 
 
 def write_page(folder: Path, output: Path | None) -> Path:
-    """Write the result as a page to `output`, else to ``report/index.html`` in `folder`. Raises `UsageError`."""
+    """Write the result as a page to `output`, or ``report/index.html`` in `folder`. Raises `UsageError`."""
     found = result(folder)
     template = templates("coderepairrl.report", visible=lambda value: visible(str(value)))
     page = template.get_template("jobs.html.j2").render(name=folder.name, found=found, style=Markup(plots.STYLE))

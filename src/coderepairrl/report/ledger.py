@@ -1,4 +1,4 @@
-"""Where the time went: wall seconds by activity, per step and for the whole run."""
+"""Wall seconds by activity, per step and for the whole run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OF_EPISODE = {"generation": ("generate",), "tools": ("tools",), "sandbox": ("sa
 def step_ledger(metrics: Mapping[str, float], rows: Sequence[Row]) -> dict[str, float]:
     """Wall seconds of one step by activity.
 
-    Episodes overlap, so the rollout's wall time is shared out in proportion to the episode-seconds of each
-    activity; ``waiting`` is what episodes spent on none of them: the agent itself, HTTP, a place in a queue.
+    Episodes overlap: the rollout's wall time is divided in proportion to their seconds in each activity; ``waiting`` is
+    the rest (the agent, HTTP, queues).
     """
     rollout = metrics.get("rollout_seconds") or 0.0
     spent = {name: sum(row.timings.get(key, 0.0) for row in rows for key in keys) for name, keys in _OF_EPISODE.items()}
@@ -26,9 +26,9 @@ def step_ledger(metrics: Mapping[str, float], rows: Sequence[Row]) -> dict[str, 
 
 
 def run_ledger(data: RunData, steps: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Wall seconds of the whole run by activity, from the ledgers of its steps.
+    """Wall seconds of the run by activity.
 
-    ``other`` is the rest: starting and stopping, checkpoints, exports, and steps or evaluations that were cut short.
+    ``other``: starting and stopping, checkpoints, exports, interrupted steps and evaluations.
     """
     ledger = dict.fromkeys(ACTIVITIES, 0.0)
     for step in steps:

@@ -1,15 +1,9 @@
-"""Where a patch changes a project, against where its reference does: files, functions, lines, all of the old side.
+"""Localisation: places that a patch changes, against its reference's: files, functions, lines, all of the old side.
 
-Recall is the share of the reference's places that the patch changes, too, precision the share of the patch's places
-that the reference changes. A file is known by its old name. A line is a removed one, or, where lines are added and none
-removed, the one above them (0 at the top of a file). A function is the innermost one or class around a line, by `ast`;
-code outside of any is one place of its file. Tests are left out of both, unless the reference changes nothing else: an
-agent that writes one has not looked in the wrong place. Other new files count: a script that shows the bug is not part
-of its repair.
-
-Functions are known in Python alone, where the files are at hand; in other languages, and elsewhere, nothing is said of
-them. So the levels are those of Agentless (Xia et al. 2024, arXiv 2407.01489), which counts a patch as right at a level
-where its places contain all of the reference's: a recall of 1.
+Recall is the share of the reference's places that the patch changes, precision the reverse (Agentless, Xia et al. 2024,
+arXiv 2407.01489, requires a recall of 1). A line is a removed one, or the one above a pure addition (0 at the top). A
+function is the innermost one or class around a line, by `ast`, in Python alone; a file's other code is one place. Tests
+are left out, unless the reference changes nothing else; other new files count.
 """
 
 from __future__ import annotations
@@ -25,16 +19,15 @@ from coderepairrl.rewards.thesis.matches import enclosing
 
 Line = tuple[str, int]
 _PYTHON = (".py", ".pyi")
+# a policy can write any number, and parsing takes 20 s and 100 MB for every MiB
 LARGEST = 1 << 20
-"""Bytes of a patch; a longer one is no repair and changes no place: a policy can write as many as it likes, of which
-each takes 20 s and 100 MB for every MiB."""
+"""Bytes of a patch; a longer one changes no place."""
 _LARGEST_SOURCE = 1 << 20
 _KNOWN = 8
-"""Patches and files that are kept parsed: those of an attempt, each of which is asked for several times."""
 
 
 def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
-    """The lines that `patch` changes, by file; none of what is no diff. Without `tests` those of tests are left out.
+    """Lines that `patch` changes, by file, without those of tests unless `tests`; a malformed patch has none.
 
     >>> sorted(lines(b"--- a/x.py\\n+++ b/x.py\\n@@ -3,2 +3,2 @@\\n a\\n-b\\n+c\\n"))
     [('x.py', 4)]
@@ -44,7 +37,7 @@ def lines(patch: bytes, *, tests: bool = False) -> frozenset[Line]:
 
 @lru_cache(maxsize=_KNOWN)
 def parsed(patch: bytes) -> tuple[FilePatch, ...]:
-    """The files of `patch`; none of what is no diff, or beyond `LARGEST`."""
+    """Files of `patch`; none for a malformed one, or beyond `LARGEST`."""
     try:
         return parse(patch) if len(patch) <= LARGEST else ()
     except MalformedPatch:
@@ -59,7 +52,7 @@ def _lines(file: FilePatch) -> set[Line]:
 
 
 def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Line]]:
-    """The lines of `patch` and those of `reference` that are compared: without tests, unless that leaves no reference.
+    """Lines of `patch` and `reference` to compare: without tests, unless that leaves no reference.
 
     >>> both(b"", b"--- a/test_x.py\\n+++ b/test_x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")[1]
     frozenset({('test_x.py', 1)})
@@ -69,15 +62,14 @@ def both(patch: bytes, reference: bytes) -> tuple[frozenset[Line], frozenset[Lin
 
 
 def files_of(changed: Set[Line]) -> frozenset[str]:
-    """The files of the lines `changed`."""
+    """Files of the lines `changed`."""
     return frozenset(path for path, _ in changed)
 
 
 def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> frozenset[tuple[str, str]] | None:
-    """The functions around the lines `changed` of Python files, as (file, qualified name).
+    """Functions around the lines `changed` of Python files, as (file, qualified name).
 
-    `sources` are the files before any patch, None for one that did not exist. None where one of them is not at hand, or
-    does not parse.
+    `sources` are the files before any patch, None for a new one. Returns None if one is missing or does not parse.
 
     >>> code = b"class A:\\n    def f(self):\\n        return 1\\n"
     >>> functions_of({("x.py", 3)}, {"x.py": code}), functions_of({("x.py", 3)}, {})
@@ -98,7 +90,7 @@ def functions_of(changed: Set[Line], sources: Mapping[str, bytes | None]) -> fro
 
 
 def python_files(*patches: bytes) -> set[str]:
-    """The Python files that `patches` change: the sources that `functions_of` needs."""
+    """Python files that `patches` change, for `functions_of`."""
     return {path for patch in patches for path in files_of(lines(patch, tests=True)) if path.endswith(_PYTHON)}
 
 
@@ -115,7 +107,7 @@ def _tree(source: bytes) -> ast.Module | None:
 
 
 def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |wanted|; None where nothing is wanted.
+    """|given & wanted| / |wanted|; None without wanted places.
 
     >>> recall({1, 2}, {2, 3}), recall(set(), {1}), recall({1}, set())
     (0.5, 0.0, None)
@@ -124,7 +116,7 @@ def recall(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
 
 
 def precision(given: Set[Hashable], wanted: Set[Hashable]) -> float | None:
-    """|given & wanted| / |given|; None where nothing is given, or nothing is wanted.
+    """|given & wanted| / |given|; None without given or wanted places.
 
     >>> precision({1, 2}, {2, 3}), precision(set(), {1}), precision({1}, set())
     (0.5, None, None)

@@ -1,9 +1,7 @@
-"""What is measured of an attempt of an evaluation: one small function each, and a table of them (`METRICS`).
+"""Metrics of an evaluation's attempt: one small function each, and a table of them (`METRICS`).
 
-A function takes an `Attempt` and gives a number, or None where it is undefined for the attempt or not known: an agent
-program that does not say which tools it called has not called none. Metrics of the patch also exist of the patches that
-are not empty (``NAME_per_patch``), because a mean over all attempts rises when fewer patches are empty, even while
-patches get worse. docs/reference/metrics.md lists them all.
+A function returns a number, or None if undefined or unknown. Metrics of the patch also exist for non-empty patches
+alone (``NAME_per_patch``): a mean over all rises with fewer empty patches. docs/reference/metrics.md lists them all.
 """
 
 from __future__ import annotations
@@ -32,25 +30,20 @@ from coderepairrl.types import Ending, Episode, Task, ToolCall
 PER_PATCH = "_per_patch"
 PER_TOOL = "tool_success/"
 SIMILARITIES = ("patch_edits", "patch_lines", "patch_similarity", "nano_similarity", "draft_similarity", "file_match")
-"""Rewards that compare two diffs and need nothing else."""
 _EDITS = frozenset({"apply_patch", "edit", "patch", "write"})
-"""Tools of our agents that change a file."""
 _READERS = frozenset({"awk", "cat", "diff", "egrep", "grep", "head", "less", "more", "nl", "rg", "sed", "tail", "wc"})
 _FILE = re.compile(r"[\w./@+-]*\w\.[A-Za-z]\w{0,9}")
 _WORDS = 10_000
-"""Characters of a command line that are looked at."""
 _KNOWN = 8
-"""Patches of which results are kept: attempts are measured one after the other, and hold a policy's patches."""
 _ALIKE = 5e-4
-"""A similarity below it is none: an edit of a wrong place earns 1e-9."""
+"""Threshold of similarity: an edit of a wrong place earns 1e-9."""
 
 Row = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An episode, its task (None where nothing has kept it), and the files that it is about, before any patch: what is
-    not among them is not at hand, None did not exist."""
+    """Episode, its task if kept, and files before any patch: missing ones are unknown, None did not exist."""
 
     episode: Episode
     task: Task | None = None
@@ -58,7 +51,7 @@ class Attempt:
 
     @property
     def reference(self) -> bytes:
-        """The reference patch; empty where there is none."""
+        """Reference patch; empty if unknown."""
         return self.task.reference if self.task is not None else b""
 
     @property
@@ -71,40 +64,40 @@ Value = Callable[[Attempt], float | None]
 
 
 class Metric(NamedTuple):
-    """A row of the table."""
+    """Row of the table."""
 
     name: str
     value: Value
     unit: Literal["share", "count", "tokens", "lines", "s"] = "share"
     per_patch: bool = False
-    """Also of patches that are not empty."""
+    """Also measured for non-empty patches alone."""
     median: bool = False
-    """The median over attempts, not their mean: it has few attempts, and a long tail."""
+    """Median over attempts, for few attempts and a long tail."""
 
 
 # -- the patch
 
 
 def completed(attempt: Attempt) -> float:
-    """1 for a patch that is not empty."""
+    """1 for a non-empty patch."""
     return float(attempt.filled)
 
 
 def solved(attempt: Attempt) -> float | None:
-    """1 where the patch passed the task's checks (`stats.resolved`)."""
+    """1 for a patch that passed the task's checks (`stats.resolved`)."""
     verdict = resolved(attempt.episode)
     return None if verdict is None else float(verdict)
 
 
 def exact(attempt: Attempt) -> float | None:
-    """1 where the patch makes of the files exactly what the reference does, white space at the ends of lines aside."""
+    """1 for the same files as with the reference, white space at the ends of lines aside."""
     wanted = _makes(attempt.reference)
     return None if wanted is None else float(_makes(attempt.episode.patch) == wanted)
 
 
 @lru_cache(maxsize=_KNOWN)
 def _makes(patch: bytes) -> object:
-    """What `patch` makes of the files; None of one that is empty, no diff, or too long."""
+    # None for a patch that is empty, malformed, or too long
     try:
         return identity(patch) or None if len(patch) <= localisation.LARGEST else None
     except MalformedPatch:
@@ -112,14 +105,13 @@ def _makes(patch: bytes) -> object:
 
 
 def partial(attempt: Attempt) -> float | None:
-    """1 where the patch makes some of the reference's changes (`patch_edits` above 0) and is not `exact`."""
+    """1 for some of the reference's changes (`patch_edits` above 0), if not `exact`."""
     same, alike = exact(attempt), similarity("patch_edits")(attempt)
     return None if same is None or alike is None else float(not same and alike > _ALIKE)
 
 
 def similarity(name: str) -> Value:
-    """The reward `name` of patch and reference: what it has scored, else as it compares two diffs. 0 for an empty
-    patch, one longer than `localisation.LARGEST`, and what is no diff."""
+    """Reward `name` of patch and reference: as scored, else compared. 0 for an empty, malformed or too long patch."""
 
     def value(attempt: Attempt) -> float | None:
         if (scored := next((s.value for s in attempt.episode.scores if s.name == name), None)) is not None:
@@ -142,14 +134,14 @@ def _compared(name: str, reference: bytes, patch: bytes, language: str) -> float
 
 
 def changed_files(attempt: Attempt) -> float | None:
-    """Files in the patch; None where it is too long to be read, which is not few."""
+    """Files in the patch; None if it is too long to read."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
     return float(len({file.path for file in localisation.parsed(attempt.episode.patch)}))
 
 
 def changed_lines(attempt: Attempt) -> float | None:
-    """Lines that the patch removes and adds; None where it is too long to be read."""
+    """Lines that the patch removes and adds; None if it is too long to read."""
     if len(attempt.episode.patch) > localisation.LARGEST:
         return None
     files = localisation.parsed(attempt.episode.patch)
@@ -178,7 +170,7 @@ def of_lines(share: Share) -> Value:
 
 
 def of_functions(share: Share) -> Value:
-    """`share` of functions of Python; None where the files are not at hand."""
+    """`share` of Python functions; None without the files."""
 
     def value(attempt: Attempt) -> float | None:
         given, wanted = (
@@ -194,8 +186,7 @@ def of_functions(share: Share) -> Value:
 
 
 def actions(attempt: Attempt) -> float | None:
-    """Tool calls: those that the agent counts, else those in the policy's replies of the main conversation, where its
-    requests offered tools. A program that acts on the text of replies is not known to have made any."""
+    """Tool calls: counted by the agent, else in the main conversation's replies if its requests offered tools."""
     episode = attempt.episode
     if episode.tool_calls:
         return float(len(episode.tool_calls))
@@ -206,14 +197,13 @@ def actions(attempt: Attempt) -> float | None:
 
 
 def edit_applied(attempt: Attempt) -> float | None:
-    """Edit-apply rate: of the calls of tools that edit, those that did. Edits by shell commands are not known as
-    such."""
+    """Share of editing tools' calls that succeeded; edits by shell commands are unknown."""
     edits = [call.ok for call in attempt.episode.tool_calls if call.name in _EDITS]
     return sum(edits) / len(edits) if edits else None
 
 
 def repeated_failures(attempt: Attempt) -> float | None:
-    """Calls that failed just as an earlier one, of the same tool with the same arguments, had."""
+    """Failed calls of a tool with the arguments of an earlier failed one."""
     seen: set[tuple[str, str]] = set()
     repeated = 0
     for call in attempt.episode.tool_calls:
@@ -224,16 +214,17 @@ def repeated_failures(attempt: Attempt) -> float | None:
 
 
 def commands(attempt: Attempt) -> float | None:
-    """Programs that shell commands started: those named in the first ten words of each."""
+    """Programs in the first ten words of shell commands."""
     if not attempt.episode.calls_known:
         return None
     return float(sum(len(call.command.split()) for call in attempt.episode.tool_calls))
 
 
 def files_viewed(attempt: Attempt) -> float | None:
-    """Different files that commands which succeeded looked at: words with an ending, such as ``src/a.py``, of commands
-    with a program that prints files (cat, sed, grep, head, ...). Patterns (``*.py``) and listings of folders are
-    none."""
+    """Different files in successful commands that print files (cat, sed, grep, head, ...).
+
+    Words with an ending, such as ``src/a.py``, not patterns (``*.py``) or folders.
+    """
     if not attempt.episode.calls_known:
         return None
     return float(len({path for call in attempt.episode.tool_calls if call.ok for path in _viewed(call)}))
@@ -252,8 +243,7 @@ def _viewed(call: ToolCall) -> Iterator[str]:
 
 
 def per_tool(attempt: Attempt) -> dict[str, float]:
-    """Of each tool that was called, the share of its calls that succeeded, as ``tool_success/NAME``; of tools that the
-    policy made up, which may be any number, together as ``tool_success/not_offered``."""
+    """Success rate of each called tool, as ``tool_success/NAME``; invented tools as ``tool_success/not_offered``."""
     offered = {tool for turn in attempt.episode.turns for tool in turn.tools}
     outcomes: dict[str, list[bool]] = {}
     for call in attempt.episode.tool_calls:
@@ -266,18 +256,18 @@ def per_tool(attempt: Attempt) -> dict[str, float]:
 
 
 def prompt_tokens(attempt: Attempt) -> float | None:
-    """Tokens of all prompts, each as long as the model was given it, cached or not; None if a server does not say."""
+    """Tokens of all prompts, cached or not; None if a server does not report them."""
     cost = spent([attempt.episode])
     return None if cost.unreported else float(cost.prompt_tokens)
 
 
 def seconds(attempt: Attempt) -> float | None:
-    """Wall time of the attempt, from opening the sandbox to its scores."""
+    """Wall time, from opening the sandbox to the scores."""
     return attempt.episode.timings.get("total")
 
 
 def if_resolved(value: Value) -> Value:
-    """`value` of the attempts that resolved their task, and of no others."""
+    """`value` of resolved attempts alone."""
     return lambda attempt: value(attempt) if resolved(attempt.episode) else None
 
 
@@ -306,26 +296,24 @@ METRICS = (
     Metric("actions_to_resolve", if_resolved(actions), "count", median=True),
     Metric("seconds_to_resolve", if_resolved(seconds), "s", median=True),
 )
-"""In the order in which they are printed. Precision needs a patch anyway."""
+"""Metrics in printed order. Precision needs a patch anyway."""
 
 _NO_SHARES = {metric.name for metric in METRICS if metric.unit != "share"}
 COUNTS = MEASURED_COUNTS | _NO_SHARES | {name + PER_PATCH for name in _NO_SHARES}
-"""Metrics and measures that are numbers per attempt, and no shares."""
 MEDIANS = frozenset(metric.name for metric in METRICS if metric.median)
 OF_TIME = frozenset(metric.name for metric in METRICS if metric.unit == "s")
-"""Those that depend on the machine, and on what else it does."""
+"""Metrics that depend on the machine and its load."""
 HEADLINE = ("resolved", "reward", "completed", "exact", "partial", "patch_edits", "file_recall", "actions")
-"""What is given for slices of tasks."""
 
 
 def names(scores: Iterable[str]) -> set[str]:
-    """Every metric that an attempt with these `scores` may have, but those of single tools (`PER_TOOL`)."""
+    """Every metric possible with these `scores`, except single tools' (`PER_TOOL`)."""
     per_patch = {*scores, *(metric.name for metric in METRICS if metric.per_patch)}
     return {*MEASURED_NAMES, *(metric.name for metric in METRICS), *scores, *(name + PER_PATCH for name in per_patch)}
 
 
 def row(attempt: Attempt) -> dict[str, float]:
-    """The metrics of one attempt that are defined and known, and its `stats.measures`."""
+    """Defined metrics of an attempt, and its `stats.measures`."""
     values = measures(attempt.episode)
     for metric in METRICS:
         value = metric.value(attempt)
@@ -337,12 +325,12 @@ def row(attempt: Attempt) -> dict[str, float]:
 
 
 def rows(attempts: Iterable[Attempt]) -> dict[str, dict[str, float]]:
-    """By the ids of the episodes; none of void ones, which an infrastructure fault ended."""
+    """Rows by episode id, without void episodes."""
     return {each.episode.id: row(each) for each in attempts if each.episode.ending is not Ending.VOID}
 
 
 def summary(episodes: Sequence[Episode], known: Mapping[str, Row]) -> dict[str, Interval]:
-    """Means (and `MEDIANS`) of the rows `known` of `episodes`, with 95 % intervals, clustered by `clusters_of`."""
+    """Means (and `MEDIANS`) with 95 % intervals, clustered by `clusters_of`."""
     own = clusters_of(episodes)
     columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in episodes:
@@ -366,8 +354,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def kind_of_edit(reference: bytes) -> str:
-    """What a reference asks for, tests aside: ``one line`` (removed or added, or one in another's place), ``one hunk``,
-    ``one file``, or ``several files``. Empty without a reference.
+    """Size of a reference, tests aside: ``one line``, ``one hunk``, ``one file``, ``several files``, or "".
 
     >>> kind_of_edit(b"--- a/x.py\\n+++ b/x.py\\n@@ -1 +1 @@\\n-b\\n+c\\n")
     'one line'
@@ -384,8 +371,9 @@ def kind_of_edit(reference: bytes) -> str:
 def parts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], agents: Mapping[str, str]
 ) -> dict[str, frozenset[str]]:
-    """Ids of the tasks that results are also given for (`stats.clusters.slices`), further by the year of the issue, the
-    kind of edit that the reference is, and the agent: `agents` are names by kind of task, ``""`` the others'."""
+    """Task ids by slice: `stats.clusters.slices`, year of the issue, kind of edit, and agent (`agents` by kind of
+    task).
+    """
 
     def year(episode: Episode) -> str:
         task = tasks.get(episode.task_id)
@@ -402,7 +390,7 @@ def parts(
 
 
 def agents_of(config: Mapping[str, Any], evaluation: str = "eval") -> dict[str, str]:
-    """The agent of each kind of tasks in an evaluation, of the others by ``""``: by a configuration as plain data.
+    """Agents by kind of task in an evaluation, ``""`` for other kinds, from a configuration as plain data.
 
     >>> found = {"agent": {"name": "nano"}, "kinds": {"java": {"agent": {"name": "aider"}}, "go": {"agent": None}},
     ...          "eval": {"also": {"other": {"agent": "pi"}}}}

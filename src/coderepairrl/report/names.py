@@ -1,4 +1,4 @@
-"""What measures and metrics are called where people read them, and which way is better."""
+"""Names of measures and metrics for people, and which way is better."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PER_PATCH = "_per_patch"
 LESS_IS_BETTER = frozenset({"empty_patches", "limit", "crash"})
 
 SECONDARY = COUNTS | {"tool_success", "limit", "crash"}
-"""Says how the outcome came about, and is left out where room is short."""
+"""Measures about how, not what: left out where room is short."""
 
 
 def spoken(measure: str) -> str:
-    """The name for people.
+    """Name for people.
 
     >>> spoken("tests_per_patch"), spoken("patch_lines")
     ('tests passing, per non-empty patch', 'patch_lines')

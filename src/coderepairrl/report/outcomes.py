@@ -1,4 +1,4 @@
-"""What a policy came to on each task, from whatever recorded it: a run folder, an outcome file, a harness's reports."""
+"""Outcomes of a policy by task, from a run folder, an outcome file, or a harness's reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ RESOLVED = "resolved"
 _LIMITS = ("calls", "tokens", "seconds", "turn_tokens")
 _TASK, _POLICY = ("instance_id", "task_id", "id"), ("model_name_or_path", "model", "system")
 _OF_HARNESS = ("submitted_ids", "completed_ids", "incomplete_ids", "unresolved_ids", "empty_patch_ids", "error_ids")
-"""Lists of tasks in the summary that SWE-bench's harness writes, beside ``resolved_ids``."""
 _COUNTS = re.compile(r"(\d+)/(\d+)")
 _INSTANCE = re.compile(r"(?P<owner>.+?)__(?P<name>.+)-\d+")
 
@@ -39,34 +38,30 @@ class Outcomes:
     name: str
     metric: str
     values: Mapping[str, tuple[float, ...]]
-    """By task, a value for each attempt; a task without one is left out, and in `missing`."""
+    """Values of each attempt, by task; tasks without any are in `missing`."""
     repositories: Mapping[str, str] = field(default_factory=dict)
-    """Of every task; empty where it is not known."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Why tasks have no value."""
     void: int = 0
-    """Attempts that an infrastructure fault ended, which are not measured."""
+    """Attempts ended by infrastructure faults, not measured."""
     limits: Mapping[str, Any] | None = None
-    """What an attempt could spend, its sandbox included; None where nothing records it."""
+    """Limits of an attempt and its sandbox; None if unrecorded."""
     environments: Mapping[str, str] = field(default_factory=dict)
-    """Digests of what tasks needed to run, by name, and the kinds that there are; empty where nothing records them."""
+    """Digests of environments by name, and their kinds; empty if unrecorded."""
     tasks: Mapping[str, str] | None = None
-    """A digest of each task's contents; None where nothing records them."""
+    """Digests of the tasks' contents; None if unrecorded."""
     versions: Mapping[str, int] | None = None
-    """Of the rewards that judged."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The rest of the configuration, flat."""
     parts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Tasks that have something in common, by what that is: ``language go``, ``repository OWNER/NAME``, ..."""
+    """Tasks by part: ``language go``, ``repository OWNER/NAME``, ..."""
     answers: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
-    """To tasks that have a label, by kind."""
+    """Answers to labelled tasks, by kind."""
     whole: bool = True
-    """Whether all tasks that were asked are there; some lists hold only those that were resolved."""
+    """All tasks are known; some lists hold only resolved ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A published number: so many of so many tasks, and nobody says which."""
+    """Published number of solved tasks, without their names."""
 
     name: str
     solved: int
@@ -74,14 +69,11 @@ class Counts:
 
 
 def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None) -> Outcomes | Counts:
-    """The outcomes that `source` names.
+    """Read the outcomes that `source` names.
 
-    It is ``SOLVED/TASKS``; ``published:NAME`` (`published.table`); or a path, with ``@NAME``, ``@STEP`` or
-    ``@NAME-STEP`` an evaluation of a run folder (else its last one) or a policy of an outcome file; or several of them,
-    separated by commas, as attempts of one policy. `asked` is a file of task ids: those of which a file of outcomes or
-    a report knows nothing were not resolved.
-
-    Raises `UsageError` for what is none of these, is damaged, or lacks the metric.
+    ``SOLVED/TASKS``; ``published:NAME``; or a path, with ``@NAME``, ``@STEP`` or ``@NAME-STEP`` for an evaluation of a
+    run folder (default: the last), or a policy of an outcome file. Commas join attempts of one policy. Ids in the file
+    `asked` without an outcome are unresolved. Raises `UsageError` for other or damaged sources, and a missing metric.
     """
     if counts := _COUNTS.fullmatch(source):
         solved, tasks = map(int, counts.groups())
@@ -99,14 +91,13 @@ def read_outcomes(source: str, metric: str = RESOLVED, asked: Path | None = None
 
 
 def episodes_of(source: str) -> list[Episode]:
-    """The attempts of the evaluation of a run folder that `source` names. Raises `UsageError`."""
+    """Attempts of the run folder's evaluation in `source`. Raises `UsageError`."""
     path, which = _named(source)
     folder = open_run(path)
     return list(_episodes(folder, _choose(folder, which)))
 
 
 def _named(source: str) -> tuple[Path, str]:
-    """A path, and what stands behind its ``@``."""
     path = Path(source)
     if path.exists():
         return path, ""
@@ -126,7 +117,6 @@ def _read(source: str, metric: str, asked: Sequence[str] | None) -> Outcomes:
 
 
 def _together(parts: Sequence[Outcomes]) -> Outcomes:
-    """Repeated evaluations of one policy as one with more attempts."""
     first = parts[0]
     for part in parts[1:]:
         if set(part.values) != set(first.values) or (part.limits, part.tasks) != (first.limits, first.tasks):
@@ -201,8 +191,7 @@ def _run(folder: RunFolder, which: str, metric: str) -> Outcomes:
 def _measured(
     folder: RunFolder, name: str, episodes: Sequence[Episode], tasks: Mapping[str, Task]
 ) -> dict[str, metrics.Row]:
-    """The metrics of valid `episodes` by id: as the evaluation left them, or, of a run of an older version, what its
-    episodes and tasks say."""
+    """Metrics of valid `episodes` by id, from the evaluation, else computed (older versions)."""
     try:
         known = folder.attempts(name)
     except (OSError, ValueError) as error:
@@ -215,7 +204,6 @@ def _measured(
 
 
 def _choose(folder: RunFolder, which: str) -> str:
-    """The evaluation that `which` names, as its file of episodes is called."""
     names = sorted(path.stem for path in (folder.path / "episodes").glob("*.jsonl"))
     names = [name for name in names if not name.startswith("train-") and name.rpartition("-")[2].isdigit()]
     if not names:
@@ -260,7 +248,7 @@ def _is_limit(key: str) -> bool:
 
 
 def _limits_before(folder: RunFolder, step: int) -> dict[str, Any]:
-    """Limits that were others when the evaluation after `step` was made: the run was resumed with new ones since."""
+    """Limits at `step` that changed on a later resume."""
     if not folder.log.is_file():
         return {}
     changes = [change for change, _ in Tail(folder.log).records("change")]
@@ -275,8 +263,7 @@ def _environments(found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dict[str, int]:
-    """Of the rewards that `metric` comes from: all of them for their sum, none for a count, and for whether a task is
-    resolved those that ran its checks (`judges`)."""
+    """Versions of the rewards that `metric` comes from; `judges` decide what is resolved."""
     if metric == "reward":
         return dict(versions)
     names = judges if metric == RESOLVED else {metric.removesuffix(metrics.PER_PATCH)}
@@ -284,7 +271,7 @@ def _versions(versions: Mapping[str, int], metric: str, judges: Set[str]) -> dic
 
 
 def digest_of(task: Task) -> str:
-    """Of what an attempt at it depends on, but for folders of this machine."""
+    """Digest of everything that an attempt depends on, except local folders."""
     data = {key: getattr(task, key) for key in ("prompt", "reference", "checks", "answer", "workspace", "environment")}
     for key, own in (("workspace", "dir:"), ("environment", "venv:")):
         if data[key].startswith(own):
@@ -297,7 +284,6 @@ def digest_of(task: Task) -> str:
 
 
 def _file(path: Path, which: str, metric: str) -> Outcomes:
-    """JSON lines, a task each; or one object, a harness's summary."""
     text = _text(path)
     try:
         whole = foreign.value(text)
@@ -378,7 +364,7 @@ def _value(path: Path, number: int, row: Mapping[str, Any], metric: str) -> floa
 
 
 def _repository(task: str) -> str:
-    """The repository in an id of SWE-bench's form.
+    """Repository in an id of SWE-bench's form.
 
     >>> _repository("django__django-11001"), _repository("quixbugs/gcd")
     ('django/django', '')
@@ -392,7 +378,6 @@ def _parts(what: str, values: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
-    """A summary of SWE-bench's harness, a leaderboard's results.json, or reports of an instance each."""
     if metric != RESOLVED:
         raise UsageError(f"{path} says which tasks are resolved, and nothing of {metric!r}", fix="leave out --metric")
     values: dict[str, float] = {}
@@ -424,13 +409,13 @@ def _harness(path: Path, files: Iterable[Path], metric: str) -> Outcomes:
 
 
 def _resolved(data: Any) -> list[Any] | None:
-    """The list of them in a summary; None in a report on single instances."""
+    # None for a report on single instances
     found = data.get("resolved_ids", data.get("resolved")) if isinstance(data, dict) else None
     return found if isinstance(found, list) else None
 
 
 def _judged(data: Any) -> Iterator[tuple[str, float]]:
-    """Raises `ValueError` for lists that hold anything but ids, or contradict each other."""
+    """Outcomes in a report. Raises `ValueError` for malformed or contradictory lists."""
     if not isinstance(data, dict):
         return
     listed = _resolved(data)
@@ -451,7 +436,6 @@ def _judged(data: Any) -> Iterator[tuple[str, float]]:
 
 
 def _asked(path: Path) -> list[str]:
-    """Ids of tasks: one a line, or in JSON lines."""
     text = _text(path)
     if text.lstrip().startswith("{"):
         return [_id(path, number, row) for number, row in _rows(path, text)]
@@ -459,7 +443,7 @@ def _asked(path: Path) -> list[str]:
 
 
 def _fill(outcomes: Outcomes, asked: Sequence[str] | None) -> Outcomes:
-    """`outcomes` of all tasks that were asked: what was not judged was not resolved, as the harness counts."""
+    """Add tasks without a verdict as unresolved, as the harness counts."""
     if asked is None:
         if not outcomes.whole:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Reports to one HTML page: everything in it, no script, no network (its content security policy forbids both)."""
+"""Reports as one HTML page: self-contained, no script, no network (content security policy)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 
 class _Links:
-    """Where the pages about a run and its episodes are, as seen from the report; empty for one that is not there."""
+    """Links from the report to the pages of `crrl view`; empty for missing ones."""
 
     def __init__(self, run: Path, at: Path | None) -> None:
         pages = sorted((run / "report" / "view").glob("*/index.html"))
@@ -48,7 +48,7 @@ class _Links:
 
 
 class Cell(NamedTuple):
-    """A measure in a comparison."""
+    """Measure in a comparison."""
 
     early: Interval | None
     late: Interval | None
@@ -57,19 +57,17 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Comparisons side by side: a row per measure, a cell per comparison."""
+    """Comparisons by column: a row per measure."""
 
     title: str
     heads: list[Comparison]
     names: list[str]
     rows: list[tuple[str, str, list[Cell]]]
     coloured: bool = True
-    """Whether the comparisons are those of the runs, in their order."""
 
 
 def render(reports: Sequence[Report], at: Path | None = None) -> str:
-    """The page of one run, or of several side by side. With the folder that it will be `at`, it links into the pages of
-    `crrl view` that lie in the run folders."""
+    """Render the page of runs. With its folder `at`, it links to `crrl view` pages in the run folders."""
     return (
         _environment()
         .get_template("report.html.j2")
@@ -92,14 +90,13 @@ def render(reports: Sequence[Report], at: Path | None = None) -> str:
 _AGAIN = "Training tasks that came again, first and last time"
 
 Evaluated = tuple[str, Evaluation, str]
-"""The run's name, one of its evaluations, and the source of its tasks."""
+"""Run, evaluation, and source of its tasks."""
 
 
 def _evaluations(
     reports: Sequence[Report],
 ) -> list[tuple[list[Evaluated], list[tuple[str, str, list[Interval | None]]]]]:
-    """The last evaluation of each name side by side, by measure, where no comparison of two steps says it already:
-    of several names, or with one step alone."""
+    """Last evaluations by column, if no comparison of two steps has them: several names, or a single step."""
     heads = []
     for report in reports:
         last = {each.name: each for each in report.evaluations}
@@ -112,24 +109,21 @@ def _evaluations(
 
 
 def _source(report: Report, evaluation: str) -> str:
-    """Where its tasks come from, as far as the configuration says so."""
     also = report.config.get(f"eval.also.{evaluation}.source")
     return str(also or report.config.get("eval.source") or report.config.get("tasks.source") or "")
 
 
 class Labelled(NamedTuple):
-    """The labels that were given in an evaluation, to tasks of one kind (`report.answers.summary`)."""
+    """Labels given in an evaluation, by kind of tasks (`report.answers.summary`)."""
 
     run: str
     evaluation: Evaluation
     kind: str
     numbers: Mapping[str, Any]
     columns: list[str]
-    """Of the confusion matrix."""
 
 
 def _labelled(reports: Sequence[Report]) -> list[Labelled]:
-    """Of the last evaluation of each name."""
     return [
         Labelled(report.name, each, kind, numbers, given_labels(numbers["confusion"]))
         for report in reports
@@ -139,7 +133,6 @@ def _labelled(reports: Sequence[Report]) -> list[Labelled]:
 
 
 def _tables(reports: Sequence[Report]) -> list[Table]:
-    """Before and after for every run, and between runs."""
     tables = []
     wholes = [(r.name, c) for r in reports for c in r.comparisons if not c.slice]
     if wholes:
@@ -155,7 +148,6 @@ def _tables(reports: Sequence[Report]) -> list[Table]:
 
 
 def _slices(reports: Sequence[Report]) -> list[Table]:
-    """Before and after for each kind of tasks: outcomes alone."""
     tables = []
     for title, found in (
         ("Before and after", [(r.name, c) for r in reports for c in r.comparisons]),
@@ -196,7 +188,6 @@ def _forest(measure: str, change: Change | None, reach: float) -> Markup:
 
 
 def _ledger(report: Report) -> list[tuple[str, float, float, int]]:
-    """Activity, wall seconds, share, colour: the colours of the stacked bars."""
     total = sum(report.ledger.values())
     return [
         (name, report.ledger[name], report.ledger[name] / total, colour)
@@ -206,7 +197,6 @@ def _ledger(report: Report) -> list[tuple[str, float, float, int]]:
 
 
 def _account(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
-    """State, reason, sampled tokens, share."""
     parts = [("trained", "", account["trained"])]
     parts += [(state, reason, n) for state in ("masked", "dropped") for reason, n in account[state].items()]
     total = account["sampled"]
@@ -214,19 +204,16 @@ def _account(account: Mapping[str, Any]) -> list[tuple[str, str, int, float]]:
 
 
 def _level(value: Interval | None, digits: int = 3) -> Markup:
-    """An estimate, its interval small beneath."""
     if value is None:
         return Markup("<span class=none>{}</span>").format(_NONE)
     return Markup("{} {}").format(_fixed(value.value, digits), _ends(value, lambda end: _fixed(end, digits)))
 
 
 def _from_data(value: Mapping[str, Any] | None) -> Markup:
-    """As `_level`, of plain data."""
     return _level(None if value is None else Interval(**value))
 
 
 def _signed(value: Interval) -> Markup:
-    """A change, its interval small beneath."""
     return Markup("<b>{}</b> {}").format(_sign(value.value), _ends(value, _sign))
 
 
@@ -247,7 +234,6 @@ def _fixed(value: float, digits: int = 3) -> str:
 
 
 def _seconds(value: float) -> str:
-    """For people: 850 ms, 12.3 s, 4 min 05 s, 3 h 10 min."""
     if value < 1:
         return f"{1000 * value:.0f} ms"
     if value < 100:

@@ -1,4 +1,4 @@
-"""Numbers that others published, each with its source. None was run here, and nobody says of which tasks they are."""
+"""Numbers that others published, with sources, not run here, on unknown tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MARK = "published, not run here"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One number of a system on a benchmark."""
+    """Number of a system on a benchmark."""
 
     name: str
     system: str
@@ -25,27 +25,26 @@ class Published:
     benchmark: str
     tasks: int
     how: str
-    """What the number is: of one attempt, of several, chosen by whom."""
+    """Kind of number: one attempt, several, chosen by whom."""
     source: str
     percent: float | None = None
-    """Of tasks resolved, as printed."""
     similarity: float | None = None
-    """Of code with the reference, by their own measure: compares with nothing of ours."""
+    """Similarity by the authors' measure, comparable with none here."""
 
     @property
     def solved(self) -> int | None:
-        """Tasks that the percentage comes to, the nearest whole number."""
+        """Solved tasks by the percentage, rounded."""
         return None if self.percent is None else round(self.percent * self.tasks / 100)
 
     @property
     def interval(self) -> Interval | None:
-        """Wilson's, as if of one attempt at each of independent tasks; None of a similarity, of unknown spread."""
+        """Wilson's interval, as if of one attempt at each of independent tasks; None for a similarity."""
         return None if self.solved is None else wilson(self.solved, self.tasks)
 
 
 @functools.cache
 def table() -> dict[str, Published]:
-    """All of them by name, in the order of the file."""
+    """Numbers by name, in the order of the file."""
     benchmarks = tomllib.loads(Path(__file__).with_name("published.toml").read_text("utf-8"))["benchmarks"]
     return {
         name: Published(name=name, **common, **own)
@@ -55,7 +54,7 @@ def table() -> dict[str, Published]:
 
 
 def find(name: str) -> Published:
-    """The one called `name`, with a percentage. Raises `UsageError`.
+    """Find the percentage called `name`. Raises `UsageError`.
 
     >>> find("thesis-base").solved, str(find("thesis-base").interval)
     (36, '0.072 [0.052, 0.098]')

@@ -1,4 +1,4 @@
-"""A run folder, read once and tolerantly: what is damaged or not there yet becomes a notice, not an error."""
+"""Tolerant reading of a run folder: damage and missing files become notices."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from coderepairrl.types import Ending, Episode, Origin, TokenSpan
 
 Record = Mapping[str, Any]
 _LINES, _KINDS = 8, 200
-"""Of what a program printed: lines shown, and kinds of last lines that are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a report needs of an episode, without its tokens."""
+    """Summary of an episode, without tokens."""
 
     phase: str
     step: int
@@ -35,78 +34,63 @@ class Row:
     tools: ToolStats
     timings: Mapping[str, float]
     tokens: int
-    """Sampled and given."""
+    """Sampled and given tokens."""
     busy: tuple[tuple[float, float], ...]
-    """When the engine worked on it: Unix seconds from, to."""
+    """Engine's work on it: Unix seconds from, to."""
     side_calls: int
-    """Turns beside the main conversation."""
+    """Turns outside the main conversation."""
 
 
 @dataclass(slots=True)
 class Printed:
-    """What agent programs printed last on attempts without a patch, or why episodes are void: the `end` of one, and how
-    many were alike."""
+    """Kind of last output without a patch, or of fault: one `end`, and the number alike."""
 
     end: str
     count: int = 0
     example: str = ""
-    """Id of the first."""
 
 
 @dataclass(slots=True)
 class RunData:
-    """The contents of a run folder."""
+    """Contents of a run folder."""
 
     folder: RunFolder
     about: Mapping[str, Any]
     config: Mapping[str, Any] = field(default_factory=dict)
     """Flat: ``train.lr`` and so on."""
     notices: list[str] = field(default_factory=list)
-    """What is missing or damaged, in sentences."""
     steps: list[Record] = field(default_factory=list)
     rows: dict[str, Row] = field(default_factory=dict)
-    """Every episode with a verdict, by id."""
+    """Episodes with a verdict, by id."""
     trained: dict[str, Episode] = field(default_factory=dict)
-    """Valid training episodes by id, without what they said and did."""
+    """Valid training episodes by id, without calls and output."""
     evaluated: dict[tuple[str, int], dict[tuple[str, int], Episode]] = field(default_factory=dict)
-    """Episodes of evaluations, by name and step, then by group and attempt; void ones only where nothing else is."""
+    """Evaluation episodes by (name, step), then (group, attempt); void ones only without a valid one."""
     notes: Notes = field(default_factory=Notes)
-    """Of the rewards, in training and evaluations."""
     printed: dict[str, Printed] = field(default_factory=dict)
-    """By what is alike in the last line."""
     faults: dict[str, Printed] = field(default_factory=dict)
-    """Why episodes are void, by what is alike in it."""
     answers: dict[tuple[str, int], Record] = field(default_factory=dict)
-    """Of finished evaluations with tasks that are answered: `report.answers.summary`."""
     evaluation_seconds: dict[tuple[str, int], float] = field(default_factory=dict)
-    """Of finished evaluations."""
     phases: dict[str, str] = field(default_factory=dict)
-    """Of every episode begun, by id."""
     begun: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Tries by group and attempt."""
+    """Tries by (group, attempt)."""
     interrupted: int = 0
-    """Episodes without a verdict."""
     sessions: list[tuple[float, float]] = field(default_factory=list)
-    """Unix seconds from, to, of each process that worked on the run."""
+    """Unix seconds from, to, of each process on the run."""
     last: str = ""
     """Type of the last ``start``, ``stop`` or ``end`` record."""
     stopped_by: str = ""
     where: str = ""
-    """Engine and sandbox of the last process."""
     used: list[Record] = field(default_factory=list)
-    """``start`` and ``used`` records: what each process has used of the machine (`processes.meter.total`)."""
+    """``start`` and ``used`` records, for `processes.meter.total`."""
     changes: list[Record] = field(default_factory=list)
-    """What the run was resumed with otherwise."""
     kinds: dict[str, Account] = field(default_factory=dict)
-    """The account of sampled tokens by kind of task."""
     tokens: Counter[str] = field(default_factory=Counter)
-    """Sampled and given, by episode."""
     busy: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """When the engine worked, by episode."""
 
 
 def read(path: Path) -> RunData:
-    """Everything that a report needs of the run in `path`. Raises `UsageError` when it is no run folder."""
+    """Read the run in `path`. Raises `UsageError` if it is no run folder."""
     folder = open_run(path)
     data = RunData(folder, folder.about())
     try:
@@ -123,7 +107,7 @@ def read(path: Path) -> RunData:
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted keys.
+    """Flatten nested tables to dotted keys.
 
     >>> flat({"train": {"lr": 1e-4}, "eval": {}})
     {'train.lr': 0.0001}
@@ -135,7 +119,6 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
-    """The log's records as far as they can be read."""
     with folder.log.open("rb") as file:
         file.seek(0, 2)
         if file.tell():
@@ -149,7 +132,7 @@ def _whole(folder: RunFolder, notices: list[str]) -> Iterator[Record]:
 
 
 def _watch(data: RunData) -> Iterator[Record]:
-    """Pass on the records that make episodes, and keep the contents of the others."""
+    # passes on the records of episodes, and stores the others' contents
     open_since: dict[tuple[str, int], float] = {}
     pending: set[str] = set()
     for record in _whole(data.folder, data.notices):
@@ -225,7 +208,7 @@ def _add(data: RunData, episode: Episode) -> None:
 
 
 def _count_alike(counted: dict[str, Printed], lines: Sequence[str], episode: str) -> None:
-    """Count `lines`, which are of `episode`, with those of which the last differs in names and numbers only."""
+    # alike: last lines that differ only in names and numbers
     kind = kind_of(plain(lines[-1])) if lines else ""
     if kind not in counted and len(counted) >= _KINDS:  # a policy can write lines that never repeat
         kind, lines = "others", ["(others)"]

@@ -1,4 +1,4 @@
-"""Every figure of a report as SVG and PDF, and its numbers, and those of the tables, as CSV."""
+"""Export of a report: figures as SVG and PDF, all numbers as CSV."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Row = Sequence[Any]
 
 
 def export(reports: Sequence[Report], folder: Path) -> list[Path]:
-    """Write ``NUMBER-TITLE.svg``, ``.pdf`` and ``.csv`` for each figure that shows anything, ``evaluations.csv`` and
-    ``comparisons.csv`` to `folder`; files of these names are replaced. Raises `UsageError` where that fails,
-    and `PrerequisiteError` without svglib."""
+    """Write ``NUMBER-TITLE.svg``, ``.pdf``, ``.csv`` per non-empty figure, ``evaluations.csv``, ``comparisons.csv``.
+
+    Replaces these files in `folder`. Raises `UsageError` when that fails, `PrerequisiteError` without svglib.
+    """
     written = []
     for name, content in _files(reports):
         path = folder / name
@@ -57,7 +58,6 @@ def _files(reports: Sequence[Report]) -> Iterator[tuple[str, bytes]]:
 
 
 def _points(panel: Panel) -> Iterator[Row]:
-    """Values as they were measured: the smooth curve is drawn from them."""
     for series in panel.series:
         ends = zip(series.low, series.high, strict=True) if series.low else ((None, None),) * len(series.x)
         for x, y, (low, high) in zip(series.x, series.y, ends, strict=True):
@@ -73,7 +73,6 @@ def _evaluations(reports: Sequence[Report]) -> Iterator[Row]:
 
 
 def _comparisons(reports: Sequence[Report]) -> Iterator[Row]:
-    """Of each run its first and last evaluation, and of further runs the last against that of the first run."""
     named = [(report.name, each) for report in reports for each in (*report.comparisons, *report.repeated)]
     for other in reports[1:]:
         named += [(f"{other.name} - {reports[0].name}", each) for each in compare_runs(reports[0], other)]
@@ -95,7 +94,7 @@ def _csv(heads: Row, rows: Iterable[Row]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """A name that a model chose is no formula of a spreadsheet's."""
+    # a name that a model chose must be no formula in a spreadsheet
     return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 

@@ -1,4 +1,4 @@
-"""Comparisons in words and tables: text, Markdown, LaTeX and plain data. No number without its interval and method."""
+"""Comparisons in words and tables: text, Markdown, LaTeX and plain data. Every number has its interval and method."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasci
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of text below a heading each; the first column names them."""
+    """Table of text; the first column names the rows."""
 
     title: str
     heads: Sequence[str]
@@ -32,13 +32,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is printed: sentences of verdict first, then tables, then notes."""
+    """Printed result: verdicts, tables, notes."""
 
     verdicts: Sequence[str]
     tables: Sequence[Table]
     notes: Sequence[str]
     numbers: Mapping[str, Any]
-    """The same, as plain data."""
 
 
 def result(
@@ -47,7 +46,7 @@ def result(
     settings: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     notes: Sequence[str] = (),
 ) -> Result:
-    """`found`, what a further comparison would take, and the settings that differ, for `render`."""
+    """Describe `found`, a plan, and differing settings, for `render`."""
     verdicts, tables = [verdict(each) for each in found], [_table(each) for each in found]
     for each in found:
         if isinstance(each, Comparison) and each.curve:
@@ -76,7 +75,7 @@ def result(
 
 
 def render(result: Result, form: str) -> str:
-    """`result` as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError for another `form`."""
+    """Format `result` as ``text``, ``markdown``, ``latex`` or ``json``. Raises KeyError."""
     return FORMATS[form](result)
 
 
@@ -84,7 +83,7 @@ def render(result: Result, form: str) -> str:
 
 
 def verdict(found: Comparison | Unpaired) -> str:
-    """What may be said of a comparison, in a sentence."""
+    """Sentence on a comparison."""
     return _unpaired_verdict(found) if isinstance(found, Unpaired) else _paired_verdict(found)
 
 
@@ -145,7 +144,7 @@ def _unpaired_verdict(found: Unpaired) -> str:
 
 
 def boundary(found: Comparison) -> str:
-    """What the curves of pass@k say of skills: new ones, or the old ones more surely."""
+    """Sentence on pass@k: new skills, or the old ones more surely."""
     first, last = found.curve[0], found.curve[-1]
     few, many = (f"{signed(each.change, True)} at k = {each.k}" for each in (first, last))
     if len(found.curve) == 1:
@@ -339,7 +338,7 @@ def _bracket(found: Interval, share: bool) -> str:
 
 
 def rate(found: Interval, share: bool) -> str:
-    """A mean with its interval; a `share` in per cent."""
+    """Mean with its interval; a `share` in per cent."""
     return (
         f"{100 * found.value:.1f} % {_bracket(found, share)}"
         if share
@@ -348,14 +347,14 @@ def rate(found: Interval, share: bool) -> str:
 
 
 def signed(found: Interval, share: bool) -> str:
-    """A difference with its interval; of a `share` in points."""
+    """Difference with its interval; a `share` in points."""
     if share:
         return f"{100 * found.value + 0.0:+.1f} points {_bracket(found, share)}"
     return f"{found.value + 0.0:+.3g} {_bracket(found, share)}"
 
 
 def least(found: Interval, share: bool) -> str:
-    """The smallest difference to be shown, which is the same for a range of discordances where it has no interval."""
+    """Smallest difference to be shown; without an interval it holds for any discordance."""
     if not share:
         return f"{found.value:.3g} {_bracket(found, False)}"
     ends = "whatever the discordance" if found.low is None else _bracket(found, True)
@@ -363,7 +362,7 @@ def least(found: Interval, share: bool) -> str:
 
 
 def p_value(p: float) -> str:
-    """Two digits, or that it is smaller than what is worth telling."""
+    """P-value with two digits, or "< 0.0001"."""
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}"
 
 
@@ -453,7 +452,7 @@ def _markdown(result: Result) -> str:
 
 
 def _latex(result: Result) -> str:
-    """For the packages booktabs and none else."""
+    # needs the package booktabs alone
     parts = [escaped(each) for each in result.verdicts]
     for table in result.tables:
         lines = [" & ".join(map(escaped, row)) + r" \\" for row in (table.heads, *table.rows)]
@@ -464,7 +463,7 @@ def _latex(result: Result) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` as LaTeX sets it."""
+    """Escape `text` for LaTeX."""
     plain = "".join(_LATEX.get(char, char) for char in text).replace("< 0", r"$<$ 0")
     return re.sub(r"(?<![\w-])-(?=\d)", "$-$", plain)  # a minus, no hyphen
 

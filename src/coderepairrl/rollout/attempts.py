@@ -1,4 +1,4 @@
-"""One attempt at one task: agent, sandbox and gateway meet here, and nowhere else.
+"""One attempt at one task: the only place where agent, sandbox and gateway meet.
 
 Training, evaluation, ``crrl fix`` and the exam of agent programs all attempt in this way, and blame alike.
 """
@@ -19,36 +19,32 @@ from coderepairrl.sandbox.standing import workspace
 from coderepairrl.types import AgentReport, Ending, Endpoint, Limits, Sampling, Task, Turn
 
 _GRACE = 5.0
-"""Seconds beyond the time limit that an agent has to notice by itself that its time is up."""
+"""Seconds beyond the time limit for an agent to notice it."""
 
 AgentOutcome = AgentReport | AgentFault
-"""What an agent reports, or how it broke."""
 AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]
-"""Called with an attempt's workspace and patch before the workspace is removed. May raise `Fault`."""
+"""Called with workspace and patch before the workspace is removed. May raise `Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of an attempt.
+    """Result of an attempt.
 
-    `reason` is the limit that ended it, or how the agent broke, or by its own account ended; of a VOID attempt the
-    boundary of its fault.
+    `reason` is the limit that ended it, the agent's failure or own account; if VOID the boundary of the fault.
     """
 
     ending: Ending
     reason: str
     fault: Fault | None
-    """Why it is VOID: the part that broke first, where that was not the policy's doing."""
+    """Part that broke first, if VOID."""
     outcome: AgentOutcome | None
-    """The agent's own; None where another part broke before it ended."""
     turns: tuple[Turn, ...]
     patch: bytes
     seconds: float
-    """How long the agent worked."""
     timings: Mapping[str, float]
-    """Seconds by part: ``sandbox`` (until it was open), ``diff``, ``generate``; without what was not come to."""
+    """Seconds by part: ``sandbox`` (opening), ``diff``, ``generate``."""
     printed: str
-    """By a program, all of it. The log of an agent on the host repeats its turns, and is not kept."""
+    """Program's whole output; empty for agents on the host, whose log repeats turns."""
 
 
 async def attempt(
@@ -63,9 +59,9 @@ async def attempt(
     sampling: Sampling | None = None,
     at_end: AtEnd | None = None,
 ) -> Attempt:
-    """Let `agent` work on `task` in a sandbox of `backend`, with a session of `gateway` that is called `name`.
+    """Let `agent` work on `task` in a sandbox of `backend`, with a `gateway` session called `name`.
 
-    `sampling` may replace the gateway's. Where a part breaks, the attempt says which, and no `Fault` is raised.
+    `sampling` may replace the gateway's. A broken part is named in the result; no `Fault` is raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
     outcome: AgentOutcome | None = None
@@ -106,11 +102,8 @@ async def attempt(
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
-    """What `agent` reports, that its time was up when it did not notice by itself, or how it broke.
-
-    Whatever an agent raises that is no error of ours has broken it, with the traceback: its bugs end its episode and
-    are counted, and end neither the run nor (by ``sys.exit``) the process. Raises the `Fault`s of other parts.
-    """
+    """Run the agent; its errors become an `AgentFault` with the traceback. Raises other parts' `Fault`s."""
+    # its bugs end its episode and are counted, and end neither the run nor (by ``sys.exit``) the process
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
             report: object = await agent.run(task, box, endpoint)
@@ -134,7 +127,7 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
 
 
 def _ended(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
-    """How an attempt without a fault ended, and why. One that breaks at a `limit` of the gateway's ended at it."""
+    """Ending and reason without a fault. An agent that breaks at a gateway's `limit` ended there."""
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
     if limit:

@@ -1,7 +1,6 @@
-"""Which tasks are attempted when: mixtures of sources by weight, and orders within each source.
+"""Order of tasks: mixtures of sources by weight, and orders within each source.
 
-An order is a function of its settings and of what the finished steps came to, which the log has: a resumed run goes on
-exactly where it was.
+An order is a function of its settings and the logged outcomes, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -17,16 +16,15 @@ from coderepairrl.stats import resolved
 from coderepairrl.types import Ending, Episode, Task
 
 EXPLORE, OUTSIDE = 0.5, 0.1
-"""Parts of a `Band`'s batches: of tasks never attempted, while there are any, and of tasks outside of the band."""
+"""Parts of a `Band`'s batches: unattempted tasks, and tasks outside the band."""
 NEWEST = 16
-"""Newest attempts at a task that its success rate is taken over."""
 
 Outcomes = Mapping[str, Sequence[float]]
-"""By task id, what its attempts came to, oldest first: from 0 to 1 (`outcome`)."""
+"""Outcomes of attempts by task id, oldest first, from 0 to 1 (`outcome`)."""
 
 
 def outcome(episode: Episode) -> float:
-    """1 for a repair that passed its checks and 0 for any other attempt; where none were run the reward, cut to 0..1.
+    """1 for a repair that passed its checks, else 0; without checks the reward, cut to 0..1.
 
     >>> from coderepairrl.types import Score
     >>> outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
@@ -37,7 +35,7 @@ def outcome(episode: Episode) -> float:
 
 
 def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
-    """Those of `episodes` by task; void ones came to nothing."""
+    """Outcomes by task, without void episodes."""
     found: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
@@ -47,7 +45,7 @@ def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Tasks of one source, and their part of the batches by `weight` over the sum of all weights."""
+    """Tasks of one source, and their part of the batches by `weight`."""
 
     tasks: Sequence[Task]
     weight: float = 1.0
@@ -55,36 +53,33 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class EasyFirst:
-    """Of `steps` steps the first takes the easiest tasks, and each one more of them, up to all; then come epochs.
+    """Easiest tasks first, growing to all over `steps` steps, then epochs.
 
-    A task is as hard as its `difficulty` says; no task may lack one.
+    `difficulty` orders the tasks; none may lack one.
     """
 
     steps: int
 
     def pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
-        """The tasks that `step` may take: `least` of them at least, if there are as many."""
+        """Tasks for `step`: `least` of them at least, if available."""
         ordered = sorted(tasks, key=lambda task: (task.difficulty or 0.0, task.id))
         return ordered[: max(least, ceil(len(ordered) * step / self.steps))]
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Tasks that are solved neither nearly always nor hardly ever have the most to teach.
+    """Tasks solved neither nearly always nor hardly ever, which teach most.
 
-    Of a batch, `EXPLORE` is the part of tasks that were never attempted, and `OUTSIDE` that of tasks whose running
-    success rate lies outside `low` to `high`, which may have come into it; the rest goes to those within. What one of
-    the three lacks the others get. Within each part tasks are drawn at random.
+    `EXPLORE` of a batch are unattempted tasks, `OUTSIDE` those with a success rate outside `low` to `high`, the rest
+    those within; an empty part goes to the others. Draws are random.
     """
 
     low: float
     high: float
     before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Attempts before the run, and their mean outcome, by task id: they count until there are newer ones."""
 
     def rate(self, task: str, outcomes: Outcomes) -> float | None:
-        """The running success rate, with one success and one failure added (Laplace's rule), so that few attempts
-        exclude nothing. None for a task that was never attempted.
+        """Success rate with one success and one failure added (Laplace's rule); None for an unattempted task.
 
         >>> band = Band(low=0.15, high=0.85)
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
@@ -98,7 +93,7 @@ class Band:
         return (1 + sum(own) + earlier * mean) / (2 + len(own) + earlier)
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
-        """One of `tasks`, and none of those `taken` if another will do."""
+        """Draw one of `tasks`, avoiding those `taken`."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
         for task in tasks:
@@ -114,7 +109,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """The order of a run's tasks. `order` None is an epoch after another, each in an order of its own."""
+    """Order of a run's tasks; `order` None: epochs, each shuffled."""
 
     sources: tuple[Share, ...]
     per_step: int
@@ -122,10 +117,9 @@ class Curriculum:
     order: EasyFirst | Band | None = None
 
     def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
-        """The tasks of `step` (1, 2, ...), after attempts that came to `outcomes`.
+        """Tasks of `step` (1, 2, ...), given earlier `outcomes`.
 
-        Each source has its share of the tasks, up to one. `taken` are ids of tasks that the batch has already, of which
-        a `Band` takes none if it can.
+        Each source has its share of the tasks, up to one. A `Band` avoids the ids `taken` in the batch.
         """
         spread = _spread(self.sources, self.per_step, step)
         here = spread[-self.per_step :]
@@ -154,15 +148,13 @@ class Curriculum:
         return tasks[order[index]]
 
     def passes(self, steps: int) -> float:
-        """How often a task comes in so many steps, on the average, in the source whose tasks come most often."""
+        """Mean number of times that a task comes in `steps`, in the source with the most repeats."""
         drawn = [source for source, _ in _spread(self.sources, self.per_step, steps)]
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
 def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
-    """For each position of so many steps, the number of its source, and its index among those of that source.
-
-    A position goes to the source that is furthest behind its share by weight.
+    """Source of each position of `steps`, and index within it. A position goes to the source furthest behind its share.
 
     >>> [source for source, _ in _spread([Share((), 2.0), Share((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]

@@ -1,4 +1,4 @@
-"""Episodes: attempts that are logged and scored."""
+"""Episodes: logged and scored attempts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.types import Ending, Episode, Limits, Sampling, SideCalls, Tas
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """An attempt to be made."""
+    """Planned attempt."""
 
     task: Task
     phase: str
@@ -27,27 +27,27 @@ class Ticket:
     seed: int
     sampling: Sampling
     verified: tuple[Verified, ...] = ()
-    """What rewards compare the patch with beside the task's reference. Agent and sandbox are not given it."""
+    """Further references for rewards, hidden from agent and sandbox."""
     retry: int = 0
 
     @property
     def episode(self) -> str:
-        """Id of the episode: group, attempt, and how often it had to be tried again."""
+        """Id of the episode: group, attempt, and retry."""
         return f"{self.group}-{self.attempt:02d}" + (f"-retry{self.retry}" if self.retry else "")
 
 
 def derive_seed(*parts: object) -> int:
-    """A 63-bit seed from run seed, phase, step, task and attempt, the same on every machine."""
+    """Seed of 63 bits from run seed, phase, step, task and attempt, the same on every machine."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How tasks are attempted and judged: those of one kind, or all.
+    """Terms of attempts and judgement, for one kind of tasks, or all.
 
-    `rewards` are by phase, and so are `others`: evaluations by another agent, in the sandbox that shows what it needs.
-    `side_calls` is the agent's own, else ``mask``, where it is None.
+    `rewards` and `others` (evaluations by another agent, in its sandbox) are by phase. `side_calls` None is the agent's
+    own.
     """
 
     agent: Agent
@@ -58,7 +58,7 @@ class Terms:
     others: Mapping[str, tuple[Agent, SandboxBackend]] = field(default_factory=dict)
 
     def of(self, phase: str) -> Terms:
-        """Those of `phase`."""
+        """Terms of `phase`."""
         if phase not in self.others:
             return self
         agent, sandbox = self.others[phase]
@@ -66,22 +66,22 @@ class Terms:
 
     @staticmethod
     def of_ticket(kinds: Mapping[str, Terms], ticket: Ticket) -> Terms:
-        """The terms for `ticket`: those of its task's kind, or else of the kind ``""``."""
+        """Terms for `ticket`: of its task's kind, or else ``""``."""
         return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
 
     @property
     def side(self) -> SideCalls:
-        """Which calls beside the main conversation are trained."""
+        """Trained calls outside the main conversation."""
         return self.side_calls or self.agent.side_calls
 
 
 class Executor(Protocol):
-    """Where attempts are made."""
+    """Maker of attempts."""
 
     async def run(self, ticket: Ticket) -> Episode:
-        """Make the attempt, each of its turns in the log before its client learns of it, and judge what came of it.
+        """Make and judge the attempt; each turn is logged before its client learns of it.
 
-        Infrastructure faults give a VOID episode. Raises `CodeRepairError` for what no other attempt would escape.
+        Infrastructure faults give a VOID episode. Raises `CodeRepairError` for faults that every attempt would meet.
         """
         ...
 
@@ -91,7 +91,7 @@ async def _skip_warm_up(_: Ticket) -> None:
 
 
 class Rollout:
-    """Makes episodes. Everything that happens is in the log before anything else is done with it."""
+    """Maker of episodes, which logs everything first."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Rollout:
         on_episode: Callable[[Episode], None] = lambda episode: None,
         warm_up: Callable[[Ticket], Awaitable[None]] = _skip_warm_up,
     ) -> None:
-        """`warm_up` is awaited before the first attempt begins, and before the next one after a fault of the engine."""
+        """Create a maker; `warm_up` is awaited before the first attempt, and after a fault of the engine."""
         self.executor = executor
         self.log = log
         self.on_episode = on_episode
@@ -112,10 +112,10 @@ class Rollout:
         self._cold = True
 
     async def run(self, ticket: Ticket, began: Callable[[], None] = lambda: None) -> Episode:
-        """Make the attempt, with a verdict in the log. `began` is called once it is its turn.
+        """Make the attempt, with a verdict in the log; `began` is called when it starts.
 
-        Infrastructure faults give a VOID episode, an agent that breaks after the model's first reply one that ended in
-        CRASH and has its scores: neither is an error.
+        Infrastructure faults give a VOID episode; an agent that breaks after the first reply ends in CRASH, with
+        scores.
         """
         async with self._room:
             async with self._warming:

@@ -1,14 +1,9 @@
-"""Groups that are made ahead of the step that consumes them, so that engine and learner do not wait for each other.
+"""Queue of groups made ahead of their steps, so that engine and learner do not wait for each other.
 
-Staleness is counted in policy versions: of a group, how many more the learner has by the step that consumes it than
-when it was begun, which bounds that of each of its tokens. It is kept within a bound by what is begun, and not by
-throwing away what has become too old: a version consumes at least ``per_step`` groups, so that of as many for each
-version of the bound, and those of the current step, the last one's turn still comes in time, provided that no step
-takes younger groups first where that would make older ones late. Such a step waits for the older ones: a run that
-dropped the attempts that take longest would train on short ones.
-
-With a bound of 0 a step begins its groups itself and waits for them all, and none are begun for the next one before its
-weights are live.
+A group's staleness is the number of versions from its beginning to the step that consumes it, which bounds that of each
+token. The queue keeps it within a bound by limiting what begins, not by dropping old groups: that would train on short
+attempts. A step takes younger groups first unless that makes older ones late; then it waits. With a bound of 0 a step
+begins its own groups and waits for them all.
 """
 
 from __future__ import annotations
@@ -24,24 +19,22 @@ from coderepairrl.rollout.groups import Group, Slot
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
-    """A group that no step has consumed yet, and the policy's version when the first of its attempts was begun."""
+    """Unconsumed group, with the policy's version at its beginning."""
 
     group: str
     version: int
     ready: bool = False
-    """Whether it is finished."""
 
 
 @dataclass(frozen=True, slots=True)
 class StalenessWindow:
-    """How far ahead groups may be made: `staleness` versions, each of which consumes `per_step` of them."""
+    """Limit on groups made ahead: `staleness` versions of `per_step` groups."""
 
     per_step: int
     staleness: int
 
     def capacity(self, wanted: int, begun: int, later: int) -> int:
-        """How many groups more may be begun, where this step still takes `wanted`, `later` ones follow it, and `begun`
-        are not consumed.
+        """Number of groups that may begin: this step needs `wanted`, `later` ones follow, and `begun` are unconsumed.
 
         >>> StalenessWindow(per_step=4, staleness=0).capacity(4, 0, later=9)
         4
@@ -51,9 +44,9 @@ class StalenessWindow:
         return max(0, wanted + self.per_step * min(self.staleness, later) - begun)
 
     def stale(self, begun: Iterable[PendingGroup], version: int, wanted: int) -> list[PendingGroup]:
-        """Which of `begun` no step can consume in time, where the one at `version` still takes `wanted` of them (0: the
-        next one is the first): the youngest of those that are in each other's way, and what is too old whatever else
-        there is.
+        """Groups of `begun` that no step can consume in time, if the one at `version` still takes `wanted`.
+
+        Of those in each other's way the youngest are stale.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> begun = [PendingGroup("a", 3), PendingGroup("b", 4), PendingGroup("c", 4), PendingGroup("d", 5)]
@@ -69,8 +62,9 @@ class StalenessWindow:
         return stale
 
     def choose(self, begun: Sequence[PendingGroup], version: int, wanted: int) -> list[PendingGroup] | None:
-        """The `wanted` groups that the step at `version` takes: the oldest that are finished. None where it has to
-        wait, since too few are, or one that it would leave behind might be consumed too late.
+        """Oldest `wanted` finished groups for the step at `version`.
+
+        None if it must wait: too few are finished, or one left behind would become too old.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> young = PendingGroup("young", 5, ready=True)
@@ -87,7 +81,7 @@ class StalenessWindow:
         return None if self.stale(left_behind, version, wanted=0) else chosen
 
     def _consumed_at(self, position: int, version: int, wanted: int) -> int:
-        """The version that consumes the group with so many before it, where that at `version` takes `wanted`."""
+        """Version that consumes the group at `position`, if the current one takes `wanted`."""
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
@@ -103,12 +97,10 @@ class _Entry:
 
 
 MakeGroup = Callable[[Slot, Callable[[], None]], Coroutine[Any, Any, Group]]
-"""Makes a group; calls its second argument whenever an attempt begins."""
 
 
 class GroupQueue:
-    """Groups that are made, or wait for it, in the order in which they came in. A context manager: at its
-    end the unfinished ones are cancelled."""
+    """Queue of groups. A context manager that cancels unfinished ones at its end."""
 
     def __init__(self, window: StalenessWindow) -> None:
         self.window = window
@@ -117,7 +109,7 @@ class GroupQueue:
 
     @property
     def pending(self) -> list[PendingGroup]:
-        """What is in the queue; what still waits for its turn as if it began now."""
+        """Groups in the queue; unstarted ones as if beginning now."""
         return [
             PendingGroup(group, self._version if entry.version is None else entry.version, entry.ready)
             for group, entry in self._entries.items()
@@ -125,27 +117,27 @@ class GroupQueue:
 
     @property
     def slots(self) -> list[Slot]:
-        """Of what is in the queue."""
+        """Slots in the queue."""
         return [entry.slot for entry in self._entries.values()]
 
     @property
     def waiting(self) -> list[Slot]:
-        """Of what is in the queue, and not begun in this process."""
+        """Slots not begun in this process."""
         return [entry.slot for entry in self._entries.values() if entry.work is None]
 
     @property
     def unfinished(self) -> int:
-        """Attempts of groups that are not finished."""
+        """Attempts of unfinished groups."""
         return sum(len(entry.slot.seeds) for entry in self._entries.values() if not entry.ready)
 
     def add(self, slot: Slot, version: int | None = None) -> None:
-        """Append a group, with the policy's version if an earlier process has begun it."""
+        """Append a group, with the policy's version if an earlier process began it."""
         self._entries[slot.group] = _Entry(slot, version)
 
     async def requeue_stale(self, version: int, wanted: int) -> list[str]:
-        """Cancel what the next steps cannot consume in time (`StalenessWindow.stale`), and queue it to be begun anew.
+        """Cancel and queue again the stale groups (`StalenessWindow.stale`); returns their names.
 
-        `version` is the one that is live from now on. Returns the names of these groups.
+        `version` is the one live from now on.
         """
         self._version = version
         stale = [each.group for each in self.window.stale(self.pending, version, wanted)]
@@ -155,7 +147,7 @@ class GroupQueue:
         return stale
 
     def start(self, make: MakeGroup) -> None:
-        """Begin what is in the queue and not begun; an attempt then begins as soon as there is room for it."""
+        """Begin all unstarted groups; attempts start as room permits."""
         for entry in self._entries.values():
             if entry.work is None:
                 entry.work = asyncio.create_task(make(entry.slot, partial(self._began, entry)))
@@ -165,9 +157,9 @@ class GroupQueue:
             entry.version = self._version
 
     async def take(self, version: int, wanted: int) -> list[Group]:
-        """The next `wanted` groups for the step at `version`, once so many may be taken (`StalenessWindow.choose`).
+        """Take the next `wanted` groups for the step at `version`, when allowed (`StalenessWindow.choose`).
 
-        Raises what making any group has raised.
+        Raises errors of any group's making.
         """
         while True:
             under_way = [entry.work for entry in self._entries.values() if entry.work is not None]

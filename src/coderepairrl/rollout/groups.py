@@ -1,4 +1,4 @@
-"""Groups of attempts at the same task, with retries for what the infrastructure spoilt."""
+"""Groups of attempts at the same task, with retries after infrastructure faults."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from coderepairrl.types import Ending, Episode, Sampling, Task, Verified
 
 T = TypeVar("T")
 Tried = dict[tuple[str, int], int]
-"""How often each attempt was begun, by group and attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Attempts at one task that share a baseline. `void` counts every void try, retried or not."""
+    """Attempts at one task with a common baseline. `void` counts every void try."""
 
     id: str
     task: Task
@@ -31,10 +30,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A group that is to be made: its place in the order of a run, and a seed for each attempt.
+    """Planned group: its place in a run's order, and a seed for each attempt.
 
-    `step` is the optimiser step (of an evaluation: the number of updates before it) for which it was scheduled; a
-    training step may consume groups that were scheduled for another.
+    `step` is the optimiser step it was scheduled for (in an evaluation the number of updates before); another step may
+    consume it.
     """
 
     group: str
@@ -45,7 +44,7 @@ class Slot:
 
 
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
-    """A group of `attempts` for each of `tasks`. A task that the step has twice gets other seeds the second time."""
+    """Plan a group of `attempts` for each of `tasks`; repeated tasks get different seeds."""
     made = []
     for position, task in enumerate(tasks):
         before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
@@ -55,7 +54,7 @@ def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int
 
 
 def group_name(phase: str, step: int, position: int) -> str:
-    """Of the group at `position` (0, 1, ...) among those scheduled for `step`.
+    """Name of the group at `position` (0, 1, ...) among those scheduled for `step`.
 
     >>> group_name("train", 3, 0)
     'train-00003-000'
@@ -72,12 +71,10 @@ def due(
     taken: Collection[str] = (),
     known: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """Of the run's order the first `wanted` groups that no step has consumed.
+    """First `wanted` groups of the run's order that no step has consumed: groups left behind come first.
 
-    A function of the log, which has the names of the `consumed` groups and the `outcomes` of their attempts. Where
-    every step consumes what was scheduled for it, that is the next step's share; a group that was left behind comes
-    first. `taken` are ids of tasks that the batch has already. `known` are the tasks of groups that were begun before,
-    which keep them whatever the order would draw by now.
+    A function of the log: names of `consumed` groups and `outcomes` of attempts. `taken` are ids of tasks already in
+    the batch, `known` the fixed tasks of groups begun before.
     """
     per_step, left = curriculum.per_step, list[Slot]()
     if not wanted:  # what a later step would draw may not be possible
@@ -104,7 +101,7 @@ async def collect(
     tried: Tried | None = None,
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """The groups of `slots`, all at once as far as the rollout's concurrency allows; otherwise as `make_group`."""
+    """Make the groups of `slots` at once, up to the rollout's concurrency, as `make_group` does."""
     terms: dict[str, Any] = {"sampling": sampling, "retries": retries, "finished": tuple(finished)}
     terms |= {"tried": {} if tried is None else tried, "verified": verified}
     return await _all(make_group(rollout, slot, **terms) for slot in slots)
@@ -121,16 +118,16 @@ async def make_group(
     verified: Mapping[str, tuple[Verified, ...]],
     began: Callable[[], None] = lambda: None,
 ) -> Group:
-    """The attempts of `slot`, all at once as far as the rollout's concurrency allows.
+    """Make the attempts of `slot` at once, up to the rollout's concurrency.
 
-    A void episode is tried again up to `retries` times with the same seed. For a group that was interrupted, `finished`
-    are its episodes, taken as they are. `tried` counts the attempts begun so far, and goes on counting. `verified` are
-    further references by task id, the same for all attempts whichever ends first. `began` is called as each begins.
+    A void episode is retried up to `retries` times with the same seed. `finished` are kept episodes of an interrupted
+    group. `tried` counts attempts begun, and is updated. `verified` are further references by task id. `began` is
+    called at each beginning.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
     async def attempt(number: int) -> tuple[Episode, int]:
-        """The episode, void only if all of ``1 + retries`` tries were; and how many were."""
+        """Episode, void only after ``1 + retries`` void tries; and the number of void ones."""
         key = (slot.group, number)
         if key in done and done[key].task_id == slot.task.id:  # else the tasks have changed since
             return done[key], 0
@@ -158,7 +155,7 @@ async def make_group(
 
 
 async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """What `jobs` return, run at once. When one raises, the others are cancelled."""
+    """Run `jobs` at once; an error cancels the others."""
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]
@@ -168,7 +165,7 @@ async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def episodes_of(groups: Iterable[Group]) -> list[Episode]:
-    """Their episodes, group by group."""
+    """Episodes, group by group."""
     return [episode for group in groups for episode in group.episodes]
 
 

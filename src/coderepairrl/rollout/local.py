@@ -1,4 +1,4 @@
-"""Attempts beside a gateway in this process."""
+"""Attempts with a gateway in this process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _PRINTED_CHARS = 8_000
 
 
 class LocalExecutor(Executor):
-    """Agents and sandboxes on this machine, with the sessions of `gateway`, which logs their turns.
+    """Agents and sandboxes on this machine, with sessions of `gateway`.
 
-    `kinds` are the terms of tasks by their kind; a kind that is not among them has those of ``""``.
+    `kinds` are terms by kind of task, ``""`` for other kinds.
     """
 
     def __init__(self, gateway: Gateway, kinds: Mapping[str, Terms]) -> None:
@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
 
 
 def unfinished(ticket: Ticket) -> Episode:
-    """The episode of `ticket`, of which nothing has come yet."""
+    """Episode of `ticket` before any result."""
     return Episode(
         id=ticket.episode,
         task_id=ticket.task.id,
@@ -94,7 +94,7 @@ def unfinished(ticket: Ticket) -> Episode:
 
 
 def _ended(episode: Episode, made: Attempt) -> Episode:
-    """`episode` with what came of its attempt, but for scores."""
+    """Add the attempt's results, except scores."""
     report = made.outcome if isinstance(made.outcome, AgentReport) else None
     calls = None if report is None or made.fault is not None else report.tool_calls
     episode = replace(
@@ -111,13 +111,13 @@ def _ended(episode: Episode, made: Attempt) -> Episode:
 
 
 def void(episode: Episode, fault: Fault) -> Episode:
-    """`episode` as the fault leaves it."""
+    """Mark `episode` as VOID by `fault`."""
     words = _shortened(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 
 
 def _shortened(text: str, most: int = _CRASH_CHARS) -> str:
-    """`text` without its middle, where it is longer than `most` characters: a policy can write it."""
+    # a policy can write any length
     left_out = len(text) - most
     half = most // 2
     return text if left_out <= 0 else f"{text[:half]}\n[{left_out} characters left out]\n{text[-half:]}"

@@ -1,4 +1,4 @@
-"""What travels between the controller and a worker (`coderepairrl.rollout.worker`), and how it is packed."""
+"""Messages between the controller and a worker (`coderepairrl.rollout.worker`), and their packing."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartAttempt:
-    """To the worker: an attempt to make."""
+    """To the worker: make an attempt."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class CancelAttempt:
-    """To the worker: an attempt that is called off. `AttemptFinished` comes all the same."""
+    """To the worker: cancel an attempt. `AttemptFinished` still comes."""
 
     episode: str
 
 
 @dataclass(frozen=True, slots=True)
 class TurnLogged:
-    """To the worker: its `TurnCommitted` of this number is in the log, or why it is not."""
+    """To the worker: its `TurnCommitted` of this number is logged, or failed."""
 
     number: int
     error: Exception | None = None
@@ -40,7 +40,7 @@ class TurnLogged:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """To the worker: what the engine gave for a request since the last time; `error` is how it failed."""
+    """To the worker: new engine output for a request, or its `error`."""
 
     number: int
     chunks: tuple[Chunk, ...]
@@ -50,7 +50,7 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """From the worker: a turn for the log. Its client learns of it after `TurnLogged`."""
+    """From the worker: a turn for the log. Its client waits for `TurnLogged`."""
 
     number: int
     episode: str
@@ -63,14 +63,13 @@ class EngineRequest:
 
     number: int
     ids: bytes
-    """Four bytes each, in native byte order."""
     sampling: Sampling
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRequest:
-    """From the worker: an `EngineRequest` that is called off."""
+    """From the worker: cancel an `EngineRequest`."""
 
     number: int
 
@@ -79,7 +78,7 @@ class CancelRequest:
 class AttemptFinished:
     """From the worker: an episode without its turns, which the controller has.
 
-    `result` is None where the attempt was called off, or raised `error`.
+    `result` is None if cancelled, or after `error`.
     """
 
     episode: str
@@ -92,7 +91,7 @@ FromWorker = TurnCommitted | EngineRequest | CancelRequest | AttemptFinished
 
 
 def portable(error: BaseException) -> Exception:
-    """`error` if it can be pickled and is one that callers expect, else a fault that says what it was."""
+    """Expected, picklable `error`, else a fault with its text."""
     if isinstance(error, CodeRepairError | ValueError) and not isinstance(error, UnicodeError):
         with contextlib.suppress(Exception):  # a class of a user's own, with another constructor
             return error if type(pickle.loads(pickle.dumps(error))) is type(error) else GatewayFault(str(error))
@@ -101,10 +100,10 @@ def portable(error: BaseException) -> Exception:
 
 
 def pack(messages: Any) -> bytes:
-    """For `unpack`, in a process with the same versions of everything."""
+    """Serialize for `unpack`, in a process with the same versions."""
     return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given. Workers and controller trust each other: they are one user's processes."""
+    """Restore what `pack` serialized. Workers and controller are one user's processes."""
     return pickle.loads(data)

@@ -1,4 +1,4 @@
-"""Joining a Ray cluster, and noticing that its head is gone: Ray itself would wait, or end the process."""
+"""Ray cluster: joining it, and noticing a lost head, for which Ray would wait, or end the process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ from coderepairrl.errors import ExitCode, PrerequisiteError, RunError
 from coderepairrl.processes.extras import require_extra
 
 LISTEN_SECONDS = 10.0
-"""Seconds that a connection to a cluster's head, or an answer of one that was joined, may take."""
 GONE_SECONDS = 20.0
-"""Seconds for which nothing listens, after which a head is gone."""
+"""Seconds without a listener after which a head is gone."""
 ANSWER_SECONDS = 60.0
-"""Seconds that a cluster's head has to answer."""
 LEAVE_SECONDS = 15.0
+# like `ray health-check`, in a separate process: it would try forever, and neither exception nor signal ends it
 _ASK = "import sys, ray; ray._raylet.GcsClient(address=sys.argv[1])"
-"""As `ray health-check` does. In a process of its own: where something else listens it tries for ever, and neither an
-exception nor a signal ends it."""
 
 _START = "start Ray on this machine and the others (docs/guides/cluster.md), or set rollout.ray.address=local"
 _AGAIN = (
@@ -39,7 +36,7 @@ _MAKE_ROOM = "make room there, or set RAY_TMPDIR to a folder on another disk"
 
 
 def imported() -> Any:
-    """Ray's module. Raises `PrerequisiteError` where it is not installed."""
+    """Import Ray. Raises `PrerequisiteError` if not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that starts here reports to its makers
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # and ends actors where the kernel would end a guest
     require_extra("ray", "rollout.executor=ray")
@@ -49,10 +46,10 @@ def imported() -> Any:
 
 
 def head(address: str) -> str | None:
-    """HOST:PORT of the head of the cluster at `address`; None for ``local``, a cluster that would be started here.
+    """HOST:PORT of the cluster's head; None for ``local``, a cluster to start here.
 
-    ``auto`` is ``RAY_ADDRESS``, or else the cluster that was started last on this machine. Raises `PrerequisiteError`
-    where there is none, or nothing listens there.
+    ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` for none, or without
+    a listener.
     """
     ray = imported()
     try:
@@ -66,10 +63,7 @@ def head(address: str) -> str | None:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """Ray's module, connected, and disconnected in the end; one that is connected already stays so.
-
-    Raises `PrerequisiteError` where there is no such cluster, or it does not let this machine in.
-    """
+    """Connect Ray for the duration; an existing connection stays. Raises `PrerequisiteError`."""
     ray = imported()
     if ray.is_initialized():
         yield ray
@@ -103,8 +97,7 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _leave(ray: Any, code: ExitCode) -> None:
-    """Disconnect, for which Ray waits until the head answers. If that does not, the process can only end with `code`
-    at once: at an orderly end Ray would wait again, or crash."""
+    """Disconnect. If the head does not answer, the process ends at once with `code`: Ray would wait, or crash."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     ends = time.monotonic() + LEAVE_SECONDS
@@ -121,15 +114,14 @@ def _end(code: ExitCode) -> None:
 
 
 def full_disks(least: int = 100 << 20) -> str:
-    """Which folders of a Ray on this machine have fewer than `least` bytes free: it says only that a process of its own
-    did not start."""
+    """Ray's folders on this machine with fewer than `least` bytes free, which its own errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
     found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
     return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
 
 
 def _fix(error: str) -> str:
-    """What helps a machine that Ray does not let in."""
+    """Advice for a machine that Ray rejects."""
     if "mismatch" in error:
         return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
     if "AuthenticationError" in error or "InvalidAuthToken" in error:
@@ -138,11 +130,10 @@ def _fix(error: str) -> str:
 
 
 async def watch_head(ray: Any) -> None:
-    """Raise `RunError` once nothing has listened where the head of the cluster was for `GONE_SECONDS`, or it has not
-    answered for `ANSWER_SECONDS`.
-
-    A minute after it has lost the head Ray ends the process, without an exception; for one that hangs it waits.
+    """Raise `RunError` after `GONE_SECONDS` without a listener at the cluster's head, or `ANSWER_SECONDS` without an
+    answer.
     """
+    # a minute after losing the head Ray ends the process, without an exception; for one that hangs it waits
     address = ray.get_runtime_context().gcs_address
     client = ray._private.worker.global_worker.gcs_client
     listened = answered = time.monotonic()
@@ -164,7 +155,7 @@ async def watch_head(ray: Any) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raise `PrerequisiteError` where nothing listens at HOST:PORT, for which Ray would wait for minutes."""
+    """Raise `PrerequisiteError` without a listener at HOST:PORT, for which Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
@@ -173,7 +164,7 @@ def check_listens(address: str) -> None:
 
 
 async def _check_answers(address: str) -> None:
-    """Raise `PrerequisiteError` where something listens that is no head of a Ray cluster, or one that does not work."""
+    """Raise `PrerequisiteError` unless a working Ray head listens there."""
     none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-c", _ASK, address)
     process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
@@ -195,7 +186,7 @@ async def _check_answers(address: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What Ray says on many lines, without ids, so that the same happening twice is the same text.
+    """Ray's message on one line, without ids, so that repeated events have equal texts.
 
     >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'

@@ -1,8 +1,5 @@
-"""Workers as actors of a Ray cluster, which places them, says when one is lost, and carries what travels.
-
-Nothing of this uses Ray's object store, which may be full of other users' objects: all arguments and results are small
-enough that Ray sends them within its own messages.
-"""
+"""Workers as actors of a Ray cluster, which places them, reports lost ones, and carries messages."""
+# small arguments and results travel in Ray's messages, not in its object store, which other users may fill
 
 from __future__ import annotations
 
@@ -28,30 +25,25 @@ from coderepairrl.rollout.worker import Worker, WorkerSetup
 from coderepairrl.runs.folder import source_digest
 
 PIECE = 1 << 16
-"""Bytes of an argument or a result; those beyond 100 KB are put into the object store (Ray's
-``max_direct_call_object_size``)."""
+"""Bytes of an argument or result; beyond 100 KB they use the object store (Ray's ``max_direct_call_object_size``)."""
 CLOSE_SECONDS = 15.0
-"""Seconds that an actor has to take down its sandboxes."""
 CPUS = 1.0
-"""CPUs of a machine that an actor claims, so how many of them Ray places on it."""
 PATIENCE = 300.0
-"""Seconds that a run waits while the cluster has no actor for it, before it ends."""
 PACKAGES = ("coderepairrl", "transformers", "tokenizers", "renderers", "aiohttp")
-"""What decides the tokens of a conversation, and what can be read of what travels. Ray compares its own."""
+"""Packages that determine tokens and messages. Ray compares its own version."""
 
 _NOT_IMPORTED = "failed to import on the worker"
-"""What Ray says of an actor whose class cannot be loaded where it is to be."""
 _INSTALL = "install the same versions on all machines (scripts/setup.sh train,ray), and start Ray there anew"
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same on all machines."""
+    """Versions that machines must share."""
     found = {name: importlib.metadata.version(name) for name in PACKAGES}
     return {"python": platform.python_version(), **found, "code of coderepairrl": source_digest()}
 
 
 class WorkerActor:
-    """A worker in a process of Ray's. What it sends and receives is packed, and its own errors are part of that."""
+    """Worker in a process of Ray's, with packed messages and errors."""
 
     def __init__(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
@@ -64,11 +56,10 @@ class WorkerActor:
         self._parts = AsyncExitStack()
         self._worker: Worker | None = None
         self._received = bytearray()
-        """The pieces so far of what is being received."""
         self._unsent = memoryview(b"")
 
     async def open(self) -> tuple[str, bytes]:
-        """The name of its machine, and a packed error if it cannot be a worker."""
+        """Start; returns the machine's name, and a packed error."""
         name = socket.gethostname()
         try:
             self._check(name)
@@ -99,21 +90,21 @@ class WorkerActor:
         sys.path += [each for each in self._path if each not in sys.path]  # a user's own classes
 
     async def outgoing(self) -> tuple[bytes, bool]:
-        """The next piece of what `Worker.outgoing` gives, packed, and whether it is the last one."""
+        """Next piece of packed `Worker.outgoing`, and whether it is the last."""
         if not self._unsent:
             self._unsent = memoryview(pack(await self._opened.outgoing()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
         return bytes(piece), not self._unsent
 
     async def receive(self, piece: bytes, last: bool) -> None:
-        """See `Worker.receive`; what is packed comes in pieces."""
+        """See `Worker.receive`; messages come in pieces."""
         self._received += piece
         if last:
             messages, self._received = unpack(bytes(self._received)), bytearray()
             self._opened.receive(messages)
 
     async def close(self) -> None:
-        """End what it makes."""
+        """End all attempts."""
         await self._parts.aclose()
 
     @property
@@ -124,8 +115,6 @@ class WorkerActor:
 
 
 class _ActorConnection(Connection):
-    """The way to a `WorkerActor`."""
-
     def __init__(self, ray: Any, actor: Any, name: str) -> None:
         self.name = name
         self._ray = ray
@@ -163,7 +152,7 @@ class _ActorConnection(Connection):
 
 @contextlib.contextmanager
 def _faults(ray: Any, name: str) -> Iterator[None]:
-    """Whatever Ray raises is a lost worker: it may go on somewhere, but is not listened to any more."""
+    # whatever Ray raises is a lost worker: it may run on, but is ignored
     try:
         yield
     except ray.exceptions.RayError as error:
@@ -173,7 +162,7 @@ def _faults(ray: Any, name: str) -> Iterator[None]:
 
 
 def too_small(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
-    """What is said of those of Ray's `machines` that have the CPUs of an actor, and not the memory of its attempts.
+    """Describe Ray's `machines` that have an actor's CPUs, but not the memory of its attempts.
 
     >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
     >>> too_small([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
@@ -207,13 +196,11 @@ async def ray_executor(
     say: Callable[[str], None],
     patience: float = PATIENCE,
 ) -> AsyncIterator[RemoteExecutor]:
-    """Makes `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` by an actor with one CPU.
+    """Make `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` per actor with one CPU.
 
-    Actors are spread over the machines. One that is lost is replaced wherever there is room by then; fewer than are
-    wanted will do. An actor claims `memory` bytes for each of its attempts, all that their sandboxes may use: else a
-    machine could run out, and Ray would end actors, with the attempts of others, for what one attempt has done. Raises
-    `PrerequisiteError` where there is no such cluster, or a machine of it lacks something, and `RunError` after
-    `patience` seconds without an actor.
+    Actors are spread over the machines; lost ones are replaced as room permits. An actor claims `memory` bytes for each
+    attempt, all that its sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError`
+    for a missing cluster or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
     given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
     async with connected(address) as ray:

@@ -1,4 +1,4 @@
-"""Attempts made by workers (`coderepairrl.rollout.worker`): which one gets an attempt, and what a lost one costs."""
+"""Attempts made by workers (`coderepairrl.rollout.worker`): their distribution, and lost workers."""
 
 from __future__ import annotations
 
@@ -31,64 +31,59 @@ from coderepairrl.rollout.messages import (
 from coderepairrl.types import Episode, Turn
 
 MAX_BACKOFF = 60.0
-"""Seconds. A worker that was lost is replaced at once, then after one, three, and so on."""
+"""Seconds. Lost workers are replaced at once, then after one, three, and so on."""
 CANCEL_SECONDS = 10.0
-"""That a worker has to end an attempt that is called off."""
+"""Seconds for a worker to end a cancelled attempt."""
 
 OnTurn = Callable[[str, Turn], None]
 
 
 class Connection(Protocol):
-    """The way to a worker. All raise `WorkerFault` once it is lost."""
+    """Connection to a worker. All methods raise `WorkerFault` once it is lost."""
 
     name: str
 
     async def receive(self) -> Sequence[FromWorker]:
-        """The next messages of the worker, in the order in which it sent them."""
+        """Receive the worker's next messages, in order."""
         ...
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        """Hand them to the worker, after all that were sent before."""
+        """Send to the worker, in order."""
         ...
 
     async def close(self) -> None:
-        """Let the worker end what it makes, and end it. Raises nothing."""
+        """End the worker's attempts, and the worker. Raises no error."""
         ...
 
     def kill(self) -> None:
-        """End the worker at once, if it is there."""
+        """End the worker at once, if present."""
         ...
 
 
 class RemoteWorker:
-    """The controller's end of a worker of this `capacity`. Attempts that are open when it is lost become VOID."""
+    """Controller's end of a worker of this `capacity`. Open attempts become VOID when it is lost."""
 
     def __init__(self, connection: Connection, engine: Engine, on_turn: OnTurn, capacity: int) -> None:
         self.connection = connection
         self.capacity = capacity
-        """Attempts at once."""
         self.finished = 0
-        """Episodes so far."""
         self._engine = engine
         self._on_turn = on_turn
         self._outbox: list[ToWorker] = []
         self._outbox_filled = asyncio.Event()
         self._results: dict[str, asyncio.Future[AttemptFinished]] = {}
-        """Of the attempts under way, by episode."""
         self._turns: dict[str, list[Turn]] = {}
-        """Of the attempts under way, what is in the log."""
         self._requests: dict[int, asyncio.Task[None]] = {}
-        """To the engine, by the worker's number."""
         self._lost: WorkerFault | None = None
 
     @property
     def free(self) -> int:
-        """How many attempts more it takes."""
+        """Number of further attempts that it takes."""
         return 0 if self._lost else self.capacity - len(self._results)
 
     @property
     def busy(self) -> int:
-        """How many attempts it makes."""
+        """Number of attempts under way."""
         return len(self._results)
 
     async def run(self, ticket: Ticket) -> Episode:
@@ -113,7 +108,7 @@ class RemoteWorker:
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
-        """The `result`. When this is cancelled, the attempt is too, and its last turns are waited for."""
+        """Wait for `result`. Cancellation cancels the attempt, and waits for its last turns."""
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -124,7 +119,7 @@ class RemoteWorker:
             raise
 
     async def serve(self) -> WorkerFault:
-        """Exchange messages with the worker until it is lost; returns why."""
+        """Exchange messages with the worker until it is lost; returns the reason."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_outbox())
@@ -140,7 +135,7 @@ class RemoteWorker:
         return self._lost
 
     def lose(self, fault: WorkerFault) -> None:
-        """Fail all attempts under way, and those to come, with the first fault."""
+        """Fail all current and future attempts, with the first fault."""
         self._lost = self._lost or fault
         for result in self._results.values():
             if not result.done():
@@ -181,7 +176,6 @@ class RemoteWorker:
         del self._requests[request]
 
     def _log(self, episode: str, turn: Turn) -> Exception | None:
-        """Log a turn; returns why that failed."""
         try:
             self._on_turn(episode, turn)
         except CodeRepairError as error:  # a full disk: the verdict is not to be written either, which ends the run
@@ -191,7 +185,6 @@ class RemoteWorker:
         return None
 
     async def _sample(self, request: EngineRequest) -> None:
-        """Send the worker what the engine samples."""
         ids = array("I")
         ids.frombytes(request.ids)
         error: Exception | None = None
@@ -208,12 +201,11 @@ class RemoteWorker:
 
 
 class RemoteExecutor(Executor):
-    """Spreads attempts over so many `workers`, each of `capacity` attempts at once; one that is lost is replaced.
+    """Distributor of attempts over `workers`, each of `capacity` at once; lost ones are replaced.
 
-    `connect` starts the worker of a number: it raises `WorkerFault` where another try may do, and anything else ends
-    the run. Without any worker for `patience` seconds the run ends, too, and `describe` says what the cluster has.
-    `say` tells what was lost, and why a worker does not start. `watch` raises once the cluster itself is gone, which is
-    said at once, makes all attempts under way VOID, and ends the run.
+    `connect` starts a numbered worker: `WorkerFault` allows another try, other errors end the run, as do `patience`
+    seconds without a worker, with `describe`'s view of the cluster. `say` reports lost and failed workers. `watch`
+    raises once the cluster is gone, which voids all attempts and ends the run.
     """
 
     def __init__(
@@ -230,7 +222,6 @@ class RemoteExecutor(Executor):
         watch: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.workers: list[RemoteWorker] = []
-        """Those that are there now."""
         self._connect = connect
         self._engine = engine
         self._on_turn = on_turn
@@ -243,12 +234,11 @@ class RemoteExecutor(Executor):
         self._changed = asyncio.Event()
         self._last_fault = "none has started yet"
         self._not_started: dict[int, str] = {}
-        """Why, of each number without a worker, the last one did not start."""
         self._failed: Exception | None = None
         self._supervisors: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Waits for the first worker. Raises what `connect` raises, and `RunError`."""
+        """Wait for the first worker. Raises as `connect`, and `RunError`."""
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
         self._supervisors += [asyncio.create_task(self._supervise_cluster(self._watch))] if self._watch else []
         try:
@@ -264,7 +254,7 @@ class RemoteExecutor(Executor):
         await asyncio.gather(*self._supervisors, return_exceptions=True)
 
     async def run(self, ticket: Ticket) -> Episode:
-        """See `Executor.run`. An attempt whose worker is lost is VOID."""
+        """See `Executor.run`. A lost worker's attempt is VOID."""
         worker = await self._wait_for_worker()
         try:
             return await worker.run(ticket)
@@ -272,7 +262,7 @@ class RemoteExecutor(Executor):
             self._notify()
 
     async def _wait_for_worker(self) -> RemoteWorker:
-        """The worker with the most free capacity, as soon as there is one."""
+        """Wait for a worker; returns the one with the most free capacity."""
         while True:
             if self._failed is not None:
                 raise self._failed
@@ -292,12 +282,11 @@ class RemoteExecutor(Executor):
                 ) from None
 
     def _notify(self) -> None:
-        """Wake all that wait for a worker."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def _supervise(self, number: int) -> None:
-        """Start the worker of this number, again and again, each time it is lost."""
+        """Start the worker of this number, again after each loss."""
         losses = 0
         try:
             while True:
@@ -316,7 +305,6 @@ class RemoteExecutor(Executor):
             self._notify()
 
     async def _supervise_cluster(self, watch: Callable[[], Awaitable[None]]) -> None:
-        """End the run once the cluster is gone."""
         try:
             await watch()
         except Exception as error:
@@ -327,14 +315,14 @@ class RemoteExecutor(Executor):
             self._notify()
 
     def _report_not_started(self, number: int, fault: WorkerFault) -> None:
-        """Say why, but not again for every try and every number."""
+        # once, not for every try and number
         self._last_fault = str(fault)
         if self._last_fault not in self._not_started.values():
             self._say(f"{fault}; the others go on, and this is tried again")
         self._not_started[number] = self._last_fault
 
     async def _serve(self, connection: Connection) -> bool:
-        """Use a worker until it is lost; whether it finished any attempt."""
+        """Use a worker until it is lost; returns whether it finished any attempt."""
         worker = RemoteWorker(connection, self._engine, self._on_turn, self._capacity)
         self.workers.append(worker)
         self._notify()

@@ -1,4 +1,4 @@
-"""An engine that comes back: restarts a dead one and gives it the current weights before anything is sampled."""
+"""Supervised engine: restarts a dead one with the current weights before sampling."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LONGEST_WAIT = 60.0
 
 
 class _Refused(EngineFault):
-    """The engine is alive, and does not take the weights."""
+    """Rejection of weights by a live engine."""
 
 
 class SupervisedEngine(Engine):
-    """`Engine` around a factory of engines.
+    """Wrapper of a factory of engines.
 
-    A request that meets a dead engine raises `EngineFault` (its episode is void); the next one starts another,
-    at most `restarts` times in a row without a token in between.
+    A request to a dead engine raises `EngineFault` (its episode is void); the next one starts another, at most
+    `restarts` times in a row without a token in between.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SupervisedEngine(Engine):
         restarts: int,
         on_death: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_death` is told why an engine died that is to be restarted."""
+        """Wrap `engine`; `on_death` gets the reason before a restart."""
         self.context = engine.context
         self.restarted = 0
         self._engine = engine
@@ -44,9 +44,8 @@ class SupervisedEngine(Engine):
         self._in_a_row = 0
         self._dead = False
         self._weights: Weights | None = None
-        """What is to be served, None for what engines start with."""
+        """Weights to serve; None for the engine's initial ones."""
         self._loaded: Weights | None = None
-        """What the engine has."""
         self._on_death = on_death
         self._lock = asyncio.Lock()
         self._awake = asyncio.Event()
@@ -65,7 +64,7 @@ class SupervisedEngine(Engine):
                 raise
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. A dead engine is restarted with these weights; a refused load is raised."""
+        """See `Engine.load`. A dead engine is restarted with these weights; a rejected load is raised."""
         wanted = (path, version, checksum)
         try:
             try:
@@ -80,12 +79,12 @@ class SupervisedEngine(Engine):
         return version
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`. Until it is woken a dead engine is not restarted: the device is somebody else's."""
+        """See `Engine.sleep`. A dead engine is not restarted until `wake`: the device is in other use."""
         self._awake.clear()
         await self._switch(lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        """See `Engine.wake`. One that dies in it is restarted by the next request."""
+        """See `Engine.wake`. An engine that dies in it is restarted by the next request."""
         try:
             await self._switch(lambda engine: engine.wake())
         finally:
@@ -117,7 +116,7 @@ class SupervisedEngine(Engine):
         self._loaded = weights
 
     async def health(self) -> Mapping[str, float]:
-        """See `Engine.health`; restarts are counted as ``restarts``."""
+        """See `Engine.health`; adds ``restarts``."""
         return {**await self._engine.health(), "restarts": self.restarted}
 
     async def close(self) -> None:
@@ -125,7 +124,7 @@ class SupervisedEngine(Engine):
         await self._engine.close()
 
     async def _bury(self, engine: Engine, fault: EngineFault) -> bool:
-        """Whether `engine` is dead, which `fault` is a sign of; if so the next request starts another."""
+        """Check whether `engine` is dead after `fault`; then the next request starts another."""
         if engine is not self._engine:
             return True
         try:
@@ -137,8 +136,9 @@ class SupervisedEngine(Engine):
         return self._dead
 
     async def _alive(self, weights: Weights | None = None) -> Engine:
-        """The engine, restarted if it is dead, with what is to be served; one that was restarted is given `weights`
-        instead. It waits while the engine sleeps, unless there are `weights`, which wake it."""
+        """Live engine with the current weights; a restarted one gets `weights` instead. Waits while asleep, unless
+        given `weights`.
+        """
         while True:
             if weights is None:
                 await self._awake.wait()

@@ -1,4 +1,4 @@
-"""Warm-up: an engine answers before the clock of an attempt runs. The first request to one may take a minute."""
+"""Warm-up: an engine answers before an attempt's clock runs. The first request may take a minute."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from coderepairrl.protocols import Engine, FirstRequest
 from coderepairrl.types import Limits, Sampling
 
 TOKENS = 8
-"""Tokens that each request of a warm-up samples."""
 REPLY = 256
-"""Tokens of a short reply: an engine that takes longer for one than an episode may take is too slow."""
+"""Tokens of a short reply: an engine slower than an episode for it is too slow."""
 SECONDS = 600.0
-"""Longest warm-up."""
 
 
 async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, concurrency: int) -> str:
     """Sample a few tokens after a real prompt, alone and then in a batch of `concurrency`.
 
-    Returns a warning where replies take too long for `limits`, or "". Raises `EngineFault` after `SECONDS`; an engine
-    that dies meanwhile is left to the attempts that meet it. A server behind a URL is not asked: its tokens cost money.
+    Returns a warning if replies are too slow for `limits`, or "". Raises `EngineFault` after `SECONDS`; a dying engine
+    is left to the attempts. Skips servers behind a URL: their tokens cost money.
     """
     if not isinstance(source, PolicySource):
         return ""
@@ -54,7 +52,7 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
 
 
 async def _time_replies(engine: Engine, ids: Sequence[int], count: int, reply: int) -> float:
-    """Make `count` requests at once; returns the seconds that the slowest would take for `reply` tokens."""
+    """Make `count` requests at once; returns the slowest's seconds for `reply` tokens."""
 
     async def make_request(seed: int) -> float:
         began, first = time.monotonic(), 0.0

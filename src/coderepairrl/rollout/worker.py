@@ -1,11 +1,9 @@
-"""A worker: a process, perhaps on another machine, that makes attempts for the controller.
+"""Worker: a process, perhaps on another machine, that makes attempts for the controller.
 
-It has a gateway, agents, sandboxes and rewards of its own. Tokens come from the controller's engine, so that weights
-and versions are known in one place, and every turn is in the controller's log before its client learns of it.
-`coderepairrl.rollout.remote` is the controller's end, and `coderepairrl.rollout.messages` is what travels between them.
-
-Neither end can swamp the other: a session has one turn underway to the log and waits for it, a call one reply from the
-engine, and the controller gives a worker no more attempts than its capacity.
+It has a gateway, agents, sandboxes and rewards. Tokens come from the controller's engine, and every turn is in the
+controller's log before its client learns of it. `coderepairrl.rollout.remote` is the controller's end,
+`coderepairrl.rollout.messages` the messages. Neither end can swamp the other: a session logs one turn at a time, a call
+has one reply, and a worker no more attempts than its capacity.
 """
 
 from __future__ import annotations
@@ -47,25 +45,24 @@ _STOPPED = "the worker stops"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """What a worker is made of. It is pickled, and made anew on the worker's machine from what is there."""
+    """Pickled description of a worker, built on its machine."""
 
     tokenizer: LoadedFrom
     terms: Callable[[], Mapping[str, Terms]]
-    """Takes a second; raises what is wrong with that machine."""
+    """Makes the terms in a second; raises for an unfit machine."""
 
 
 class RelayedEngine(Engine):
-    """The controller's engine, as the worker's gateway asks it."""
+    """Controller's engine, as seen by the worker's gateway."""
 
     def __init__(self, context: int, send: Callable[[FromWorker], None]) -> None:
         self.context = context
         self._send = send
         self._numbers = itertools.count()
         self._outputs: dict[int, asyncio.Queue[EngineOutput]] = {}
-        """Of the requests under way, by number."""
 
     def deliver(self, output: EngineOutput) -> None:
-        """Hand what the engine gave to the request that it is for."""
+        """Pass engine output to its request."""
         if (queue := self._outputs.get(output.number)) is not None:  # else it was called off a moment ago
             queue.put_nowait(output)
 
@@ -88,19 +85,19 @@ class RelayedEngine(Engine):
                 self._send(CancelRequest(number))
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Raises `EngineFault`: weights are the controller's matter."""
+        """Raise `EngineFault`: the controller loads weights."""
         raise EngineFault("weights are loaded by the controller, not by a worker")
 
     async def health(self) -> Mapping[str, float]:
-        """Requests under way; the engine's own counters are known to the controller."""
+        """Count the requests under way; the controller has the engine's counters."""
         return {"running": float(len(self._outputs))}
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 class Worker:
-    """Makes the attempts that it is given, all at once. `opened` makes one."""
+    """Maker of the given attempts, all at once; create it by `opened`."""
 
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
         where = setup.tokenizer
@@ -113,14 +110,13 @@ class Worker:
         self._executor = LocalExecutor(self.gateway, terms)
         self._attempts: dict[str, asyncio.Task[Episode]] = {}
         self._unlogged: dict[int, asyncio.Future[None]] = {}
-        """Turns on their way to the log, by number."""
         self._numbers = itertools.count()
         self._stopped = False
 
     @staticmethod
     @asynccontextmanager
     async def opened(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
-        """A worker with its gateway listening; leaving it ends all attempts. Raises what `WorkerSetup.terms` raises."""
+        """Open a worker with its gateway listening; leaving ends all attempts. Raises as `WorkerSetup.terms`."""
         terms = await asyncio.to_thread(setup.terms)
         with scratch("worker") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
@@ -132,7 +128,7 @@ class Worker:
                     await worker.stop()
 
     def receive(self, messages: Sequence[ToWorker]) -> None:
-        """Do what the controller sent."""
+        """Carry out the controller's messages."""
         for message in messages:
             match message:
                 case StartAttempt(ticket):
@@ -151,14 +147,14 @@ class Worker:
                     self._engine.deliver(message)
 
     async def outgoing(self) -> list[FromWorker]:
-        """What is for the controller, as soon as there is something."""
+        """Wait for messages to the controller."""
         await self._outbox_filled.wait()
         self._outbox_filled.clear()
         messages, self._outbox = self._outbox, []
         return messages
 
     async def stop(self) -> None:
-        """End all attempts; their turns are not logged any more."""
+        """End all attempts; further turns are not logged."""
         self._stopped = True
         for future in self._unlogged.values():
             if not future.done():
@@ -181,7 +177,7 @@ class Worker:
             self._send(AttemptFinished(episode, replace(task.result(), turns=())))
 
     async def _commit(self, episode: str, turn: Turn) -> None:
-        """Have a turn logged by the controller. Raises what that raised."""
+        """Have the controller log a turn. Raises its errors."""
         if self._stopped:
             raise GatewayFault(_STOPPED)
         number = next(self._numbers)

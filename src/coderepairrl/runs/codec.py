@@ -1,7 +1,6 @@
-"""The types of `coderepairrl.types` to JSON and back, exactly.
+"""Exact conversion of `coderepairrl.types` to JSON and back.
 
-Bytes become text where they are valid UTF-8 and ``base64:...`` otherwise, so that a column has one type and loads in
-pandas or `datasets`. Floats keep every bit: JSON numbers are their shortest round-tripping form.
+Bytes become text if valid UTF-8, else ``base64:...``, so that a column has one type. Floats keep every bit.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 def dump(value: Any) -> Any:
-    """`value` as data for JSON: dataclasses become objects, tuples arrays, enums their values.
+    """Convert to data for JSON: dataclasses to objects, tuples to arrays, enums to values.
 
     >>> from coderepairrl.types import Sampling
     >>> dump(Sampling(temperature=0.5))["temperature"]
@@ -50,7 +49,7 @@ def dump(value: Any) -> Any:
 
 
 def load(kind: type[T], data: Any) -> T:
-    """The instance of `kind` from which `dump` made `data`. Raises ValueError or TypeError for other data."""
+    """Restore the instance of `kind` that `dump` converted. Raises ValueError or TypeError for other data."""
     return typing.cast(T, _load(kind, data))
 
 
@@ -90,7 +89,7 @@ def _fields(kind: type) -> Mapping[str, Any]:
 
 
 def bytes_to_text(data: bytes) -> str:
-    """Bytes as text: decoded where they are UTF-8, else ``base64:...``.
+    """Decode UTF-8, else encode as ``base64:...``.
 
     >>> bytes_to_text("é\\n".encode()), bytes_to_text(b"\\xff"), text_to_bytes("base64:/w==")
     ('é\\n', 'base64:/w==', b'\\xff')
@@ -103,7 +102,7 @@ def bytes_to_text(data: bytes) -> str:
 
 
 def text_to_bytes(text: str) -> bytes:
-    """The inverse of `bytes_to_text`; surrogate escapes become their bytes. Raises ValueError."""
+    """Invert `bytes_to_text`; surrogate escapes become bytes. Raises ValueError."""
     if not text.startswith(PREFIX):
         return text.encode("utf-8", "surrogateescape")
     try:
@@ -113,5 +112,5 @@ def text_to_bytes(text: str) -> bytes:
 
 
 def armour(data: bytes) -> str:
-    """`data` as ``base64:...``."""
+    """Encode as ``base64:...``."""
     return PREFIX + base64.b64encode(data).decode("ascii")

@@ -1,4 +1,4 @@
-"""Conversations to learn from, as one Parquet file: what `crrl collect` writes and `crrl sft` reads."""
+"""Conversations to learn from, as one Parquet file: written by `crrl collect`, read by `crrl sft`."""
 
 from __future__ import annotations
 
@@ -15,59 +15,49 @@ from coderepairrl.errors import UsageError
 from coderepairrl.runs.storage import replace_file
 
 NAME = "examples.parquet"
-"""The file of this name in a run folder holds what was selected of it."""
 _ROWS = 256
-"""Rows that are held in memory while they are written, and form a row group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """One conversation of an attempt at a task, or of a published trajectory.
 
-    >>> said = ({"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"})
-    >>> Example("e/0", "e", "toy/1", messages=said).exact
+    >>> chat = ({"role": "user", "content": "fix it"}, {"role": "assistant", "content": "done"})
+    >>> Example("e/0", "e", "toy/1", messages=chat).exact
     False
     """
 
     id: str
-    """Of this row."""
     episode: str
-    """Of the attempt, which several rows share where it had several conversations."""
+    """Id of the attempt, which may have several conversations."""
     task_id: str
     repository: str = ""
-    """``OWNER/NAME``, where it is known."""
     language: str = ""
     kind: str = ""
     source: str = ""
-    """The run or the import that it is from."""
     agent: str = ""
     policy: str = ""
-    """Who acted: a model's name, or the run that trained it."""
+    """Model's name, or the run that trained it."""
     reward: float | None = None
     passed: bool | None = None
-    """Whether the patch passed the task's checks; None where none were run."""
     messages: tuple[Mapping[str, Any], ...] = ()
-    """In the schema of Chat Completions, ``reasoning_content`` included."""
+    """Chat Completions messages, ``reasoning_content`` included."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """Schemas of the tools that were offered."""
     ids: tuple[int, ...] = ()
-    """The tokens of the whole conversation as the engine had them. Empty where no exact tokens are known: then the
-    messages are rendered by the template of the policy that is trained."""
+    """Engine's tokens of the whole conversation, if known; else the trained policy's template renders the messages."""
     trained: tuple[bool, ...] = ()
-    """Of each of `ids`, whether the policy sampled it and it is learned from."""
+    """Whether the policy sampled each of `ids`, to learn from it."""
     tokenizer: str = ""
-    """Digest of the tokenizer and template that made `ids`."""
 
     @property
     def exact(self) -> bool:
-        """Whether the tokens are those of the engine that sampled them."""
+        """Whether the engine's tokens are known."""
         return bool(self.ids)
 
 
 def write_examples(path: Path, examples: Iterable[Example]) -> int:
-    """Write `examples` to `path`, which is there whole or not at all; returns how many.
-
-    `messages` and `tools` are JSON in a column of text. Raises OSError where it cannot be written.
+    """Write `examples` to `path`, atomically, `messages` and `tools` as JSON text; returns their number. Raises
+    OSError.
     """
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count, rest = _schema(arrow), 0, iter(examples)
@@ -79,7 +69,7 @@ def write_examples(path: Path, examples: Iterable[Example]) -> int:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a file that `write_examples` wrote. Raises `UsageError` for any other."""
+    """Read a file that `write_examples` wrote. Raises `UsageError` for any other."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     try:
         table = parquet.read_table(path)
@@ -126,7 +116,7 @@ def _example(path: Path, number: int, row: dict[str, Any]) -> Example:
 
 
 def _schema(arrow: Any) -> Any:
-    """Of every file the same, whatever is in it: several load as one data set."""
+    # independent of the contents: several files load as one data set
     types = {
         "reward": arrow.float64(),
         "passed": arrow.bool_(),

@@ -1,4 +1,4 @@
-"""The run folder: the interface between training and everything that reads it.
+"""Run folder: the interface between training and everything that reads it.
 
 config.toml        the resolved configuration
 run.json           schema, versions, commit, machine
@@ -40,39 +40,38 @@ from coderepairrl.types import Episode, Task, Turn, Verified
 
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
-"""Schema 1 has no tasks.jsonl, and its episodes have no kind, language and repository."""
+"""Schema 1 has no tasks.jsonl, and episodes without kind, language and repository."""
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "renderers", "numpy"),
     *("peft", "accelerate", "deepspeed", "bitsandbytes"),
 )
-"""Packages on which results may depend."""
 _OF_ENGINES = ("vllm",)
-"""Packages whose version only the engine knows, since it may run elsewhere or not at all."""
+"""Packages whose version the engine reports."""
 
 
 class RunFolder:
-    """Paths of a run, and how its files are written and read."""
+    """Paths and files of a run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def log(self) -> Path:
-        """The append-only log."""
+        """Append-only log."""
         return self.path / "log.jsonl"
 
     @property
     def config(self) -> Path:
-        """The resolved configuration."""
+        """Resolved configuration."""
         return self.path / "config.toml"
 
     @property
     def logs(self) -> Path:
-        """What child processes print."""
+        """Output of child processes."""
         return self.path / "logs"
 
     def saved_checkpoints(self) -> dict[int, Path]:
-        """The complete checkpoints, by step."""
+        """Complete checkpoints, by step."""
         return {int(path.name): path for path in sorted(self.checkpoints.glob("[0-9]*")) if path.name.isdigit()}
 
     @property
@@ -81,14 +80,14 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def about(self) -> dict[str, Any]:
-        """What run.json says. Raises OSError or ValueError where it cannot be read."""
+        """Read run.json. Raises OSError or ValueError."""
         data: dict[str, Any] = json.loads((self.path / "run.json").read_text("utf-8"))
         return data
 
     def create(self, config: str, about: Mapping[str, Any], versions: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Make the folder and write config.toml and run.json; `versions` are those that the engine knows of.
+        """Create the folder, config.toml and run.json, with the engine's `versions`.
 
-        A run that failed before anything was logged is started afresh. Raises what `require_free` raises.
+        Restarts a run that failed before logging anything. Raises as `require_free`.
         """
         self.require_free()
         try:
@@ -104,7 +103,7 @@ class RunFolder:
             raise UsageError(f"cannot create {self.path}: {error}", fix="choose another run.dir") from error
 
     def require_free(self) -> None:
-        """Raise `UsageError` if the folder holds a run, or files that are none of ours, or cannot be looked into."""
+        """Raise `UsageError` if the folder holds a run, foreign files, or is unreadable."""
         try:
             logged = self.log.stat().st_size if self.log.exists() else None
             others = logged is None and self.path.is_dir() and any(entry.is_file() for entry in self.path.iterdir())
@@ -118,35 +117,31 @@ class RunFolder:
             )
 
     def write_config(self, config: str) -> None:
-        """Replace config.toml by the configuration of the run's latest process."""
+        """Replace config.toml by the latest process's configuration."""
         write_atomic(self.config, config)
 
     def upgrade(self) -> None:
-        """Give a run that an older version began the schema of what is written into it from now on."""
+        """Update the schema of an older run that is continued."""
         about = self.about()
         if about["schema"] != SCHEMA:
             write_atomic(self.path / "run.json", json.dumps({**about, "schema": SCHEMA}, indent=2) + "\n")
 
     def add_about(self, **more: Any) -> None:
-        """Keep `more` in run.json, by their names."""
+        """Add `more` to run.json."""
         write_atomic(self.path / "run.json", json.dumps({**self.about(), **more}, indent=2) + "\n")
 
     def add_tasks(self, tasks: Iterable[Task]) -> None:
-        """Add to tasks.jsonl what it does not have yet (atomically). A task that has changed stands there twice.
-
-        A last line that a crash tore is cut off. Raises `RunError` for any other damage.
-        """
+        """Add missing tasks to tasks.jsonl, atomically; a changed task appears twice. Raises `RunError` for damage."""
         known = [line for line, _ in self._tasks()]
         lines = dict.fromkeys([*known, *(json.dumps(codec.dump(task), separators=(",", ":")) for task in tasks)])
         if len(lines) > len(known):
             write_atomic(self.path / "tasks.jsonl", "".join(f"{sealed(line.encode()).decode()}\n" for line in lines))
 
     def tasks(self) -> dict[str, Task]:
-        """The run's tasks by id, each as it was last; none of a run of schema 1. Raises `RunError` for damage."""
+        """Latest version of each task by id; none in schema 1. Raises `RunError` for damage."""
         return {task.id: task for _, task in self._tasks()}
 
     def _tasks(self) -> Iterator[tuple[str, Task]]:
-        """The lines of tasks.jsonl, but for a last one that a crash tore, and what they say."""
         path = self.path / "tasks.jsonl"
         *lines, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
         for number, line in enumerate(lines, 1):
@@ -163,14 +158,11 @@ class RunFolder:
                 ) from None
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """The log's records."""
+        """Records of the log."""
         return read(self.log)
 
     def writer(self) -> Log:
-        """Open the log for appending, without the torn line that a crash may have left.
-
-        Raises `RunError` where a line has changed since it was written.
-        """
+        """Open the log for appending, after `repair`. Raises `RunError` for a changed line."""
         log = Log(self.log)
         try:
             repair(self.log)  # only with the lock: a line that looks torn may be one that another process is writing
@@ -180,7 +172,7 @@ class RunFolder:
         return log
 
     def write_episodes(self, name: str, episodes: Iterable[Episode]) -> None:
-        """Export finished episodes to ``episodes/NAME.jsonl`` (atomically). The log has the same."""
+        """Export finished episodes to ``episodes/NAME.jsonl``, atomically."""
         lines = (json.dumps(codec.dump(episode), separators=(",", ":")) + "\n" for episode in episodes)
         write_atomic(self.path / "episodes" / f"{name}.jsonl", "".join(lines))
 
@@ -191,18 +183,17 @@ class RunFolder:
                 yield codec.load(Episode, json.loads(line))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """One object per step."""
+        """Metrics of each step."""
         path = self.path / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
     def write_metrics(self, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Export one line per step (atomically)."""
+        """Export one line per step, atomically."""
         write_atomic(self.path / "metrics.jsonl", "".join(json.dumps(codec.dump(step)) + "\n" for step in steps))
 
     def add_metrics(self, step: Mapping[str, Any]) -> None:
-        """Append the line of one more step, where to write those of thousands anew would take about as long as a step.
-
-        Raises `RunError` when the disk is full; `write_metrics` then brings the file in order.
+        """Append one step's line, in constant time. Raises `RunError` when the disk is full; `write_metrics` repairs
+        the file.
         """
         try:
             with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
@@ -211,19 +202,20 @@ class RunFolder:
             raise _full(self.path / "metrics.jsonl", error) from error
 
     def write_references(self, known: Mapping[str, Sequence[Verified]]) -> None:
-        """Export the verified repairs that serve as references, by task id (atomically; the log stays the truth)."""
+        """Export the verified repairs that serve as references, by task id, atomically."""
         rows = [{"task": task, **codec.dump(repair)} for task in sorted(known) for repair in known[task]]
         write_atomic(self.path / "references.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def write_attempts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write ``eval/NAME/metrics.jsonl`` (atomically): an object for each attempt, with its ``id``."""
+        """Write ``eval/NAME/metrics.jsonl``, atomically: an object for each attempt, with its ``id``."""
         folder = self.path / "eval" / name
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
     def attempts(self, name: str) -> dict[str, dict[str, float]]:
-        """The metrics in ``eval/NAME/metrics.jsonl`` by id of the episode; none of a run of an older version. Raises
-        OSError and ValueError for damage."""
+        """Metrics in ``eval/NAME/metrics.jsonl`` by episode id; none of older runs. Raises OSError and ValueError for
+        damage.
+        """
         path = self.path / "eval" / name / "metrics.jsonl"
         found: dict[str, dict[str, float]] = {}
         for number, line in enumerate(path.read_text("utf-8").splitlines() if path.exists() else (), 1):
@@ -234,14 +226,14 @@ class RunFolder:
         return found
 
     def write_evaluation(self, name: str, result: Mapping[str, Any]) -> None:
-        """Write ``eval/NAME/summary.json`` (atomically)."""
+        """Write ``eval/NAME/summary.json``, atomically."""
         folder = self.path / "eval" / name
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "summary.json", json.dumps(result, indent=2) + "\n")
 
 
 def open_run(path: Path) -> RunFolder:
-    """The run in `path`. Raises `UsageError` if there is none or its schema is not supported."""
+    """Open the run in `path`. Raises `UsageError` for a missing run or unsupported schema."""
     folder = RunFolder(path)
     try:
         about: object = folder.about()
@@ -263,8 +255,7 @@ def open_run(path: Path) -> RunFolder:
 def logged_episodes(
     records: Iterable[Mapping[str, Any]], wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[Episode]:
-    """Every episode with a verdict, from a log's ``turn`` and ``verdict`` records, filtered by id with `wanted`, which
-    saves parsing the tokens of others."""
+    """Episodes with a verdict, from a log's records; `wanted` filters ids, to save parsing."""
     turns: dict[str, list[Turn]] = {}
     for record in records:
         if record["type"] == "episode":
@@ -278,8 +269,7 @@ def logged_episodes(
 
 
 def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """What reproducing a number takes: versions (with those of the `engine`), commit, platform. A package that is not
-    installed or not used is "absent"."""
+    """Facts to reproduce a number: versions (with the `engine`'s), commit, platform. Missing packages are "absent"."""
     versions = dict.fromkeys(_OF_ENGINES, "absent") | dict(engine)
     for package in _PACKAGES:
         try:
@@ -299,7 +289,7 @@ def machine(engine: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
 
 @functools.cache
 def source_digest(package: Path = Path(__file__).parents[1]) -> str:
-    """A short digest of the package's code: checkouts of one version at different commits have different ones."""
+    """Short digest of the package's code."""
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         found.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
@@ -307,10 +297,7 @@ def source_digest(package: Path = Path(__file__).parents[1]) -> str:
 
 
 def commit(package: Path = Path(__file__).parents[1]) -> str:
-    """The commit of the source tree, with ``+`` if it was modified.
-
-    Empty for an installed wheel, and in a repository that git does not trust for this user.
-    """
+    """Commit of the source tree, with ``+`` if modified; empty for a wheel, and if git distrusts the repository."""
     try:
         repository = hostgit.find(package, around=True)
         with hostgit.view(repository) as view:

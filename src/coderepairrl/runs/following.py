@@ -1,4 +1,4 @@
-"""A log, followed while it grows: each record once, tokens unread, and any one episode from where it stands."""
+"""Follower of a growing log: each record once, without tokens, and any single episode on request."""
 
 from __future__ import annotations
 
@@ -16,38 +16,34 @@ from coderepairrl.types import Episode, Turn
 
 T = TypeVar("T")
 _RECENT = 64
-"""Episodes that are kept as they were last read: their group's page follows theirs."""
 _TURN = re.compile(rb'\{"type":"turn","time":[-+.\deE]+,"episode":("(?:[^"\\]|\\.)*"),')
 _TURN_BEGINS, _MESSAGES = b'{"type":"turn",', b',"messages":['
 _DAMAGE = (ValueError, TypeError, LookupError, RecursionError)
-"""What reading a record raises that is none, or one of another version."""
 _VERSIONS, _END = b',"versions":[', re.compile(rb'"end":(\d+)\}')
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where in the log an episode stands, as offset and length of its lines."""
-
     turns: list[tuple[int, int]] = field(default_factory=list)
     verdict: tuple[int, int] | None = None
 
 
 class Follower:
-    """Reads the log at `path`. Not to be used by two threads at a time."""
+    """Reader of the log at `path`, for one thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.notice = ""
-        """Which damage keeps the rest of the log from being read; empty if there is none."""
+        """Damage that prevents reading on, or ""."""
         self._places: dict[str, _Place] = {}
         self._offset = self._last = 0
         self._recent: dict[tuple[str, tuple[int, int] | None, tuple[tuple[int, int], ...]], Episode] = {}
 
     def records(self) -> Iterator[Record]:
-        """The records that were appended since this was last called, oldest first.
+        """Yield the records appended since the last call, oldest first.
 
-        Of a turn there is ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. A last line that is not whole yet is
-        left for the next call. A line that is no record ends it, with a `notice`. Raises OSError.
+        Turns are ``{"type": "turn", "episode": ID, "sampled": TOKENS}``. An incomplete last line waits for the next
+        call; an invalid line ends reading, with a `notice`. Raises OSError.
         """
         if self.notice or not self.path.is_file():
             return
@@ -63,7 +59,7 @@ class Follower:
             yield record
 
     def refuse(self, error: Exception) -> None:
-        """Read nothing more, since the last record is not what it should be; as if it were not there."""
+        """Stop reading, and drop the last record."""
         for place in self._places.values():
             if place.verdict is not None and place.verdict[0] == self._last:
                 place.verdict = None
@@ -71,12 +67,12 @@ class Follower:
         self.notice = f"the log is damaged at byte {self._last:,}; what follows is not shown ({what})"
 
     def turns(self, episode: str) -> tuple[Turn, ...]:
-        """The turns of an episode so far, tokens and all. Raises KeyError and `RunError`."""
+        """Turns of an episode so far, tokens included. Raises KeyError and `RunError`."""
         found = self._read(self._places[episode].turns, lambda record: codec.load(Turn, record["turn"]))
         return tuple(sorted(found, key=lambda turn: turn.index))
 
     def episode(self, episode: str) -> Episode | None:
-        """An episode that has its verdict, with its turns; None before that. Raises KeyError and `RunError`."""
+        """Episode with its turns; None without a verdict. Raises KeyError and `RunError`."""
         place = self._places[episode]
         key = (episode, place.verdict, tuple(place.turns))
         if key not in self._recent:
@@ -88,14 +84,14 @@ class Follower:
         return self._recent[key]
 
     def verdict(self, episode: str) -> Episode | None:
-        """The same without its turns."""
+        """Episode without its turns."""
         place = self._places[episode].verdict
         if place is None:
             return None
         return next(self._read([place], lambda record: codec.load(Episode, record["verdict"])))
 
     def search(self, text: str) -> list[str]:
-        """Episodes in whose messages or verdict `text` stands, whatever the case of ASCII letters."""
+        """Ids of episodes with `text` in messages or verdict, ignoring ASCII case."""
         wanted = json.dumps(text)[1:-1].lower().encode()
         found: dict[str, None] = {}
         with self.path.open("rb") as log:
@@ -136,7 +132,7 @@ class Follower:
 
 
 def _record(line: bytes) -> dict[str, Any]:
-    """Of a turn, without parsing its tokens and messages, which are nearly all of a log."""
+    # a turn's tokens and messages, nearly all of a log, are not parsed
     if found := _TURN.match(line):
         start = line.find(_VERSIONS, found.end())  # before it come numbers alone
         ends = _END.findall(line, start, line.find(b"]", start))

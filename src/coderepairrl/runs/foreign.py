@@ -1,4 +1,4 @@
-"""JSON that others wrote, which may be anything: read whole, or refused by a `ValueError` that says why."""
+"""Foreign JSON: read whole, or rejected by a `ValueError` with the reason."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from coderepairrl.errors import UsageError
 
 
 def text(path: Path) -> str:
-    """The text in `path`: UTF-8, with or without a byte order mark, as it is or compressed by gzip.
-
-    Raises `ValueError` for what is none, or cannot be read.
-    """
+    """Text in `path`: UTF-8, with or without byte order mark or gzip. Raises `ValueError`."""
     try:
         data = path.read_bytes()
         return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
@@ -27,8 +24,7 @@ def text(path: Path) -> str:
 
 
 def value(written: str) -> Any:
-    """The value that `written` is in JSON. Raises `ValueError`, also for a field that an object has twice, of which
-    Python takes the last.
+    """Parse JSON. Raises `ValueError`, also for a repeated field, of which Python takes the last.
 
     >>> value('{"resolved": true, "resolved": false}')
     Traceback (most recent call last):
@@ -42,10 +38,7 @@ def value(written: str) -> Any:
 
 
 def objects(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of JSON lines that were `written` in `path`, each with the number of its line; blank lines are none.
-
-    Raises `UsageError` that names the first line that is no object, with `fix`.
-    """
+    """Objects of JSON lines in `path`, with line numbers. Raises `UsageError` for the first other line, with `fix`."""
     for number, line in enumerate(written.split("\n"), 1):  # not splitlines: a text may have U+2028
         if not line.strip():
             continue
@@ -59,7 +52,7 @@ def objects(path: Path, written: str, fix: str) -> Iterator[tuple[int, dict[str,
 
 
 def stem(path: Path) -> str:
-    """The name of `path` without what says how it is written.
+    """Name of `path` without its format's endings.
 
     >>> stem(Path("gpt-4.1.jsonl.gz"))
     'gpt-4.1'

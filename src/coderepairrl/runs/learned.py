@@ -1,4 +1,4 @@
-"""Which tasks a model has learned from by imitation: a run that fine-tunes one writes them down, and its heirs too."""
+"""Record of tasks that a model learned from by imitation, passed on to models trained from it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from coderepairrl.errors import RunError
 from coderepairrl.runs.folder import write_atomic
 
 NAME = "learned.json"
-"""Of a run folder, or of a model folder that was exported from one."""
+"""File in a run folder, or in a model folder exported from one."""
 
 
 def write_learned(folder: Path, tasks: Iterable[str]) -> None:
-    """Write down that the model of the run in `folder` has learned from trajectories of `tasks`, by id; nothing where
-    there are none. Raises `RunError`."""
+    """Record `tasks` by id for the run in `folder`; nothing if empty. Raises `RunError`."""
     if ids := sorted(set(tasks)):
         write_atomic(folder / NAME, json.dumps({"tasks": ids}, indent=1) + "\n")
 
 
 def read_learned(folder: Path) -> frozenset[str]:
-    """The ids of the tasks that were written down in `folder`; none where nothing was. Raises `RunError` for damage."""
+    """Recorded task ids of `folder`, if any. Raises `RunError` for damage."""
     path = folder / NAME
     if not path.is_file():
         return frozenset()

@@ -1,7 +1,7 @@
-"""The append-only log of a run: one JSON object a line, one writer.
+"""Append-only log of a run: one JSON object a line, one writer.
 
-A record is written to the operating system before `append` returns, so that killing a process loses nothing, and to the
-disk by `sync`, which the loop calls once a step. Only the last line can be torn by a crash; `repair` removes it.
+`append` writes to the operating system before it returns, so killing the process loses nothing; `sync` writes to the
+disk, once a step. A crash can tear the last line alone; `repair` removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DAMAGED = "the log was edited or damaged: restore it from a copy"
 
 
 def sealed(line: bytes) -> bytes:
-    """A JSON object with the checksum of its line as its last field, ``sum``.
+    """Add the line's checksum as last field, ``sum``, of a JSON object.
 
     >>> sealed(b'{"type":"a"}')
     b'{"type":"a","sum":"e1f50c3b"}'
@@ -35,10 +35,7 @@ def sealed(line: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> bytes:
-    """The object that was `sealed`; a line of an older version, without a checksum, is returned as it is.
-
-    Raises ValueError where the line is another than was written.
-    """
+    """Object that was `sealed`; older lines without a checksum are unchanged. Raises ValueError for a changed line."""
     written, mark, rest = line.rpartition(_SUM)
     if not mark or len(rest) != 10:
         return line
@@ -48,12 +45,11 @@ def unsealed(line: bytes) -> bytes:
 
 
 class Log:
-    """The log opened for writing. Raises `UsageError` if another process does so, or it is not writable."""
+    """Log opened for writing. Raises `UsageError` if another process writes it, or it is not writable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.sampled = 0
-        """Tokens of the turns that were written since it was opened."""
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
@@ -88,7 +84,7 @@ class Log:
             ) from cause
 
     def turn(self, episode: str, turn: Turn) -> None:
-        """Write one committed turn of an episode: what a gateway calls with each."""
+        """Write one committed turn of an episode."""
         self.append("turn", episode=episode, turn=turn)
         self.sampled += turn.sampled
 
@@ -103,8 +99,10 @@ class Log:
 
 
 class Lines:
-    """Results of a long command, one JSON object a line, each in the file before the next is begun. Of the last line a
-    crash may leave a part, which opening the file again cuts off. Raises `UsageError` where it cannot be written."""
+    """Results of a long command, one JSON object a line, each written at once; opening cuts off a torn last line.
+
+    Raises `UsageError` if not writable.
+    """
 
     def __init__(self, path: Path) -> None:
         self._log = Log(path)
@@ -120,7 +118,7 @@ class Lines:
 
     @staticmethod
     def read(path: Path) -> list[dict[str, Any]]:
-        """The objects in `path`, none where there is no file. Raises `UsageError` for a line that is none."""
+        """Objects in `path`, if it exists. Raises `UsageError` for an invalid line."""
         found = []
         whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         for number, line in enumerate(whole, 1):
@@ -135,7 +133,7 @@ class Lines:
 
 
 def read(path: Path) -> Iterator[Record]:
-    """The records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (a broken line inside)."""
+    """Records of a log, oldest first. Raises `UsageError` (no log) or `RunError` (an invalid line)."""
     if not path.is_file():
         raise UsageError(f"{path} does not exist", fix="name the folder of a run: it holds config.toml and log.jsonl")
     for number, (line, _) in enumerate(whole_lines(path), 1):
@@ -150,8 +148,7 @@ def read(path: Path) -> Iterator[Record]:
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
-    """The lines from byte `start` on, each with the byte after it, but for a last one without its end: it is being
-    written, or was torn by a crash (`repair` removes it before anything is appended). Raises OSError."""
+    """Complete lines from byte `start` on, each with the byte after it. Raises OSError."""
     with path.open("rb") as file:
         file.seek(start)
         for line in file:
@@ -162,14 +159,14 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[tuple[bytes, int]]:
 
 
 class Tail:
-    """Reads a log while it is written, from byte `start` on."""
+    """Reader of a growing log, from byte `start` on."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         self._path, self._at = path, start
 
     def records(self, *types: str) -> Iterator[tuple[Record, int]]:
-        """The records of these `types` that were written since the last call, each with the byte after it. Others are
-        not parsed: most of a log are turns. Raises OSError, and `ValueError` for a line that is no JSON."""
+        """New records of these `types`, each with the byte after it. Raises OSError, `ValueError` for invalid JSON."""
+        # other records are not parsed: most of a log are turns
         wanted = tuple(f'{{"type":"{type}"'.encode() for type in types)
         for line, end in whole_lines(self._path, self._at):
             self._at = end
@@ -178,10 +175,7 @@ class Tail:
 
 
 def repair(path: Path) -> int:
-    """Remove a torn last line; returns the number of bytes removed.
-
-    Raises `RunError` for a line that has changed since it was written.
-    """
+    """Remove a torn last line; returns the bytes removed. Raises `RunError` for a changed line."""
     end = 0
     for number, (line, end) in enumerate(whole_lines(path), 1):  # noqa: B007 - where the last whole line ends
         try:

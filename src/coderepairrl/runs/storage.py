@@ -11,14 +11,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
-"""Checksums of the files beside it, in the format of ``sha256sum -c``."""
+"""Checksums of a folder's files, in the format of ``sha256sum -c``."""
 _CHUNK = 1 << 22
 _THREADS = 8
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """A temporary path that is synced and renamed to `path` at the end of the block, or deleted if it raises."""
+    """Yield a temporary path; on success it is synced and renamed to `path`, else deleted."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
         yield temporary
@@ -32,10 +32,9 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that is synced and replaces `path` at the end of the block.
+    """Yield a temporary folder that is synced and replaces `path`.
 
-    After a crash, `path` is the old folder or the new one, or, between two renames, the old one is beside it: `recover`
-    restores it.
+    A crash leaves the old or the new folder, or, between two renames, an old one that `recover` restores.
     """
     temporary, old = path.with_name(f".{path.name}.partial"), _old(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,10 +63,7 @@ def recover(path: Path) -> None:
 
 
 def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: False) -> dict[str, str]:
-    """SHA-256 in hexadecimal of `files`, by name, in parallel: a large model takes half a minute.
-
-    Raises OSError, and `InterruptedError` once `stopped` returns true.
-    """
+    """SHA-256 (hexadecimal) by name, in parallel. Raises OSError, or `InterruptedError` once `stopped` is true."""
 
     def digest(file: Path) -> str:
         sha = hashlib.sha256()
@@ -84,7 +80,7 @@ def digests(files: Iterable[Path], *, stopped: Callable[[], bool] = lambda: Fals
 
 
 def checksum(files: Iterable[Path]) -> str:
-    """SHA-256 in hexadecimal over the bytes of `files`, concatenated. Raises OSError."""
+    """SHA-256 (hexadecimal) of `files`, concatenated. Raises OSError."""
     sha = hashlib.sha256()
     for file in files:
         with file.open("rb") as data:
@@ -99,7 +95,7 @@ def write_sums(folder: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """A description of a file in `folder` that does not match its `SUMS`; empty if all do, or there are none."""
+    """Description of a file that does not match `SUMS`, or ""."""
     try:
         lines = (folder / SUMS).read_text("ascii").splitlines()
     except FileNotFoundError:
@@ -111,7 +107,7 @@ def damage(folder: Path) -> str:
 
 
 def difference(folder: Path, known: Mapping[str, str], *, stopped: Callable[[], bool] = lambda: False) -> str:
-    """A description of a file in `folder` that is missing or whose SHA-256 is not the `known` one; empty if none."""
+    """Description of a file in `folder` that is missing or not of the `known` SHA-256, or ""."""
     try:
         actual = digests((folder / name for name in known), stopped=stopped)
     except (OSError, ValueError) as error:  # a name with a NUL

@@ -1,4 +1,4 @@
-"""What runs do: training, evaluation, dry runs. The page to read is `train`."""
+"""Stages of runs: training, evaluation, dry runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
 from coderepairrl.stages.command import folder_of, named, pinned, run, summary

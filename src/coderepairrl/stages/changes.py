@@ -1,7 +1,7 @@
-"""What of a run's configuration may change at ``--resume``, and which settings each of its steps was made with.
+"""Changes of configuration at ``--resume``, and the settings of each step.
 
-A step is a function of the log and of the settings in force at it. So a change is logged before the first step that it
-holds for (``change``: the last step before it, key, old, new), and a replay takes a step's old settings back.
+A step depends on the log and the settings in force. Changes are logged before their first step (``change``: the last
+step before, key, old, new); a replay restores old settings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAY_CHANGE = (
     # what is measured beside the training, who is told of it, and what is kept of it afterwards
     *("eval", "log", "keep"),
 )
-"""Settings, and sections, that a resumed run may set otherwise."""
+"""Settings and sections that a resumed run may change."""
 
 WHY_NOT = {
     "run": "it is what the run is found by, and all its randomness",
@@ -56,20 +56,18 @@ WHY_NOT = {
     "train.processes": "steps since the last checkpoint are replayed by as many processes as made them",
     "train.strategy": "steps since the last checkpoint are replayed by processes that share the same",
 }
-"""Of every other setting, by the longest name that it begins with: why it may not."""
+"""Reasons by the longest prefix of other settings."""
 
-_BESIDE = {"run.dir", "log"}
-"""Where a run lies is no change of it, nor who is told of it."""
+_BESIDE = {"run.dir", "log"}  # No changes of the run itself.
 _NOT_REPLAYED = {"train.devices", "train.patience", "train.listen"}
+# Settings that decide whether the clip has an effect.
 _OF_THE_CLIP = ("train.old_logprobs", "engine.name", "engine.options.dtype", "rollout.max_staleness")
-"""Which of what may change decides whether the clip cuts what is no update of the batch."""
-_OF_PROMPTS = ("rollout.tokens", "engine.name", "engine.options")
-"""Which of what may change decides how long a prompt may be."""
+_OF_PROMPTS = ("rollout.tokens", "engine.name", "engine.options")  # Settings that decide how long a prompt may be.
 _LIMITS = ("rollout.tokens", "rollout.turn_tokens", "rollout.calls", "rollout.seconds")
 
 
 class Change(NamedTuple):
-    """A setting that is another after `step` than up to it; None stands for one that is unset."""
+    """Setting that changes after `step`; None: unset."""
 
     step: int
     key: str
@@ -81,7 +79,7 @@ class Change(NamedTuple):
 
 
 def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int], too_long: Collection[str]) -> None:
-    """Raise `ConfigError` for a `config` that may not continue the run in `folder`, `UsageError` if there is none."""
+    """Check that `config` may continue the run in `folder`. Raises `ConfigError`, `UsageError`."""
     folder = open_run(folder.path)
     changes_at_resume(folder, read_history(folder), config, versions, too_long)
 
@@ -89,10 +87,10 @@ def check_resumed(folder: RunFolder, config: Config, versions: Mapping[str, int]
 def changes_at_resume(
     folder: RunFolder, history: History, config: Config, versions: Mapping[str, int], too_long: Collection[str]
 ) -> list[Change]:
-    """What `config` changes of the run in `folder`, which has come as far as `history`; `versions` are those of its
-    rewards' formulas, by name, and `too_long` the tasks that are left out by `config`.
+    """Changes that `config` makes to the run in `folder` at the end of `history`.
 
-    Raises `ConfigError` for what would make it another run, or give its numbers a wrong name.
+    `versions` are those of reward formulas; `too_long` are tasks left out by `config`. Raises `ConfigError` for changes
+    that would make another run or misname its numbers.
     """
     before, now = settings_of(folder, history), flat(config.model_dump(mode="json"))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
@@ -112,7 +110,6 @@ def changes_at_resume(
 
 
 def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
-    """Raise `ConfigError` where a reward's formula is another than that of the run's earlier values."""
     began = folder.about().get("rewards", dict.fromkeys(now, 1))
     for name in began.keys() & now.keys():
         if began[name] != now[name]:
@@ -124,14 +121,12 @@ def _check_versions(folder: RunFolder, now: Mapping[str, int]) -> None:
 
 
 def left_out(tasks: Collection[str]) -> dict[str, Any]:
-    """What run.json keeps of `tasks` that `tasks.too_long` leaves out, of which there may be many."""
+    """Short form for run.json of `tasks` left out by `tasks.too_long`."""
     digest = hashlib.sha256("\0".join(sorted(tasks)).encode(errors="surrogatepass")).hexdigest()
     return {"count": len(tasks), "sha256": digest}
 
 
 def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where other tasks are left out than when the run began; `old` are the settings that change,
-    as they were."""
     began, now = folder.about().get("too_long"), left_out(tasks)
     if began in (None, now):  # None: of a run of an older version
         return
@@ -146,19 +141,18 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
 
 
 def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:
-    """The settings in force at the end of `history`, by dotted key.
+    """Settings at the end of `history`, by dotted key.
 
-    They are those that run.json has the run begin with, and what the log says has changed since, whatever was written
-    into config.toml by hand.
+    Read from run.json and the log; edits of config.toml do not count.
     """
     config = validate(folder.about()["config"], str(folder.path / "run.json"))
     return flat(config.model_dump(mode="json")) | {change["key"]: change["new"] for change in history.changes}
 
 
 def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) -> Config:
-    """`config` with the settings that the update of `step` was, or would be, made with.
+    """`config` with the settings of the update of `step`.
 
-    `changes` are the log's ``change`` records. Settings of this process and machine stay what they are now.
+    `changes` are ``change`` records. Settings of this process and machine stay.
     """
     old: dict[str, dict[str, Any]] = {}
     for change in changes:
@@ -173,7 +167,7 @@ def in_force(config: Config, changes: Iterable[Mapping[str, Any]], step: int) ->
 
 
 def reason(key: str) -> str:
-    """Why `key` may not change.
+    """Reason why `key` may not change.
 
     >>> reason("run.seed")
     'it is what the run is found by, and all its randomness'

@@ -1,4 +1,4 @@
-"""Starts, resumes and stops a run."""
+"""Commands: start, resume and stop a run."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ _ENOUGH_DISK = 64 << 20
 
 
 def folder_of(config: Config) -> RunFolder:
-    """Where the run lives."""
+    """Run folder of `config`."""
     return RunFolder(Path(config.run.dir) / config.run.name)
 
 
 def named(source: str, config: Config) -> RunFolder:
-    """The run that ``--resume`` is about: the folder that `source` names, of which `config` was loaded, else the one
-    that `config` names. What a folder was called where it was made, or copied from, does not count.
+    """Run folder for ``--resume``: `source`, from which `config` was loaded, else the one in `config`.
 
-    Raises `ConfigError` where a setting names another folder than `source` does.
+    Raises `ConfigError` if a setting names another folder than `source`.
     """
     if (folder := run_of(source)) is None:
         return folder_of(config)
@@ -68,12 +67,10 @@ async def run(
     show: Callable[[Episode], str] = lambda episode: "",
     again: str = "crrl train {run} --resume",
 ) -> dict[str, Any]:
-    """Train as `config` says and return the summary that ``--json`` prints. It lives in `folder`, else in the one that
-    `config` names. `show` says what is printed of an episode beside the progress, if anything; `again` is the command
-    that resumes it, with its folder for ``{run}``.
+    """Train by `config` in `folder`; return the summary for ``--json``.
 
-    Raises `Interrupted` after one of `signals.STOPPING`, and otherwise what stopped the run; the log is complete
-    either way, and ``resume`` continues it.
+    `show` gives further lines for an episode; `again` is the resuming command, with ``{run}`` for the folder. Raises
+    `Interrupted` after one of `signals.STOPPING`, otherwise the error that stopped the run; ``resume`` continues it.
     """
     folder, meter = folder or folder_of(config), Meter()
     # a mistake must not cost a run folder; it may take minutes, and has nothing to bring in order
@@ -99,7 +96,7 @@ async def run(
 
 
 async def _begin(plan: Plan, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
-    """The run folder, once all is well: begun, or as it was left."""
+    # The run folder is made only once all is well.
     if resume:
         check_resumed(folder, plan.config, plan.reward_versions, plan.too_long)
     else:
@@ -130,20 +127,19 @@ def _changes(plan: Plan, folder: RunFolder, history: History) -> list[Change]:
 
 
 def _model(plan: Plan, folder: RunFolder) -> Path:
-    """Where the initial policy comes from, or random weights that were drawn for it, or merged ones, lie."""
+    """Folder of the initial policy, or of random or merged weights made for it."""
     own = folder.path / "model"
     return own if own.is_dir() else plan.model.folder
 
 
 def pinned(config: Config) -> Config:
-    """`config` with the checkpoints that runs as its model or its teacher stand for now: those runs may go on."""
+    """`config` with runs as model or teacher replaced by their present checkpoints."""
     model = config.model.model_copy(update={"path": _newest(config.model.path)})
     train = config.train.model_copy(update={"teacher": _newest(config.train.teacher)})
     return config.model_copy(update={"model": model, "train": train})
 
 
 def _newest(model: str) -> str:
-    """What names `model` if it is a run: its newest checkpoint."""
     if not model or model.startswith("builtin:"):
         return model
     try:
@@ -154,7 +150,7 @@ def _newest(model: str) -> str:
 
 
 async def _check_model(folder: RunFolder, plan: Plan) -> None:
-    """Raise `UsageError` where the model that the run began from is another one by now: it is known by a path alone."""
+    # A model is known by its path alone.
     path = _model(plan, folder)
     known = folder.about().get("model", {})  # not of runs of older versions
     found = damage(path) if path.parent == folder.path else await until_called_off(difference, path, known)
@@ -211,7 +207,7 @@ async def _until_stopped(
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """What a run has come to: steps, evaluations, the account of every sampled token."""
+    """Result of a run: steps, evaluations, the account of sampled tokens."""
     history = read_history(folder)
     kinds = accounts_by_kind(folder.records())
     account = sum(kinds.values(), Account())
@@ -234,7 +230,7 @@ def _by_name(history: History) -> dict[str, dict[int, Any]]:
 
 
 def _what_may_not_fit(config: Config) -> str:
-    """A doubt, for an estimate that may be wrong stops no run; empty if there is none."""
+    # An estimate that may be wrong stops no run.
     try:
         require(config, settings)
     except DoesNotFit as error:

@@ -1,4 +1,4 @@
-"""What attempts said, as candidates for a selection and as examples to learn from: of run folders and of files."""
+"""Conversations of attempts, from run folders and files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ _NO_LIMIT = 1 << 62
 
 @dataclass(frozen=True)
 class Recorded:
-    """The attempts in a run folder: all of a collection or an evaluation, of training only those that it trained on.
+    """Attempts in a run folder: all of a collection or evaluation, the trained ones of a training.
 
-    Raises `UsageError` where there is no run, or it measured a task source that is not shipped, and `ConfigError` where
-    it measured an evaluation set, which must not be learned from.
+    Raises `UsageError` without a run or for a task source that is not shipped, `ConfigError` for an evaluation set.
     """
 
     path: Path
@@ -53,13 +52,12 @@ class Recorded:
                 tasks.check_trainable(tasks.make(own.source, **own.options).evaluation_set)
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Each attempt that has a verdict and is not void; `number` is that of this source. Raises `RunError`."""
+        """Candidates of source `number`: attempts with a verdict, not void. Raises `RunError`."""
         for episode in self._episodes(lambda name: True):
             yield _candidate(number, episode)
 
     def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
-        """The conversations of the attempts whose id is `wanted`. Raises `UsageError` where the ids of tokens mean
-        nothing, since the model that sampled them is gone."""
+        """Conversations of attempts whose id is `wanted`. Raises `UsageError` if the sampling model is gone."""
         for episode in self._episodes(wanted):
             yield from self._examples(episode)
 
@@ -102,7 +100,6 @@ class Recorded:
 
     @property
     def _trained(self) -> bool:
-        """Whether it is a run that trained a policy."""
         return "policy" not in self._about
 
     @cached_property
@@ -130,12 +127,12 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Written:
-    """The examples of a file, or of a folder that has such a file."""
+    """Examples of a file, or of a folder with one."""
 
     path: Path
 
     def candidates(self, number: int) -> Iterator[Candidate]:
-        """Each attempt of which the file has conversations. Raises `UsageError`."""
+        """Candidates of source `number`. Raises `UsageError`."""
         by_episode: dict[str, list[Example]] = {}
         for example in self._rows:
             by_episode.setdefault(example.episode, []).append(example)
@@ -156,7 +153,7 @@ class Written:
             )
 
     def examples(self, wanted: Callable[[str], bool]) -> Iterator[Example]:
-        """Those of the attempts whose id is `wanted`."""
+        """Examples of attempts whose id is `wanted`."""
         return (example for example in self._rows if wanted(example.episode))
 
     @cached_property
@@ -168,7 +165,7 @@ Source = Recorded | Written
 
 
 def source(path: Path) -> Source:
-    """The attempts in `path`: a run folder, else a file of examples, or a folder that has one. Raises `UsageError`."""
+    """Attempts in `path`: a run folder, a file of examples, or a folder with one. Raises `UsageError`."""
     file = path / NAME if path.is_dir() else path
     if file.is_file() and not (path / "run.json").is_file():
         return Written(file)
@@ -197,11 +194,8 @@ def _candidate(number: int, episode: Episode) -> Candidate:
 
 
 def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
-    """The rows of an episode that was sampled here, each with the turn that ends it.
-
-    How tokens were drawn does not matter here, since nobody compares with their logprobs. There are none where a text
-    has a secret, which ids would still say.
-    """
+    """Rows of an episode sampled here, each with its last turn."""
+    # No rows for a text with a secret, which ids would reveal. Sampling does not matter: no logprobs are compared.
     ends = list(leaves(episode.turns))
     if any(has_secrets(Chat(replies(episode.turns, leaf), False)) for leaf in ends):
         return
@@ -216,7 +210,7 @@ def _exact(episode: Episode) -> Iterator[tuple[int, Sample]]:
 
 
 def _end(episode: Episode) -> int | None:
-    """The last whole turn of the main conversation as it ended; None where it has none."""
+    """Last complete turn of the main conversation, or None."""
     turns = episode.turns
     at = max((leaf for leaf in leaves(turns) if leaf not in episode.side), default=None)
     while at is not None and turns[at].finish is Finish.ABORT:
@@ -225,13 +219,13 @@ def _end(episode: Episode) -> int | None:
 
 
 def _messages(turns: Sequence[Turn], leaf: int) -> tuple[Mapping[str, Any], ...]:
-    """The conversation that turn `leaf` ends, without secrets."""
+    """Conversation that turn `leaf` ends, without secrets."""
     said = (message(each) for each, _ in replies(turns, leaf))
     return tuple({key: value for key, value in each.items() if value is not None} for each in said)
 
 
 def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[str, Any]]) -> str:
-    """What is wrong with the tool calls in `messages`, of which only `tools` were offered, if that is known."""
+    """First malformed or unoffered tool call in `messages`; else empty."""
     names = {(tool.get("function") or {}).get("name") for tool in tools}
     calls = [call for each in messages if each["role"] == "assistant" for call in each.get("tool_calls") or ()]
     for call in calls:
@@ -248,7 +242,7 @@ def _malformed(messages: Iterable[Mapping[str, Any]], tools: Iterable[Mapping[st
 
 
 def _patch(patch: bytes) -> str:
-    """A digest that is equal for two patches that do the same; empty for one that does nothing."""
+    """Digest equal for patches with equal effect; empty without effect."""
     try:
         what = identity(patch)
     except MalformedPatch:
@@ -257,7 +251,7 @@ def _patch(patch: bytes) -> str:
 
 
 def _said(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """The conversation without the ids of calls, which differ by attempt."""
+    # Ids of calls differ by attempt.
     return [
         [
             each["role"],

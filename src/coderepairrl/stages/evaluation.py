@@ -1,4 +1,4 @@
-"""Evaluation without training: any policy, on the held-out tasks of any sources, into a run folder of its own."""
+"""Evaluation without training: any policy on held-out tasks, into a run folder."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ PRESETS = {
         *("rollout.calls=500", "rollout.tokens=65536", "rollout.turn_tokens=8192", "rollout.seconds=600"),
     ),
 }
-"""Sampling and limits by name: greedy decoding; those of the thesis; those that its evaluations had later."""
+"""Sampling and limits by name."""
 COLLECTING = ("eval.attempts=4",)
-"""Settings of `crrl collect` where nothing else is asked for."""
+"""Default settings of `crrl collect`."""
 
 
 def resolve(
@@ -78,8 +78,7 @@ def resolve(
     by_tasks: bool = False,
     collects: bool = False,
 ) -> AgentPlan:
-    """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`; what it `collects` from
-    instead. Raises what `resolve_evaluation` raises."""
+    """Evaluations of `model` by its settings or `settings_of`, and `overrides`. Raises like `resolve_evaluation`."""
     use = COLLECT if collects else USE
     return resolve_evaluation(model, overrides, use, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
 
@@ -96,17 +95,14 @@ async def measure(
     beside: str = "",
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
+    """Run the evaluations of `plan` on the tasks of `shard`; return summaries by name.
 
-    There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
-    and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
-    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json. Where others
-    are measured in this process at the same time, its lines begin with its name, `beside`, and what it uses of the
-    machine is not noted, since nobody could tell it from theirs.
+    `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `opens` opens
+    the model, `about` is added to run.json. Among others in this process, lines carry a name and machine use is not
+    recorded.
 
-    Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
-    that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
-    model becomes another.
+    Raises like `replying`, `UsageError` for a taken folder or, with `resume`, another evaluation, `HealthGateError` for
+    too many void episodes, and `RunError` if a server's model changes.
     """
     config, meter = plan.config, Meter()
     differing: list[Difference] = []
@@ -165,7 +161,7 @@ async def measure(
 async def _begin(
     folder: RunFolder, plan: AgentPlan, shard: Shard, prices: Prices | None, more: Mapping[str, Any]
 ) -> list[Difference]:
-    """Make `folder`; returns how its conditions differ from those of training. Raises `UsageError` if it is taken."""
+    """Create `folder`; return differences from the conditions of training."""
     found = await asyncio.to_thread(conditions, plan)
     differing = differences(found, trained) if (trained := _training_of(plan)) else []
     about = {
@@ -186,15 +182,12 @@ async def _begin(
 
 
 def _training_of(plan: AgentPlan) -> dict[str, Any]:
-    """The conditions that the policy was trained in, as its run has them; none of one that is no run's, and of one that
-    an older version trained."""
     run = models.named(plan.model.name).run if isinstance(plan.model, LocalModel) else None
     found: dict[str, Any] = open_run(run).about().get("conditions", {}).get(TRAINING, {}) if run else {}
     return found
 
 
 def _known(plan: AgentPlan) -> list[str]:
-    """Of each evaluation, how many of its tasks the policy was fine-tuned on, where there are any."""
     learned = learned_by(plan.config.model.path) if isinstance(plan.model, LocalModel) else frozenset()
     counts = {name: sum(task.id in learned for task in tasks) for name, tasks in plan.eval_tasks.items()}
     return [
@@ -205,13 +198,13 @@ def _known(plan: AgentPlan) -> list[str]:
 
 
 def attempts(plan: AgentPlan, shard: Shard) -> int:
-    """How many there are to be, of all evaluations."""
+    """Number of planned attempts."""
     each = plan.config.eval.each
     return sum(len(shard.share(tasks)) * each[name].attempts for name, tasks in plan.eval_tasks.items())
 
 
 def _parts(plan: AgentPlan) -> dict[str, Path]:
-    """The folders of the policy, by what run.json calls the checksums of their files; none of one behind a URL."""
+    """Folders of the policy, by their key in run.json; empty behind a URL."""
     if not isinstance(plan.model, LocalModel):
         return {}
     places = {"model": plan.model.folder, "adapter": plan.model.adapter}
@@ -219,7 +212,6 @@ def _parts(plan: AgentPlan) -> dict[str, Path]:
 
 
 async def _require_the_same(folder: RunFolder, plan: AgentPlan, shard: Shard) -> None:
-    """Raise `UsageError` if what `folder` holds was measured of another policy, or by other settings."""
     about = folder.about()
     if "policy" not in about:
         raise UsageError(f"{folder.path} is no evaluation", fix=f"crrl train {folder.path} --resume goes on with a run")

@@ -1,4 +1,4 @@
-"""Opens what makes a plan's attempts: on this machine, or on those of a Ray cluster."""
+"""Executors of a plan's attempts: this machine, or a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ async def open_rollout(
     on_episode: Callable[[Episode], None],
     say: Callable[[str], None],
 ) -> AsyncIterator[Rollout]:
-    """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`.
+    """Open the rollout of `plan`; `on_episode` gets each episode after its verdict is in `log`.
 
-    Replies come from `source`. `socket` is the one of a gateway on this machine; `say` tells of machines that are lost
-    and of an engine that is too slow. Raises `PrerequisiteError` and `RunError` where a Ray cluster does not serve.
+    `socket` is for a local gateway; `say` reports lost machines and a slow engine. Raises `PrerequisiteError` and
+    `RunError` for a failing Ray cluster.
     """
     concurrency = plan.config.rollout.concurrency
 

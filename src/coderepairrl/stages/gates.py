@@ -1,14 +1,12 @@
-"""Health gates: is a run still learning anything, with sound numbers, at a usable speed?
+"""Health gates: whether a run still learns, with sound numbers, at a usable speed.
 
-A gate is a rule over step records: what it looks for must show in each of the newest steps. After half of the steps
-that it waits for (`run.health.patience`) it warns, after all of them it stops the run with exit code 4. A resumed run
-is given as many steps again (what is compared with a running median is by then compared with what the run has become).
-Gates are functions of the records alone, so they can be replayed over any run's log:
+A gate is a rule that must hold in each of the newest step records. After half of `run.health.patience` steps it warns;
+after all it stops the run with exit code 4. A resumed run gets as many steps again. Gates depend on records alone, and
+can be replayed over any log:
 
-    coderepairrl.stages.gates.replay("runs/mine")
+  coderepairrl.stages.gates.replay("runs/mine")
 
-Bounds are meant to fire on nothing that a run recovers from. A running median is that of the `WINDOW` steps before
-the newest ones, so that a sudden change is compared with what was before it, and one odd step moves nothing.
+Bounds should spare runs that recover. Running medians are of the `WINDOW` steps before the newest ones.
 """
 
 from __future__ import annotations
@@ -30,35 +28,33 @@ from coderepairrl.stages.history import read_history
 Record = Mapping[str, Any]
 Records = Sequence[Record]
 Rule = Callable[[Records, Records], str]
-"""From the steps before, and the newest ones: what is wrong with all of these, or ``""``."""
+"""Maps earlier and newest steps to a complaint, or ``""``."""
 
 WINDOW = 20
-"""Steps that a running median is taken over."""
+"""Steps of a running median."""
 FIRST = 5
-"""Steps that a run's beginning is judged by; with fewer before the newest ones these are compared with nothing."""
+"""Steps of a run's beginning, for comparisons."""
 TEACHER = "learn/teacher_kl"
-"""The metric of a run that learns from a teacher, too: whatever its attempts earn, it has a gradient."""
+"""Metric of runs with a teacher, which always have a gradient."""
 SKIPS = 3
-"""Batches in a row without a finite gradient. Each is skipped, and leaves the weights as they are."""
+"""Consecutive batches without a finite gradient."""
 ENTROPY = 0.02
-"""Share of the surprisal of the first steps. While the reward rises, little of it may be left in sound runs, too (arXiv
-2505.22617)."""
+"""Share of the first steps' surprisal (arXiv 2505.22617)."""
 PERPLEXITY = 5.0
-"""Times the perplexity of the first steps."""
+"""Factor of the first steps' perplexity."""
 KL = 10.0
-"""Times the running median of the KL against the initial policy."""
+"""Factor of the running median of the KL against the initial policy."""
 DRIFT = 0.2
-"""Nats a token between the engine's logprobs and the learner's. In float32 it is about 1e-7. Rounded to bfloat16,
-logits of 16 to 32 are off by 0.03 on the average."""
+"""Nats a token between engine and learner: about 1e-7 in float32; logits of 16 to 32 in bfloat16 are off by 0.03."""
 THROUGHPUT = 0.1
 """Share of the running median of tokens a second."""
 KL_FLOOR = 0.1
-"""Nats a token. At first the policy is its own reference, and any KL is many times the one before."""
+"""Nats a token; at first any KL is a multiple of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What a gate has seen in the steps `first` to `last`, and whether it stops the run."""
+    """Alarm of a gate about steps `first` to `last`."""
 
     gate: str
     stops: bool
@@ -67,15 +63,15 @@ class Alarm:
     text: str
     fix: str
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Of the over-optimisation alarm: its numbers."""
+    """Numbers of the over-optimisation alarm."""
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data, for the step's record."""
+        """Convert to plain data."""
         return {key: value for key, value in asdict(self).items() if key != "details"}
 
 
 class Gate(NamedTuple):
-    """A rule, and what to do when it holds."""
+    """Rule with its remedy."""
 
     name: GateName
     rule: Rule
@@ -83,10 +79,7 @@ class Gate(NamedTuple):
 
 
 def check(records: Records, run: Run) -> list[Alarm]:
-    """What the newest of `records` (the ``step`` records of a run so far) gives reason for, by the settings `run`.
-
-    The records' own ``alarms`` are read to know where a gate has stopped the run before.
-    """
+    """Alarms for the newest of `records` (``step`` records so far), by the settings `run`."""
     found: list[Alarm] = []
     for gate in GATES:
         implied = gate.name in _IMPLIED and any(alarm.gate in _IMPLIED[gate.name] for alarm in found)
@@ -99,10 +92,9 @@ def check(records: Records, run: Run) -> list[Alarm]:
 
 
 def unannounced(records: Records, announced: Container[str], run: Run) -> list[Alarm]:
-    """The alarms of the newest of `records`, where one stopped the run and no process lived to say so.
+    """Alarms of the newest of `records` that stopped the run without being printed.
 
-    `announced` are the reasons for which processes have stopped since that record. Nobody could act on a stop that no
-    process lived to announce: it is announced now, by the settings `run`, and only then does the count begin again.
+    `announced` are reasons of stops since then. The count restarts only after they are raised.
     """
     stops = [alarm for record in records[-1:] for alarm in record.get("alarms", ()) if alarm["stops"]]
     if not stops or any(alarm["text"].partition("\n")[0] in announced for alarm in stops):
@@ -111,10 +103,10 @@ def unannounced(records: Records, announced: Container[str], run: Run) -> list[A
 
 
 def replay(folder: Path | str, run: Run | None = None) -> list[Alarm]:
-    """The alarms that the gates give over the log of the run in `folder`, first to last, whatever it recorded.
+    """Alarms over the log of the run in `folder`, first to last.
 
-    `run` has the settings to judge by; without it those in the folder. After a stop the count begins again, as in a
-    run that is resumed. Raises `UsageError` for a folder that is no run, and `RunError` for a damaged log.
+    `run` has the settings (default: the folder's). After a stop the count restarts. Raises `UsageError` without a run,
+    `RunError` for a damaged log.
     """
     opened = open_run(Path(folder))
     settings = run or load_run(opened.path).run
@@ -139,7 +131,6 @@ def _look(gate: Gate, records: Records, run: Run) -> Alarm | None:
     count = next((back for back, record in enumerate(reversed(recent)) if _stopped(names, record)), len(recent))
 
     def seen(steps: int, end: int) -> str:
-        """What shows in all of so many steps before the `end`-th."""
         first = end - steps
         return gate.rule(records[:first], records[first:end]) if 0 <= len(records) - count <= first else ""
 
@@ -157,7 +148,6 @@ def _stopped(names: Container[str], record: Record) -> bool:
 
 
 def _values(records: Records, *names: str) -> list[float]:
-    """A metric of those records that have it, by the first of its `names` that they know."""
     found = (
         next((m[name] for name in names if m.get(name) is not None), None) for m in (r["metrics"] for r in records)
     )
@@ -176,7 +166,7 @@ def skipped(before: Records, newest: Records) -> str:
 
 
 def nothing_sampled(before: Records, newest: Records) -> str:
-    """The policy was not asked for a single token."""
+    """The policy sampled no token."""
     if any(record["account"]["sampled"] for record in newest):
         return ""
     return f"nothing was sampled {_span(newest)}"
@@ -191,7 +181,7 @@ def zero_reward(before: Records, newest: Records) -> str:
 
 
 def no_gradient(before: Records, newest: Records) -> str:
-    """No attempt was better than another, or the gradient was 0. A batch that was skipped is another matter."""
+    """Attempts earned alike, or the gradient was 0."""
     if any(
         record.get("skipped") or (record["metrics"].get("learn/grad_norm") and _teaches(record)) for record in newest
     ):
@@ -203,11 +193,7 @@ def no_gradient(before: Records, newest: Records) -> str:
 
 
 def _teaches(record: Record) -> bool:
-    """Whether some attempt was better than another: in its group, or in the batch, by what the learner was given.
-
-    That is an advantage, or with a value head the reward. A KL term alone, which has a gradient whatever is earned,
-    teaches nothing.
-    """
+    # An advantage, or with a value head the reward; a KL term alone teaches nothing.
     metrics = record["metrics"]
     if metrics.get("reward_std", 0.0) > FLAT or TEACHER in metrics:
         return True
@@ -215,7 +201,7 @@ def _teaches(record: Record) -> bool:
 
 
 def entropy(before: Records, newest: Records) -> str:
-    """The policy's samples have nearly no surprise left, and its reward does not rise any more."""
+    """Samples have hardly any surprisal, without a rising reward."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest) or max(now) >= ENTROPY * median(first):
         return ""
@@ -228,7 +214,7 @@ def entropy(before: Records, newest: Records) -> str:
 
 
 def perplexity(before: Records, newest: Records) -> str:
-    """The policy's samples are far more random than they were at first, and its reward does not rise."""
+    """Samples are far more random than at first, without a rising reward."""
     first, now = _values(before[:FIRST], *_SURPRISAL), _values(newest, *_SURPRISAL)
     if len(first) < FIRST or len(now) < len(newest) or min(now) <= median(first) + math.log(PERPLEXITY):
         return ""
@@ -242,12 +228,12 @@ def perplexity(before: Records, newest: Records) -> str:
 
 
 def _e_to(nats: float) -> float:
-    """Infinite beyond what a float holds: a broken policy gives its own samples any logprob."""
+    # A broken policy gives its own samples any logprob.
     return math.exp(nats) if nats < 700 else math.inf
 
 
 def kl(before: Records, newest: Records) -> str:
-    """The policy is suddenly far from the initial one; known with a KL term only."""
+    """The policy is suddenly far from the initial one."""
     now, known = _values(newest, "learn/kl"), _values(before[-WINDOW:], "learn/kl")
     running = median(known) if known else 0.0
     if len(now) < len(newest) or min(now) <= KL * max(KL_FLOOR, running):
@@ -256,7 +242,7 @@ def kl(before: Records, newest: Records) -> str:
 
 
 def drift(before: Records, newest: Records) -> str:
-    """Engine and learner give the same tokens other logprobs."""
+    """Engine and learner give the same tokens different logprobs."""
     now = _values(newest, "learn/mismatch_mean")
     if len(now) < len(newest) or min(now) <= DRIFT:
         return ""
@@ -267,7 +253,7 @@ def drift(before: Records, newest: Records) -> str:
 
 
 def throughput(before: Records, newest: Records) -> str:
-    """Steps take no less time than before, and give far fewer tokens in it: answers that are short are no stall."""
+    """Steps take no less time than before, with far fewer tokens."""
     known = [record for record in before[-WINDOW:] if record["account"]["sampled"]]
     if len(known) < FIRST or not all(record["account"]["sampled"] for record in newest):
         return ""
@@ -280,13 +266,12 @@ def throughput(before: Records, newest: Records) -> str:
     return f"{median(rates):.3g} tokens a second {_span(newest)}, after {median(usual):.3g}"
 
 
-_SURPRISAL = ("surprisal", "learn/entropy")
-"""Runs of older versions have the second alone."""
+_SURPRISAL = ("surprisal", "learn/entropy")  # Older runs have the second alone.
+# Gates without news after an alarm of one of these.
 _IMPLIED: Mapping[str, set[str]] = {
     "zero_reward": {"nothing_sampled"},
     "no_gradient": {"nothing_sampled", "zero_reward"},
 }
-"""Gates that have nothing to add where one of those has raised an alarm."""
 
 GATES = (
     Gate(
@@ -337,11 +322,10 @@ GATES = (
         "look for what slows the engine or the sandboxes (other programs, swapping, a full disk, logs/), then --resume",
     ),
 )
-"""In the order in which they are asked: causes before what follows from them."""
+"""Gates in order: causes before consequences."""
 
 
 def _rises(before: Sequence[float], now: Sequence[float]) -> bool:
-    """Whether the mean is higher by more than its standard error."""
     if len(before) < 2 or len(now) < 2:
         return False
     error = math.sqrt(variance(before) / len(before) + variance(now) / len(now))

@@ -1,4 +1,4 @@
-"""``crrl grade``: do anybody's patches resolve the tasks of a source, by the rules of its benchmark?"""
+"""``crrl grade``: judges patches by the rules of a benchmark."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ Say = Callable[[str], None]
 
 
 class Graded(NamedTuple):
-    """The verdict on a prediction, or (`fault`) why there is none."""
+    """Verdict on a prediction, or `fault` instead."""
 
     instance: str
     model: str
     resolved: bool
     empty: bool
     problem: str = ""
-    """Why it is not resolved, in the grader's words."""
+    """Grader's reason for not resolved."""
     seconds: float = 0.0
     patch: str = ""
     """SHA-256 of the patch."""
     task: str = ""
-    """SHA-256 of what it was judged by: workspace, environment, checks."""
+    """SHA-256 of workspace, environment and checks."""
     fault: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The row of a results file."""
+        """Convert to a row of the results file."""
         return {
             "instance_id": self.instance,
             "model_name_or_path": self.model,
@@ -58,30 +58,28 @@ class Graded(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What the patches of one model come to, of all tasks of the source or of those listed. Shares leave out tasks
-    with a fault."""
+    """Totals of one model's patches; shares leave out tasks with a fault."""
 
     model: str
     tasks: int
-    """Those that the shares are of."""
+    """Tasks that shares refer to."""
     source: int
-    """Those that there are."""
     graded: int
     empty: int
     missing: tuple[str, ...]
-    """Tasks without a prediction, which count as not resolved."""
+    """Tasks without a prediction, counted as not resolved."""
     faults: Mapping[str, str]
-    """Why there is no verdict, by task."""
+    """Reasons of missing verdicts, by task."""
     resolved: int
     wilson: Interval | None
-    """Of `tasks`, Wilson's interval of independent ones; None where every task has a fault."""
+    """Wilson's interval over `tasks`, or None."""
     clustered: Interval | None
-    """The same share, with tasks of one repository as one cluster (`stats.clusters`)."""
+    """Clustered by repository (`stats.clusters`)."""
     per_patch: Interval | None
-    """Of those that are not empty, clustered; None where there is none."""
+    """Clustered share of non-empty patches, or None."""
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         plain = self._asdict() | {"missing": list(self.missing), "faults": dict(self.faults)}
         return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
@@ -94,10 +92,9 @@ def chosen(
     skip_unknown: bool = False,
     checks: bool = True,
 ) -> tuple[dict[str, Task], list[Prediction], list[str]]:
-    """The tasks of `shard` by id, the predictions for them, and the instances that are no tasks at all.
+    """Tasks of `shard` by id, their predictions, and unknown instances.
 
-    Raises `UsageError` for such instances, unless `skip_unknown`, and (with `checks`) `TaskError` for a task that has
-    none.
+    Raises `UsageError` for unknown instances, unless `skip_unknown`, and with `checks` `TaskError` for a task without.
     """
     there = {task.id: task for task in tasks}
     unknown = sorted({each.instance for each in predictions} - there.keys())
@@ -130,14 +127,13 @@ async def grade(
     jobs: int = 2,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """The verdicts on `predictions`, in their order. Those that run are `jobs` at a time, each in a fresh sandbox.
+    """Grade `predictions`, `jobs` at a time, each in a fresh sandbox; return verdicts in order.
 
-    What tasks need is prepared first. Every verdict is in the file `output` before the next is begun, one JSON object a
-    line; with `resume` those that are there are kept. A fault of the infrastructure is no verdict: it is not written,
-    and is tried again by the next call with `resume`.
+    Prepares tasks' needs first. `output` gets verdicts as they come, one JSON object a line; `resume` keeps those
+    there. Faults of the infrastructure are not written; `resume` retries them.
 
-    Raises `UsageError` for a file that is there (without `resume`) or holds verdicts on other patches or tasks, and
-    what `prepare` raises.
+    Raises `UsageError` for an existing file (without `resume`) or verdicts on other patches or tasks, and like
+    `prepare`.
     """
     known = _known(output, predictions, tasks) if resume else {}
     if output.exists() and not resume:
@@ -187,7 +183,7 @@ async def _verdict(made: Prediction, task: Task, judged: Sequence[rewards.Weight
 
 
 def task_digest(task: Task) -> str:
-    """SHA-256 in hexadecimal of what patches of `task` are judged by."""
+    """SHA-256 of what decides on patches of `task`."""
     place = "" if task.workspace.startswith("dir:") else task.workspace  # a path of this machine
     return _sha(repr((place, task.environment, task.checks)).encode("utf-8", "surrogateescape"))
 
@@ -197,7 +193,7 @@ def _sha(data: bytes) -> str:
 
 
 def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, Task]) -> dict[tuple[str, str], Graded]:
-    """The verdicts in `output` by model and instance. Raises `UsageError` for those on something else."""
+    """Verdicts in `output` by model and instance. Raises `UsageError`."""
     wanted = {(each.model, each.instance): each for each in predictions}
     found = {}
     for number, row in enumerate(Lines.read(output), 1):
@@ -216,7 +212,7 @@ def _known(output: Path, predictions: Iterable[Prediction], tasks: Mapping[str, 
 
 
 def _read(row: Mapping[str, Any]) -> Graded:
-    """The verdict that `Graded.as_json` made `row` of. Raises KeyError and TypeError for any other."""
+    """Inverse of `Graded.as_json`. Raises KeyError and TypeError."""
     example = Graded("", "", False, False).as_json()
     for key, value in example.items():
         whole = isinstance(value, float) and type(row[key]) is int  # seconds, as somebody may write them
@@ -233,10 +229,9 @@ def _line(found: Graded) -> str:
 
 
 def totals(graded: Sequence[Graded], tasks: Mapping[str, Task], *, listed: bool = False) -> list[Totals]:
-    """What the patches of each model come to, in the order in which models first stand in `graded`.
+    """Totals by model, in the order of `graded`.
 
-    Of all `tasks`, those without a prediction being unresolved, as the SWE-bench leaderboard counts; or (`listed`) of
-    those alone that have one.
+    Covers all `tasks`, missing predictions unresolved as in the SWE-bench leaderboard, or predicted ones (`listed`).
     """
     return [
         _totals(model, [each for each in graded if each.model == model], tasks, listed)
@@ -272,7 +267,7 @@ def _totals(model: str, graded: Sequence[Graded], source: Mapping[str, Task], li
 
 
 def table(found: Sequence[Totals]) -> str:
-    """For people: a block for each model."""
+    """Table with a block for each model."""
     lines = []
     for each in found:
         of = f"of {'all ' if each.tasks == each.source else 'the '}{counted(each.tasks, 'task')}"

@@ -1,7 +1,7 @@
-"""``crrl grade --harness swebench``: the harness of SWE-bench itself, in its containers, and its verdicts read back.
+"""``crrl grade --harness swebench``: SWE-bench's own harness in its containers.
 
-The package runs unchanged, in an environment of its own: predictions go in as a file for each model, its reports and
-logs are kept. It needs a Docker daemon, and rows as its version reads them (``image``, ``eval_script``, ...).
+The unchanged package runs in a separate environment. Needs a Docker daemon, and rows of its version (``image``,
+``eval_script``, ...).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ for row in load_swebench_dataset(sys.argv[1], sys.argv[2]):
     print(json.dumps(dict(row), default=str))
 """
 SECONDS = 1_800
-"""For the tests of an instance, as its own default."""
+"""Seconds for an instance's tests, the harness' default."""
 _POLL = 2.0
 _STOPPING = 30.0
 _LONGEST_NAME = 200
 _RENAME = "name models apart, in model_name_or_path"
 _RUNTIME = re.compile(r"Test runtime: ([\d_.]+) seconds")
+# Log lines that explain a missing report without a fault of the machine.
 _VERDICTS = {
     ">>>>> Patch Apply Failed": "the patch does not apply, not even with fuzz",
     "Test timed out after": "the tests did not end in time",
 }
-"""What its log of an instance says where it leaves no report, and no fault of the machine is why."""
 
 
 def environment() -> Path:
-    """The harness' own environment, made now if it is not there. Raises `PrerequisiteError` without a daemon, too."""
+    """Path of the harness' environment, made if missing. Raises `PrerequisiteError`."""
     if shutil.which("docker") is None:
         raise PrerequisiteError("the harness of SWE-bench needs Docker", fix="sudo apt-get install docker.io")
     asked = subprocess.run(["docker", "version"], capture_output=True, text=True, check=False)
@@ -64,9 +64,9 @@ def environment() -> Path:
 
 
 def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
-    """The instances of `dataset` by their id, as the harness in the environment `inside` reads them.
+    """Instances of `dataset` by id, as the harness in `inside` reads them.
 
-    `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a name on the Hugging Face hub. Raises `UsageError`.
+    `dataset` is a file (``.json``, ``.jsonl``, ``.parquet``) or a Hugging Face name. Raises `UsageError`.
     """
     command = [str(inside / "bin/python"), "-c", _ROWS, dataset, split]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **NOT_FROM_HERE}, check=False)
@@ -86,7 +86,7 @@ def rows(inside: Path, dataset: str, split: str) -> dict[str, dict[str, Any]]:
 
 
 def tasks_of(found: Mapping[str, Mapping[str, Any]]) -> list[Task]:
-    """The instances as far as totals need them: their ids and repositories."""
+    """Tasks for totals: ids and repositories."""
     return [Task(name, "", "", "", b"", repository=str(row["repo"])) for name, row in found.items()]
 
 
@@ -101,14 +101,13 @@ async def grade(
     seconds: int = SECONDS,
     say: Say = lambda _: None,
 ) -> list[Graded]:
-    """The harness' verdicts on `predictions`, in their order, of which `found` are the rows; also in the file `output`.
+    """Grade `predictions` on the rows `found` with the harness; return verdicts in order, also in `output`.
 
-    The harness runs once for each model, `jobs` instances at a time, each for `seconds` at most, in the folder
-    ``OUTPUT.harness``, where its logs and reports stay: with `resume` it goes on there. Where it leaves no report and
-    its log tells no verdict, there is a fault instead (no such image, a daemon that broke).
+    Runs once a model, `jobs` instances at a time, each for at most `seconds`; ``OUTPUT.harness`` keeps logs and reports
+    for `resume`. Without report and verdict in the log there is a fault.
 
-    Raises `UsageError` for a place that is taken, or (with `resume`) has verdicts on other patches, and for names of
-    models of which the harness would make one folder, or none; `RunError` where the harness itself breaks.
+    Raises `UsageError` for a taken place, for verdicts on other patches (with `resume`) and for model names without a
+    folder of their own; `RunError` if the harness breaks.
     """
     _require_folders({each.model for each in predictions})
     place = output.with_name(f"{output.name}.harness")
@@ -134,12 +133,10 @@ async def grade(
 
 
 def _folder(model: str) -> str:
-    """As the harness calls it."""
     return model.replace("/", "__")
 
 
 def _require_folders(models: Collection[str]) -> None:
-    """Raise `UsageError` where the harness would keep two models' reports in one place, or one outside of its own."""
     known: dict[str, str] = {}
     for model in sorted(models):
         folder = _folder(model)
@@ -155,7 +152,7 @@ def _row(made: Prediction) -> dict[str, str]:
 
 
 def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
-    """Raise `UsageError` where the harness would take the report on another patch for one on ours."""
+    # The harness would take a report on another patch for one on ours.
     for each in predictions:
         patch = logs / each.instance / "patch.diff"
         if patch.is_file() and patch.read_bytes() != each.patch:
@@ -163,7 +160,6 @@ def _require_the_same(logs: Path, predictions: Sequence[Prediction]) -> None:
 
 
 async def _run(inside: Path, place: Path, arguments: Sequence[str], logs: Path, say: Say) -> None:
-    """The harness to its end. Raises `RunError`."""
     log = place / "harness.log"
     command = [str(inside / "bin/python"), "-m", "swebench.harness.run_evaluation", "--dataset_name", "rows.jsonl"]
     with log.open("ab") as sink:
@@ -216,7 +212,7 @@ def _text(path: Path) -> str:
 
 
 def _problem(report: Mapping[str, Any]) -> str:
-    """Why its report says that an instance is not resolved, in our words."""
+    """Reason of an unresolved instance, from its report."""
     if report["resolved"]:
         return ""
     if report.get("infra_failure_reason"):

@@ -1,4 +1,4 @@
-"""What a log says has happened, so that a run continues where it stopped."""
+"""History of a run, read from its log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[str, int]
 
 
 class Begun(NamedTuple):
-    """A group that has attempts: what it was scheduled for, and the policy's version at the first of them."""
+    """Group with attempts: its schedule, and the policy's version at the first."""
 
     phase: str
     step: int
@@ -25,47 +25,47 @@ class Begun(NamedTuple):
 
 @dataclass(slots=True)
 class History:
-    """The finished part of a run, and what an unfinished step already has."""
+    """Finished part of a run, and attempts of an unfinished step."""
 
     steps: list[Mapping[str, Any]] = field(default_factory=list)
-    """The ``step`` records, first to last."""
+    """``step`` records in order."""
     evaluations: dict[tuple[str, int], Mapping[str, Any]] = field(default_factory=dict)
-    """The ``eval`` records by name and step."""
+    """``eval`` records by name and step."""
     tried: dict[Key, int] = field(default_factory=dict)
-    """Attempts begun, by group and attempt."""
+    """Attempts begun."""
     begun: dict[str, Begun] = field(default_factory=dict)
-    """The groups of these attempts, but for those that were given up since."""
+    """Groups of these attempts, without those given up."""
     given_up: set[str] = field(default_factory=set)
-    """Episodes of groups that were begun anew, for no step could consume them in time."""
+    """Episodes of groups begun again for lack of a step to consume them in time."""
     consumed: set[str] = field(default_factory=set)
-    """The groups that a step has consumed."""
+    """Groups consumed by steps."""
     outcomes: dict[str, list[float]] = field(default_factory=dict)
-    """By task, what the attempts at it in finished steps came to (`rollout.outcomes`), oldest first."""
+    """Outcomes (`rollout.outcomes`) by task in finished steps, oldest first."""
     stopped: list[str] = field(default_factory=list)
-    """Why processes stopped after the last finished step, as the ``stop`` records say."""
+    """Reasons of ``stop`` records after the last finished step."""
     changes: list[Mapping[str, Any]] = field(default_factory=list)
-    """The ``change`` records: what was set otherwise when the run was resumed, and after which step."""
+    """``change`` records: settings changed at resumptions."""
 
     @property
     def step(self) -> int:
-        """The last finished step; 0 before the first."""
+        """Last finished step, or 0."""
         return self.steps[-1]["step"] if self.steps else 0
 
     def add_step(self, record: Mapping[str, Any], groups: Iterable[str]) -> None:
-        """Take a finished step, which has consumed `groups`."""
+        """Add a finished step that consumed `groups`."""
         self.steps.append(record)
         self.consumed.update(groups)
         for task, came_to in record.get("outcomes", {}).items():
             self.outcomes.setdefault(task, []).extend(came_to)
 
     def forget(self, groups: Iterable[str]) -> None:
-        """Take that `groups` will be begun anew."""
+        """Forget `groups`, to be begun again."""
         for group in groups:
             self.begun.pop(group, None)
 
 
 def read_history(run: RunFolder) -> History:
-    """The history of `run`. Raises what `RunFolder.records` raises."""
+    """Read the history of `run`. Raises like `RunFolder.records`."""
     history = History()
     groups: dict[str, str] = {}
     version = 0
@@ -93,10 +93,7 @@ def read_history(run: RunFolder) -> History:
 
 
 def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, list[Episode]]:
-    """The episodes that the records of `steps` name, by step, in the order in which the batch had them.
-
-    Raises `RunError` where the log lacks one.
-    """
+    """Episodes by step, in batch order. Raises `RunError` if the log lacks one."""
     named = {name for step in steps for name in step["episodes"]}
     found = {episode.id: episode for episode in logged_episodes(run.records(), named.__contains__)}
     if lost := sorted(named - found.keys()):
@@ -105,7 +102,7 @@ def consumed(run: RunFolder, steps: Sequence[Mapping[str, Any]]) -> dict[int, li
 
 
 def finished(run: RunFolder, groups: Collection[str], given_up: Container[str] = ()) -> list[Episode]:
-    """The episodes of `groups` that have a verdict, void ones among them, without those `given_up`."""
+    """Episodes of `groups` with a verdict, void ones included, without `given_up`."""
     named = tuple(f"{group}-" for group in groups)
     if not named:
         return []

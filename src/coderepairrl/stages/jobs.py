@@ -1,8 +1,8 @@
-"""Runs the jobs of a file, each as the command that anybody could type, unless it is done already.
+"""Runs the jobs of a file, each as a plain command, unless done.
 
-JOB.job.json has what a job was made by: its settings, checksums of the files and job outputs that it reads, and our
-version. A job of which all this is as before is kept, or goes on where it was killed. If anything differs, its folder
-is put aside and it runs again; what needs it runs again if its output changed.
+JOB.job.json records settings, checksums of files and job outputs read, and our version. An unchanged job is kept, or
+continues where it was killed; otherwise its folder is put aside and it runs again, as do its dependants if its output
+changed.
 """
 
 from __future__ import annotations
@@ -48,48 +48,43 @@ from coderepairrl.stages.shards import WHOLE
 
 Say = Callable[[str], None]
 Doing = Literal["is done", "goes on", "runs", "runs again"]
-_SERVER_STARTS = 600.0
-"""Seconds until a server of a policy must listen."""
-_STOPS = 120.0
-"""Seconds that a job has to stop in order."""
-_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")
-"""How a line with an error of ours or of a Python program begins."""
-_DIFFERENCES = 4
-"""Settings that differ and are named."""
+_SERVER_STARTS = 600.0  # Seconds for a policy's server to listen.
+_STOPS = 120.0  # Seconds for a job to stop in order.
+_ERROR = re.compile(r"error: |[\w.]*(Error|Exception): ")  # Beginning of an error line, of ours or of a Python program.
+_DIFFERENCES = 4  # Changed settings named.
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a job is."""
+    """State of a job."""
 
     doing: Doing
     differs: Sequence[str] = ()
-    """How what was made differs from what the file says now."""
+    """Differences between record and file."""
     waits: Sequence[str] = ()
-    """Needed jobs that are not done, so that their output may change."""
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether no work is left."""
         return self.doing == "is done" and not self.waits
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a job will do."""
+    """Planned job."""
 
     job: Job
     standing: Standing
     attempts: int
     gpu_hours: float | None
-    """Of a training, by the plan; None where nothing is known."""
+    """Of trainings; None if unknown."""
 
 
 # -- before anything is started
 
 
 def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
-    """What each job will do, and all mistakes together, each with its jobs. Seeds of an arm are checked once."""
+    """Plans of all jobs, and all mistakes together; seeds of an arm are checked once."""
     found, wrong = list[Planned](), dict[tuple[type[CodeRepairError], str, str], list[str]]()
     costs: dict[tuple[str, str], tuple[int, float | None]] = {}
     standings = standing(jobs)
@@ -109,7 +104,7 @@ def check(jobs: Jobs) -> tuple[list[Planned], CodeRepairError | None]:
 
 
 def _checked(job: Job, jobs: Jobs) -> tuple[int, float | None]:
-    """Attempts and GPU-hours of `job`. Raises what its command would, but for what needed jobs have yet to make."""
+    """Attempts and GPU-hours of `job`. Raises like its command, except for missing outputs."""
     if job.kind == "command":
         return 0, None
     try:
@@ -146,7 +141,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
 
 
 def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
-    """The model that `policy` will be made of, and whether from its weights or at random, where it is yet to be."""
+    """Expected model of `policy`, and whether it starts from weights or at random."""
     maker = next((each for each in jobs.jobs if policy == str(each.folder)), None)
     if maker is None or _ended(maker):
         return policy, "weights"
@@ -160,7 +155,7 @@ def _initial(policy: str, jobs: Jobs) -> tuple[str, str]:
 
 
 def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list[CodeRepairError]:
-    """What questions ask of the evaluation `job`, which has the metrics `known`, that it cannot answer."""
+    """Mistakes in questions about the evaluation `job`."""
     arm = job.arm or job.name
     if jobs.arms().get(arm, {}).get(job.seed) != job:
         return []
@@ -185,7 +180,7 @@ def _of_questions(job: Job, jobs: Jobs, config: Config, known: set[str]) -> list
 
 
 def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
-    """`planned` for people, and as plain data."""
+    """`planned` as table and plain data."""
     hours = any(each.gpu_hours is not None for each in planned)
     heads = ("job", "kind", "needs", "attempts", *(["GPU-hours"] if hours else []), "what happens")
     rows, data = [], []
@@ -201,7 +196,7 @@ def plan(jobs: Jobs, planned: Sequence[Planned]) -> Result:
 
 
 def in_words(standing: Standing) -> str:
-    """What happens to a job, in a line."""
+    """State of a job in a line."""
     if standing.doing == "runs again":
         return f"runs again: {'; '.join(standing.differs[:_DIFFERENCES])}"
     if standing.waits and standing.doing != "runs":
@@ -210,10 +205,10 @@ def in_words(standing: Standing) -> str:
 
 
 def commands(jobs: Jobs, say: Say) -> str:
-    """A script that submits each job to Slurm after the jobs that it needs; each line's comment is the job's command.
+    """Script that submits each job to Slurm after its needs; comments show the commands.
 
-    ``sbatch`` reads its other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end
-    at once, so that the script can be run again. What is wrong on this machine alone is said; raises `ConfigError`.
+    ``sbatch`` reads other options from the environment (``SBATCH_GPUS``, ``SBATCH_TIMELIMIT``, ...). Done jobs end at
+    once. Raises `ConfigError`; problems of this machine alone are printed.
     """
     if (problem := check(jobs)[1]) is not None:
         problems = getattr(problem, "problems", (problem,))
@@ -234,8 +229,7 @@ def commands(jobs: Jobs, say: Say) -> str:
 
 
 def standing(jobs: Jobs) -> dict[str, Standing]:
-    """How far each job is, by its name. Raises `UsageError` for a folder that this file did not make, and `RunError`
-    for a record that cannot be read."""
+    """States of jobs by name. Raises `UsageError` for foreign folders, `RunError` for unreadable records."""
     known: dict[str, Standing] = {}
     by_name = {job.name: job for job in jobs.jobs}
     for job in jobs.jobs:
@@ -257,7 +251,7 @@ def standing(jobs: Jobs) -> dict[str, Standing]:
 
 
 def _read(job: Job) -> dict[str, Any] | None:
-    """The record of `job`; None where there is none. Raises `RunError`."""
+    """Record of `job`, or None. Raises `RunError`."""
     try:
         found: dict[str, Any] = json.loads(job.record.read_text("utf-8"))
         return {"made_by": found["made_by"], "ended": found["ended"], "port": found["port"]}
@@ -279,7 +273,7 @@ def _begun(job: Job) -> bool:
 
 
 def made_by(job: Job, needed: Mapping[str, Job]) -> dict[str, Any]:
-    """All that the output of `job` depends on, but its code. The jobs `needed` are done. Raises OSError."""
+    """Inputs of `job` except its code; `needed` jobs are done. Raises OSError."""
     found: dict[str, Any] = {"kind": job.kind, "version": __version__, "policy": job.policy}
     if job.kind == "command":
         found["run"], read = list(job.run), {Path(word) for word in job.run}
@@ -308,15 +302,17 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def _is_input(path: Path) -> bool:
-    """Whether a word of the settings is a file or folder that a job reads; a bare name is one of ours."""
+    # A bare name is one of ours, no path.
     with contextlib.suppress(OSError, ValueError):  # too long, say
         return ("/" in str(path) or "." in path.name) and path.name not in ("", "..") and path.exists()
     return False
 
 
 def digest(path: Path) -> str:
-    """A checksum of what jobs read of `path`: of a run its newest checkpoint, else its examples, else its log; of any
-    other folder or file all bytes. Raises OSError."""
+    """Checksum of what jobs read of `path`. Raises OSError.
+
+    Of a run: the newest checkpoint, else examples, else the log; otherwise all bytes.
+    """
     if any(path.glob("checkpoints/[0-9]*")) or (path / "config.json").is_file():
         found = models.named(str(path))
         place = found.adapter or found.folder
@@ -359,10 +355,9 @@ def _short(value: Any) -> str:
 
 
 async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) -> dict[str, str]:
-    """Run what is not done (`only` the jobs of these names), `at_once` at a time; why jobs failed, by name.
+    """Run jobs that are not done (`only` these names), `at_once` at a time; return failures by name.
 
-    A job that fails fails those that need it; the others go on. Cancelling it stops the jobs in order; the kernel kills
-    them where this process is killed.
+    A failure fails dependent jobs alone. Cancelling stops jobs in order.
     """
     slots, before = asyncio.Semaphore(at_once), standing(jobs)
     by_name = {job.name: job for job in jobs.jobs}
@@ -388,7 +383,6 @@ async def run(jobs: Jobs, at_once: int, say: Say, only: Collection[str] = ()) ->
 
 
 async def _run(job: Job, needed: Mapping[str, Job], say: Say) -> str:
-    """Run `job` if it is not done; why it failed, else empty."""
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(job):
@@ -434,7 +428,7 @@ async def _until_done(job: Job, now: Mapping[str, Any], say: Say) -> str:
 
 @contextmanager
 def _alone(job: Job) -> Iterator[None]:
-    """Hold `job` against other processes. Raises `RunError` where one has it."""
+    # Locked against other processes.
     with job.log.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -444,7 +438,6 @@ def _alone(job: Job) -> Iterator[None]:
 
 
 def _put_aside(job: Job) -> Path | None:
-    """Rename what a job has made; where to, if there was anything."""
     if not job.folder.exists():
         return None
     to = next(path for n in count(1) if not (path := job.folder.with_name(f"{job.folder.name}.old-{n}")).exists())
@@ -453,7 +446,7 @@ def _put_aside(job: Job) -> Path | None:
 
 
 async def _process(words: Sequence[str], log: Path) -> int:
-    """The exit code of a command of ours or any program, whose output is appended to `log`."""
+    """Run a command, appending output to `log`; return its exit code."""
     process = await _start(words, log)
     try:
         return await process.wait()
@@ -463,7 +456,6 @@ async def _process(words: Sequence[str], log: Path) -> int:
 
 
 async def _start(words: Sequence[str], log: Path) -> asyncio.subprocess.Process:
-    """`words` as a child that dies with this process."""
     called = ["coderepairrl.cli", *words[1:]] if words[0] == "crrl" else ["--", *words]
     with log.open("ab") as sink:
         return await asyncio.create_subprocess_exec(
@@ -477,7 +469,7 @@ async def _start(words: Sequence[str], log: Path) -> asyncio.subprocess.Process:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End `process`: in order, or by force after two minutes."""
+    # By force after two minutes.
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
@@ -488,7 +480,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def last_error(log: Path, start: int = 0) -> str:
-    """The last error that a process printed, from `start` of its output on; empty if it printed none."""
+    """Last error printed after `start`, or empty."""
     found = [line for line in last_words(log, start) if _ERROR.match(line)]
     return found[-1].removeprefix("error: ") if found else ""
 
@@ -502,7 +494,7 @@ def _free_port() -> int:
 
 @asynccontextmanager
 async def _serving(job: Job, port: int, say: Say) -> AsyncIterator[None]:
-    """The policy of `job`, served while it runs if the file says how. Raises `RunError` where it does not start."""
+    """Serve the policy of `job` meanwhile. Raises `RunError`."""
     if not job.serve:
         yield
         return
@@ -533,7 +525,7 @@ async def _until_listening(process: asyncio.subprocess.Process, port: int, log: 
 
 
 def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
-    """The error that a call with `failures` ends with."""
+    """Error for `failures`."""
     lines = [f"{name}: {reason}" for name, reason in failures.items()]
     what = f"{counted(len(failures), 'job')} did not finish\n" + "\n".join(lines)
     return RunError(what, fix=f"crrl run {shlex.quote(jobs.named)} goes on with what is not done")
@@ -543,8 +535,7 @@ def failed(failures: Mapping[str, str], jobs: Jobs) -> RunError:
 
 
 def table(jobs: Jobs) -> Result:
-    """What the jobs that are done cost and brought; written into their folder, too. Jobs whose settings or inputs are
-    others now are not among them."""
+    """Table of costs and results of done jobs, also written to their folder."""
     now = standing(jobs)
     jobs.folder.mkdir(parents=True, exist_ok=True)
     about = {
@@ -569,7 +560,6 @@ def table(jobs: Jobs) -> Result:
 
 
 def _stale(standing: Standing) -> str:
-    """Why what a job made is not what the file asks for, else empty."""
     if standing.doing == "runs again":
         return "; ".join(standing.differs[:_DIFFERENCES])
     return f"it needs {standing.waits[0]}, which is not done" if standing.waits else ""

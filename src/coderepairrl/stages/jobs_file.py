@@ -1,6 +1,6 @@
-"""Jobs from one file: commands of ours, what each needs, and arms that run for each seed.
+"""Jobs from one file: commands, their needs, and arms that run for each seed.
 
-A job lies in DIR/NAME/JOB, one of an arm in DIR/NAME/ARM/seed-N/JOB. `jobs` checks and runs them.
+Folders are DIR/NAME/JOB, for arms DIR/NAME/ARM/seed-N/JOB. `jobs` checks and runs them.
 """
 
 from __future__ import annotations
@@ -30,46 +30,47 @@ from coderepairrl.stages.evaluation import COLLECTING, PRESETS, USE
 Kind = Literal["train", "sft", "collect", "eval", "command"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAIN, ATTEMPT = ("train", "sft"), ("collect", "eval")
-"""Kinds that make a policy, and kinds that attempt tasks with one."""
+"""Kinds that make a policy, and kinds that attempt tasks."""
 _NAME = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 _REFERENCE = re.compile(r"\{([A-Za-z0-9][\w-]*(?:\.[A-Za-z0-9][\w-]*)?)\}")
 _OWN = ("run.name", "run.dir")
+# Braces with other meanings, not allowed as job names; nor is the page's folder.
 _FILLED_LATER = ("port", "python", "folder")
-"""What else braces stand for, so that no job has such a name; nor that of the folder with the page."""
 _GUIDE = "docs/guides/jobs.md has every key"
 
 
 class JobFile(Section):
-    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings. ``{JOB}`` in a value of `set`,
-    `policy`, `serve` or `run` is the folder of another job, which is needed then."""
+    """``[jobs.NAME]``, or ``NAME`` in ``[arms.ARM]``: a command and its settings.
+
+    ``{JOB}`` in `set`, `policy`, `serve` or `run` is the folder of another, thus needed, job.
+    """
 
     kind: Kind | None = None
-    """The command; not needed where the job's name is one."""
+    """Command; default: the job's name."""
     about: str = ""
-    """A note for the table."""
+    """Note for the table."""
     config: str = ""
-    """What it begins with in place of the file's `config`; the common settings do not hold then."""
+    """Replaces the file's `config`, and the common settings."""
     set: tuple[str, ...] = ()
     """Settings, as on the command line."""
     policy: str = ""
-    """What it trains further (`train`, `sft`: else the config's model), or who attempts the tasks."""
+    """Policy to train further (`train`, `sft`), or to attempt tasks with."""
     preset: str = ""
-    """How an `eval` samples, and its limits."""
+    """Sampling and limits of an `eval`."""
     serve: str = ""
-    """A command that serves the policy while the job runs. ``{port}`` in it and in `policy` is a free port,
-    ``{python}`` the Python that runs `crrl`."""
+    """Command that serves the policy; ``{port}``, also in `policy`, is a free port, ``{python}`` crrl's Python."""
     run: str = ""
-    """The program of a `command`, which makes ``{folder}``."""
+    """Program of a `command`, which makes ``{folder}``."""
     needs: tuple[str, ...] = ()
-    """Further jobs that must be done before."""
+    """Further needed jobs."""
 
 
 class ArmFile(Section):
-    """``[arms.NAME]``: jobs that run for each seed. The last `eval` of them is what the arm is compared by."""
+    """``[arms.NAME]``: jobs for each seed; the last `eval` is compared."""
 
     about: str = ""
     set: tuple[str, ...] = ()
-    """Settings of all its jobs that begin with the file's `config`."""
+    """Settings of its jobs that begin with the file's `config`."""
     jobs: dict[_NAME, JobFile] = Field(min_length=1)
 
     @model_validator(mode="before")
@@ -84,39 +85,39 @@ class ArmFile(Section):
 
 
 class QuestionFile(Section):
-    """``[questions.NAME]``: what is asked of which arms."""
+    """``[questions.NAME]``: comparison of arms."""
 
     asks: str = ""
     arms: tuple[str, ...] = Field(min_length=2)
-    """The first is the baseline of the others."""
+    """Baseline first."""
     metric: str = "resolved"
     evaluation: str = "eval"
     """``eval``, or a name in ``eval.also``."""
 
 
 class Defaults(Section):
-    """``[defaults.KIND]``: what all jobs of a kind have in common."""
+    """``[defaults.KIND]``: common settings of a kind."""
 
     set: tuple[str, ...] = ()
     preset: str = ""
 
 
 class File(Section):
-    """A whole jobs file."""
+    """Jobs file."""
 
     name: _NAME
     config: str = ""
-    """A shipped config, or a TOML file (beside this one, or from the current folder): what jobs begin with."""
+    """Shipped config or TOML file, here or in the current folder."""
     dir: str = "jobs"
-    """Where the folder `name` is made."""
+    """Parent of the folder `name`."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0,)
-    """The arms run once for each, as ``run.seed``."""
+    """Seeds of arms, as ``run.seed``."""
     set: tuple[str, ...] = ()
-    """Settings of all jobs that begin with `config`, each as far as the command has a use for it."""
+    """Settings of jobs that begin with `config`, if of use."""
     metrics: tuple[str, ...] = ("resolved",)
-    """What arms are compared by where there are no questions."""
+    """Metrics for comparing arms without questions."""
     baseline: str = ""
-    """The arm that the others are compared with where there are no questions; empty is the first."""
+    """Baseline arm without questions; empty: the first."""
     defaults: dict[Kind, Defaults] = Field(default_factory=dict)
     jobs: dict[_NAME, JobFile] = Field(default_factory=dict)
     arms: dict[_NAME, ArmFile] = Field(default_factory=dict)
@@ -125,15 +126,15 @@ class File(Section):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One command, with all references filled in."""
+    """Command with all references filled in."""
 
     name: str
-    """Its folder below that of the file."""
+    """Folder below the file's."""
     kind: Kind
     about: str
     folder: Path
     source: str
-    """The configuration that it begins with."""
+    """Initial configuration."""
     settings: tuple[str, ...]
     policy: str = ""
     preset: str = ""
@@ -145,23 +146,23 @@ class Job:
 
     @property
     def record(self) -> Path:
-        """What it was made by, and whether it ended."""
+        """Record of inputs and end."""
         return record_of(self.folder)
 
     @property
     def log(self) -> Path:
-        """What its processes print."""
+        """Output of its processes."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def overrides(self) -> tuple[str, ...]:
-        """All settings of a job that trains."""
+        """Settings of a training job."""
         model = (f"model.path={json.dumps(self.policy)}", "model.init=weights") if self.policy else ()
         # its evaluation is a job of its own
         own = ("eval.before=false", "eval.after=false", *self.settings, *model)
         return (*own, f'run.name="{self.folder.name}"', f"run.dir={json.dumps(str(self.folder.parent))}")
 
     def words(self, port: int | str = "{port}") -> list[str]:
-        """The command; what serves its policy listens on `port`."""
+        """Command line; `port` is that of the policy's server."""
         if self.kind == "command":
             return [word.replace("{folder}", str(self.folder)).replace("{python}", sys.executable) for word in self.run]
         if self.kind in TRAIN:
@@ -171,37 +172,37 @@ class Job:
         return ["crrl", self.kind, self.source, *self.settings, "--policy", policy, *preset, "-o", str(self.folder)]
 
     def server(self, port: int) -> list[str]:
-        """The program that serves its policy."""
+        """Command line of the policy's server."""
         return [word.replace("{port}", str(port)).replace("{python}", sys.executable) for word in self.serve]
 
     def config(self) -> Config:
-        """Its settings. Raises `ConfigError`."""
+        """Configuration of the job. Raises `ConfigError`."""
         if self.kind in TRAIN:
             return configs.load(self.source, self.overrides())
         return configs.load(self.source, self.evaluated_by())
 
     def evaluated_by(self) -> tuple[str, ...]:
-        """All settings of a job that attempts tasks."""
+        """Settings of a job that attempts tasks."""
         first = COLLECTING if self.kind == "collect" else PRESETS[self.preset] if self.preset else ()
         return (f"run.name={self.kind}", *first, *self.settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """A jobs file, read and checked; its jobs in an order in which they can run."""
+    """Checked jobs file, with jobs in runnable order."""
 
     named: str
-    """The path or shipped name that was asked for."""
+    """Path or shipped name."""
     file: File
     jobs: tuple[Job, ...]
 
     @property
     def folder(self) -> Path:
-        """Where the jobs lie."""
+        """Folder of the jobs."""
         return Path(self.file.dir) / self.file.name
 
     def arms(self) -> dict[str, dict[int, Job]]:
-        """The evaluations that are compared, by arm and seed; without arms each evaluation is one."""
+        """Compared evaluations by arm and seed; without arms each is one."""
         found: dict[str, dict[int, Job]] = {}
         for job in self.jobs:
             if job.kind == "eval" and bool(job.arm) == bool(self.file.arms):
@@ -209,7 +210,7 @@ class Jobs:
         return {arm: found[arm] for arm in (self.file.arms or found) if arm in found}
 
     def about(self, arm: str) -> str:
-        """What the arm `arm` is, in words."""
+        """Describe `arm`."""
         if arm not in self.file.arms:
             return self.file.jobs[arm].about
         own = self.file.arms[arm]
@@ -217,7 +218,7 @@ class Jobs:
         return "; ".join(filter(None, [own.about, " ".join(own.set), chain]))
 
     def questions(self) -> list[Question]:
-        """What is asked; where the file says nothing, how each arm differs from the baseline in each metric."""
+        """Questions; by default each arm against the baseline in each metric."""
         if self.file.questions:
             return [Question(name, **each.model_dump()) for name, each in self.file.questions.items()]
         arms = list(self.arms())
@@ -227,16 +228,15 @@ class Jobs:
 
 
 def shipped() -> dict[str, Path]:
-    """The files that come with the package, by name."""
+    """Shipped jobs files by name."""
     folder = Path(str(resources.files("coderepairrl"))) / "stages" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
-    """The jobs of the file `source`, or the shipped one of that name, with ``JOB.KEY=VALUE`` overrides.
+    """Read the jobs of the file `source` or a shipped one, with ``JOB.KEY=VALUE`` overrides.
 
-    Raises `ConfigError`, or `Several` with all mistakes of the file and between its jobs; `jobs.check` finds those
-    of each job by itself.
+    Raises `ConfigError`, or `Several` with all mistakes of the file; `jobs.check` finds those of single jobs.
     """
     path = Path(source)
     if not path.is_file():
@@ -265,7 +265,7 @@ def read(source: str, overrides: Sequence[str] = ()) -> Jobs:
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply ``JOB.KEY=VALUE`` to all jobs of that name: a key of the job, or a setting of its command."""
+    """Apply ``JOB.KEY=VALUE`` to all jobs of that name."""
     everywhere = [data.get("jobs", {}), *data.get("arms", {}).values()]
     for text in overrides:
         key, value = configs.parse_override(text, "write JOB.KEY=VALUE: train.run.steps=5, say")
@@ -294,7 +294,6 @@ def _mistake(path: Path, error: Mapping[str, Any]) -> CodeRepairError:
 
 
 def _contradictions(file: File) -> list[CodeRepairError]:
-    """Mistakes in single values."""
     found = list[CodeRepairError]()
     if len(set(file.seeds)) < len(file.seeds) or not file.seeds:
         found.append(ConfigError("seeds are replicates: name at least one, and each once", fix="seeds = [0, 1, 2]"))
@@ -328,14 +327,12 @@ def _all(file: File) -> Iterable[tuple[str, JobFile]]:
 
 
 class _Expansion:
-    """Makes a `Job` of each job of the file, for each seed."""
-
     def __init__(self, path: Path, file: File, problems: list[CodeRepairError]) -> None:
         self.path, self.file, self.problems = path, file, problems
         self.home = Path(file.dir) / file.name
 
     def jobs(self) -> list[Job]:
-        """All of them, in the order of the file; `problems` gets what is wrong with any."""
+        """Make all jobs in file order; collect mistakes in `problems`."""
         places = [("", 0, name, job) for name, job in self.file.jobs.items()]
         for arm, own in self.file.arms.items():
             places += [(arm, seed, name, job) for seed in self.file.seeds for name, job in own.jobs.items()]
@@ -399,8 +396,7 @@ class _Expansion:
         return f"{arm}/seed-{seed}/{name}" if arm else name
 
     def _find(self, name: str, arm: str, seed: int) -> str | None:
-        """The job that is called `name` in a job of `arm`: one of the same arm, ``ARM.JOB`` with the same seed, or one
-        that runs once."""
+        """Resolve `name` in a job of `arm`: same arm, ``ARM.JOB`` with the same seed, or a job that runs once."""
         other, _, own = name.rpartition(".")
         if other:
             return self._path(own, other, seed) if arm and own in self._of(other) else None
@@ -427,7 +423,6 @@ def _split(where: str, command: str) -> list[str]:
 
 
 def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
-    """Raise `ConfigError` for a key that is missing, or means nothing to a job of `kind`."""
     only = {"preset": ("eval",), "run": ("command",), "serve": ATTEMPT, "policy": (*TRAIN, *ATTEMPT)}
     only |= {"set": (*TRAIN, *ATTEMPT), "config": (*TRAIN, *ATTEMPT)}
     for key, kinds in only.items():
@@ -447,8 +442,7 @@ def _check_keys(where: str, kind: Kind, job: JobFile) -> None:
 
 
 def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
-    """The `common` settings that the command of `kind` reads. What they say of evaluations is about held-out tasks, and
-    not about what is collected from; `policy` stands in place of the model that they name."""
+    # Common settings about evaluations concern held-out tasks, not what is collected from.
     if kind in TRAIN:
         return list(common)
     unread = Config.model_fields.keys() - {*USE.used, *(["keep"] if kind == "collect" else [])}
@@ -463,7 +457,7 @@ def _of_use(kind: Kind, common: Sequence[str], policy: str) -> list[str]:
 
 
 def _ordered(jobs: Sequence[Job], problems: list[CodeRepairError]) -> list[Job]:
-    """`jobs` with each after what it needs; `problems` gets cycles."""
+    """Order `jobs` after their needs; `problems` gets cycles."""
     known, found = {job.name: job for job in jobs}, dict[str, Job]()
 
     def visit(job: Job, path: tuple[str, ...]) -> None:

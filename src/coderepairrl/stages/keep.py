@@ -1,4 +1,4 @@
-"""Examples to learn from: a selection of the attempts in run folders and files, in one file."""
+"""Selection of attempts from run folders and files, as one file of examples."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from coderepairrl.runs.folder import write_atomic
 from coderepairrl.stages.conversations import source
 from coderepairrl.stages.select import select
 
-_AT_ONCE = 1024
-"""Attempts whose conversations are in memory."""
+_AT_ONCE = 1024  # Attempts with conversations in memory.
 
 
 def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
-    """Write the examples of the attempts in `sources` (run folders, and files of examples) that `wanted` lets through
-    to `target`; returns how it came to these, which is also written beside it (``.json``).
+    """Write examples of attempts in `sources` that pass `wanted` to `target`; return the account, also written as
+    ``.json``.
 
-    A function of what the sources hold: the same file whenever it is called again. Raises `UsageError` for a source
-    that is none, where a filter leaves nothing, and for conversations that cannot be learned from together.
+    Equal sources give equal files. Raises `UsageError` for bad sources, a filter that leaves no attempt, and
+    incompatible conversations.
     """
     if twice := [path for path in sources if [each.resolve() for each in sources].count(path.resolve()) > 1]:
         raise UsageError(f"{twice[0]} is there twice", fix="name it once")
@@ -64,5 +63,5 @@ def keep(sources: Sequence[Path], wanted: Keep, target: Path) -> dict[str, Any]:
 
 
 def _of(number: int, example: Example) -> Example:
-    """`example` of one of several sources, which may call their attempts alike."""
+    # Sources may share ids of attempts.
     return replace(example, id=f"{number}:{example.id}", episode=f"{number}:{example.episode}")

@@ -1,4 +1,4 @@
-"""The shards of an evaluation, each measured by a process of its own, as the one run that they are."""
+"""Merge shards of an evaluation into one run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from coderepairrl.stages.shards import WHOLE, measured_by
 from coderepairrl.types import Episode
 
 Keep = Literal["first", "last"]
+# Keys of run.json that must agree.
 _SAME = ("policy", "model", "adapter", "rewards", "config", "coderepairrl", "schema")
-"""What run.json must say alike."""
 
 
 class _Part(NamedTuple):
@@ -32,13 +32,11 @@ class _Part(NamedTuple):
 
 
 def merge(paths: Sequence[Path], target: Path, *, keep: Keep | None = None) -> None:
-    """Write the evaluation of which the run folders `paths` are shards to `target`, whole or not at all.
+    """Merge the shards `paths` of an evaluation into `target`, whole or not at all.
 
-    Where two have attempts at the same task, those of the `keep` one of `paths` count. What it holds, summaries and
-    predictions among it, is what one run of the whole evaluation would hold, but for times.
-
-    Raises `UsageError` for shards that are missing, unfinished or of different evaluations, for a task in two without
-    `keep`, and for a `target` that exists.
+    Of attempts at the same task those of the `keep` shard count. The result equals one whole run except for times.
+    Raises `UsageError` for missing, unfinished or differing shards, a task in two without `keep`, and an existing
+    `target`.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="name a new folder with -o")
@@ -99,7 +97,7 @@ def _require_all(parts: Sequence[_Part]) -> None:
 
 
 def _owners(parts: Sequence[_Part], keep: Keep | None) -> dict[str, int]:
-    """Whose attempts at it count, by group: a place in `parts`."""
+    """Index of the counting part, by group."""
     owner: dict[str, int] = {}
     for at, part in enumerate(parts):
         for group in part.groups:
@@ -141,7 +139,6 @@ def _write(folder: RunFolder, target: Path, parts: Sequence[_Part], owner: Mappi
 
 
 def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mapping[str, int], at: int) -> bool:
-    """Whether a record of part `at` belongs into the whole."""
     kind: str = record["type"]
     if kind in ("episode", "turn", "verdict"):
         name = record["verdict"]["id"] if kind == "verdict" else record["episode" if kind == "turn" else "id"]
@@ -152,7 +149,7 @@ def _counts(record: Mapping[str, Any], group_of: Mapping[str, str], owner: Mappi
 def _episodes(
     parts: Sequence[_Part], name: str, owner: Mapping[str, int]
 ) -> tuple[list[Episode], dict[str, dict[str, float]]]:
-    """Those that count, in the order in which one run has them, and their metrics by id."""
+    """Counting episodes in the order of one run, and metrics by id."""
     found, rows, place = list[Episode](), dict[str, dict[str, float]](), f"{name}-00000"
     for at, part in enumerate(parts):
         own = [episode for episode in part.folder.episodes(place) if owner[episode.group] == at]

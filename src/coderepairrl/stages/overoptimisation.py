@@ -1,18 +1,14 @@
-"""The over-optimisation alarm: is the paid reward rising while patches repair less?
+"""Over-optimisation alarm: the reward rises while patches repair less.
 
-A policy may find what a similarity reward pays for and tests do not (docs/guides/rewards.md). So where tests are
-measured (`reward.tests=0`, or `reward.sampled_tests=0` for a quarter of the groups) the two are compared along the run.
+Similarity rewards may pay for what tests do not (docs/guides/rewards.md). If tests are measured (`reward.tests=0`, or
+`reward.sampled_tests=0` for a quarter of the groups), both are compared every `EVERY` steps over the newer half of all
+steps, at least `WINDOW`, on tested non-empty attempts. For a measure x of attempts at steps t,
 
-At every `EVERY`-th step the newer half of all steps, but at least `WINDOW`, is looked at, and in it the tested attempts
-that are not empty (a rising mean may come from fewer empty patches alone). For a measure x, reward or tests passed, of
-attempts with steps t,
+  T = sum over attempts of (t - mean t) (x - mean x)
 
-    T = sum over attempts of (t - mean t) (x - mean x)
-
-is the numerator of the least-squares slope; it is 0 on average where the mean of x does not change, however many
-attempts each step has. Its one-sided p-value is that of the sign-flip test over groups of attempts. There is an alarm
-where the reward rises *and* tests passed fall, each with p below `RATE` / looks that the run has: if either does not
-happen, the chance that a run raises a false alarm is at most about `RATE` (an intersection-union test and Bonferroni).
+is the numerator of the least-squares slope, 0 on average if the mean of x is constant. Its one-sided p-value is that of
+the sign-flip test over groups. The alarm needs a rising reward *and* falling tests, each with p below `RATE` / looks of
+the run: false alarms have a chance of at most about `RATE` a run (an intersection-union test and Bonferroni).
 """
 
 from __future__ import annotations
@@ -27,16 +23,16 @@ from coderepairrl.types import Ending
 
 TESTS = "tests"
 WINDOW = 20
-"""Steps that are looked at, at least."""
+"""Least steps of a look."""
 EVERY = 5
 """Steps between looks."""
 RATE = 0.05
-"""Of runs without over-optimisation, those that raise an alarm."""
+"""Share of sound runs that raise an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """A group of attempts that was tested: those with a patch, the paid reward of each besides tests, its tests."""
+    """Tested group: paid rewards without tests, and test results, of non-empty attempts."""
 
     rewards: tuple[float, ...]
     passed: tuple[float, ...]
@@ -44,14 +40,14 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Reward rose and tests passed fell from step `first` to step `last`: changes over these, as fitted."""
+    """Fitted changes of reward and tests passed from step `first` to `last`."""
 
     first: int
     last: int
     reward: float
     passed: float
     p: float
-    """The larger of both p-values, before it is compared with `RATE` / looks."""
+    """Larger of both p-values, not yet compared with `RATE` / looks."""
 
     def __str__(self) -> str:
         return (
@@ -60,12 +56,12 @@ class Alarm:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data, for the step's record."""
+        """Convert to plain data."""
         return {**asdict(self), "text": str(self)}
 
 
 def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
-    """What a step's record keeps of the groups that were tested."""
+    """Tested groups for a step's record."""
     kept = []
     for group in groups:
         rewards, passed = [], []
@@ -80,7 +76,7 @@ def tested(groups: Iterable[Group]) -> list[dict[str, list[float]]]:
 
 
 def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
-    """What the newest of `steps` (records of a run of `planned`) gives reason for, if it is a step of a look."""
+    """Alarm at the newest of `steps` of a run of `planned`, if it is a look."""
     done = steps[-1]["step"] if steps else 0
     if done < WINDOW or done % EVERY:
         return None
@@ -99,7 +95,7 @@ def alarm(steps: Sequence[Mapping[str, Any]], planned: int) -> Alarm | None:
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """Of one measure: its fitted change over the window, and the one-sided p-values."""
+    """Fitted change over the window, with one-sided p-values."""
 
     change: float
     p_rise: float
@@ -107,7 +103,7 @@ class Trend:
 
 
 def trend(window: Mapping[int, Sequence[Tested]], measure: str) -> Trend:
-    """The trend of ``rewards`` or ``passed`` over the steps of `window`."""
+    """Trend of ``rewards`` or ``passed`` over the steps of `window`."""
     rows = [
         (step, group, value)
         for step, groups in window.items()

@@ -1,4 +1,4 @@
-"""Opens the parts of a run that its plan names, and takes them down again, whatever happens."""
+"""Parts of a run: opened as planned, and always closed."""
 
 from __future__ import annotations
 
@@ -31,45 +31,44 @@ from coderepairrl.sync.streamed import Streamed
 from coderepairrl.types import Task
 
 T = TypeVar("T")
-_KEPT = 0.9
-"""Of what adapters had learned, the share below which a run that begins from them raises an alarm."""
+_KEPT = 0.9  # Share of learned adapters below which a run raises an alarm.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What an evaluation needs, running."""
+    """Running parts of an evaluation."""
 
     config: Config
     folder: RunFolder
     log: Log
     eval_tasks: Mapping[str, tuple[Task, ...]]
-    """By the name of the evaluation."""
+    """Tasks by evaluation."""
     rollout: Rollout
     progress: Progress
     shard: Shard = WHOLE
-    """Of the tasks of each evaluation, those that this process attempts."""
+    """Part of each evaluation's tasks."""
     model_name: str = ""
-    """What predictions call the policy; empty: the run and the step."""
+    """Policy's name in predictions; empty: run and step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts(Bench):
-    """Everything the loop needs, running."""
+    """Running parts of the loop."""
 
     curriculum: Curriculum
-    """Training tasks, and their order."""
+    """Ordered training tasks."""
     policy: LivePolicy
     engine: SupervisedEngine
 
     @property
     def train_tasks(self) -> tuple[Task, ...]:
-        """Those of all sources."""
+        """Training tasks of all sources."""
         return tuple(chain.from_iterable(source.tasks for source in self.curriculum.sources))
 
 
 @asynccontextmanager
 async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIterator[Parts]:
-    """The parts of `plan`, running. Raises `Fault` for what does not start."""
+    """Open the parts of `plan`. Raises `Fault`."""
     say_what_is_unusual(plan, progress)
     async with AsyncExitStack() as parts:  # whatever happens to one, the others are taken down
         log = folder.writer()
@@ -102,7 +101,7 @@ async def assemble(plan: Plan, folder: RunFolder, progress: Progress) -> AsyncIt
 
 
 def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
-    """What a user may not expect: evaluations without tasks, why it is that sandbox, conversations that fork."""
+    """Report evaluations without tasks, the sandbox's choice, and forking conversations."""
     evaluation = plan.config.eval
     if evaluation.before or evaluation.every or evaluation.after:
         for name, held_out in plan.eval_tasks.items():
@@ -117,11 +116,10 @@ def say_what_is_unusual(plan: Plan, progress: Progress) -> None:
 
 
 async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress: Progress) -> Path:
-    """The initial policy: the named folder, or ``RUN/model``, where weights are drawn, adapters merged or numbers
-    rounded to those of quantised weights, once.
+    """Folder of the initial policy: the named one, or ``RUN/model`` with drawn, merged or rounded weights.
 
-    That folder is there whole, with the checksums of its files, or not at all. Where adapters are rounded away with
-    the merged numbers, how much of them is left is said, and kept in run.json (``adapters_kept``).
+    ``RUN/model`` is made once, whole or not at all. The share of merged adapters that survives rounding is kept in
+    run.json (``adapters_kept``).
     """
     config, adapter = plan.config, plan.model.adapter
     form = config.model.quantise
@@ -163,7 +161,7 @@ async def initial_model(plan: Plan | ImitationPlan, folder: RunFolder, progress:
 async def open_policy(
     parts: AsyncExitStack, plan: Plan, folder: RunFolder, model: Path, outbox: Path, progress: Progress
 ) -> tuple[SupervisedEngine, LivePolicy]:
-    """Engine and learner, both with the weights of `model`; new ones lie in `outbox` on their way."""
+    """Start engine and learner with the weights of `model`; new ones pass through `outbox`."""
     config = plan.config
 
     async def start_engine() -> Engine:
@@ -203,7 +201,7 @@ async def start_learner(
     outbox: Path,
     progress: Progress,
 ) -> Learner:
-    """A learner with the weights of `model`, which the run or torchrun starts. Raises what `Learner.start` raises."""
+    """Start a learner with the weights of `model`. Raises like `Learner.start`."""
     train = plan.config.train
     if train.listen:
         progress.say(f"waiting for the learner; start it: {torchrun_command(train.listen)}")
@@ -220,7 +218,7 @@ async def start_learner(
 
 
 def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
-    """The policy's replies: what `engine` samples, read by the tokenizer of `model`."""
+    """Replies sampled by `engine`, read by the tokenizer of `model`."""
     config = plan.config
     drawn = model != plan.model.folder  # a run's own copy of the tokenizer, which stays as it is
     codec = (
@@ -234,7 +232,7 @@ def policy_source(plan: Plan, model: Path, engine: Engine) -> PolicySource:
 async def _both(
     engine: Coroutine[Any, Any, Engine], learner: Callable[[], Coroutine[Any, Any, Learner]], *, in_turn: bool
 ) -> tuple[Engine, Learner]:
-    """Start the two, at once or `in_turn`; when one fails, or both are called off, neither is left behind."""
+    """Start both, at once or `in_turn`; on failure or cancellation close both."""
     serving = asyncio.create_task(engine)
 
     async def second() -> Learner:
@@ -256,7 +254,7 @@ async def _both(
 
 
 async def until_called_off(work: Callable[..., T], *arguments: Any) -> T:
-    """`work` in a thread, which it is told to leave when this is cancelled: large files take their time."""
+    """Run `work` in a thread, asking it to stop on cancellation."""
     stop = threading.Event()
     try:
         return await asyncio.to_thread(work, *arguments, stopped=stop.is_set)

@@ -1,4 +1,4 @@
-"""The live policy: a learner that improves it and an engine that serves it, at the same version."""
+"""Live policy: a learner and an engine at the same version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
-    """What the learner is given for a step: the same function live and in a replay."""
+    """Batch of a step, equal live and in a replay."""
     terms = config.train
     summed: Literal["tokens", "episodes"] = "tokens"
     if RECIPES[terms.algorithm].aggregation in ("episode", "row"):
@@ -40,14 +40,12 @@ def make_batch(episodes: Sequence[Episode], config: Config) -> Batch:
 
 
 def informative(episodes: Sequence[Episode], config: Config) -> int:
-    """How many groups of `episodes` would be trained: by what their rewards become before and after they are compared,
-    which may tell equal ones apart, make different ones equal, or leave attempts out."""
+    """Number of `episodes`' groups with something to learn."""
     groups, _ = advantages(episodes, **_compared(config))
     return sum(any(value is not None for value in group.values) for group in groups.values())
 
 
 def _compared(config: Config) -> dict[str, Any]:
-    """How rewards become advantages."""
     terms, tokens = config.train, config.rollout.tokens
     limits = {"": tokens, **{name: kind.tokens or tokens for name, kind in config.kinds.items()}}
     return {
@@ -64,7 +62,7 @@ StartLearner = Callable[[LearnSettings], Awaitable[Learner]]
 
 
 class LivePolicy:
-    """Learner and engine. A learner that dies is restarted and brought back from the log, losing nothing."""
+    """Learner and engine; a dead learner is restored from the log."""
 
     def __init__(
         self,
@@ -77,11 +75,11 @@ class LivePolicy:
         adapters: bool = False,
         on_death: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`learner` is fresh from `start`; from here on it is this object's to replace and to close. Where the two have
-        a device by turns it is the learner's, and `engine` sleeps, until `restore` has ended.
+        """Take ownership of `learner`, fresh from `start`; with a device by turns `engine` sleeps until `restore` has
+        ended.
 
-        A run of adapters sends them where the engine takes `adapters`, and merged weights where it does not. `on_death`
-        gets why a learner died that is replaced.
+        A run of adapters sends adapters if the engine takes `adapters`, else merged weights. `on_death` gets reasons of
+        deaths.
         """
         self.config = config
         self.run = run
@@ -97,20 +95,19 @@ class LivePolicy:
 
     @property
     def version(self) -> int:
-        """Policy version: the number of batches it was trained on."""
+        """Policy version: number of trained batches."""
         return self._learner.version
 
     @property
     def notices(self) -> list[str]:
-        """What a person should know of how the learner computes the model."""
+        """Notices about the learner's computation."""
         return self._learner.notices
 
     async def restore(self, history: History) -> None:
-        """Bring the learner to the end of `history` (checkpoint, then the logged steps after it) and serve it.
+        """Bring the learner to the end of `history` (checkpoint, then logged steps) and serve it.
 
-        Each step is replayed with the settings that were in force at it, so that weights are equal bit for bit. Where
-        they changed, a checkpoint is written, and another learner goes on from it. Raises `RunError` when the replayed
-        weights differ from the logged ones: another machine, or other versions of the libraries.
+        Steps are replayed with their settings, bit for bit. Raises `RunError` if weights differ from the log's: another
+        machine, or other library versions.
         """
         if self._turns:  # a learner has nothing to take back: a fresh one put nothing away, a dead one is replaced
             await self.engine.sleep()
@@ -134,7 +131,7 @@ class LivePolicy:
             await self.engine.wake()
 
     async def _begin(self, config: Config, step: int) -> None:
-        """A learner with the settings of `config` and the weights of the checkpoint of `step`; 0: the initial ones."""
+        """Begin with the settings of `config` at the checkpoint of `step`; 0: initial weights."""
         if not self._fresh or settings(config) != settings(self.config):
             await self._learner.close(again=True)
             self._learner = await self._start(settings(config))
@@ -146,7 +143,7 @@ class LivePolicy:
                 raise UsageError(str(error), fix=self._without(step)) from error
 
     def _without(self, step: int) -> str:
-        """What to do about a damaged checkpoint of `step`: the log gives the same weights from any other, or none."""
+        # The log gives the same weights from any other checkpoint, or from none.
         saved = self.run.saved_checkpoints()
         earlier = next((path for known, path in sorted(saved.items(), reverse=True) if known < step
                         and not damage(path)), None)  # fmt: skip
@@ -154,7 +151,7 @@ class LivePolicy:
         return f"restore it from a copy, or: rm -r {saved[step]}; --resume then {begin} and replays the log to its end"
 
     async def _verified(self, history: History, step: int) -> Published:
-        """The learner's weights, published. Raises `RunError` if they are not those that the log has after `step`."""
+        """Publish the learner's weights. Raises `RunError` if they differ from the log's after `step`."""
         published = await self._publish()
         if published.checksum != history.steps[step - 1]["checksum"]:
             raise RunError(
@@ -164,14 +161,10 @@ class LivePolicy:
         return published
 
     async def improve(self, made: Batch, history: History) -> tuple[dict[str, Any], str]:
-        """One update from a batch, live before this returns. Returns metrics and the weights' checksum.
+        """Make one update live; return metrics and the weights' checksum. Without rows there is no update.
 
-        To the learner's metrics it adds ``sync_seconds`` and ``sync_bytes``. Where engine and learner have a device by
-        turns, also how long it took the engine to fall asleep (``sleep_seconds``) and, within the sync, to wake up
-        (``wake_seconds``), and the learner's ``moved_bytes`` to come (``take_back_seconds``) and to go
-        (``put_away_seconds``).
-
-        Without rows nothing changes.
+        Adds ``sync_seconds`` and ``sync_bytes``; with a device by turns also ``sleep_seconds``, ``wake_seconds``
+        (engine), ``take_back_seconds``, ``put_away_seconds`` and ``moved_bytes`` (learner).
         """
         if not made.samples:
             return {}, self._live.checksum if self._live else ""
@@ -185,12 +178,11 @@ class LivePolicy:
         return await self._persist(update, history)
 
     async def save(self, history: History) -> Path:
-        """Write ``checkpoints/STEP`` of the last step and drop the oldest beyond `run.keep_checkpoints`."""
+        """Write ``checkpoints/STEP``; drop the oldest beyond `run.keep_checkpoints`."""
         return await self._persist(lambda: self._save(history.step), history)
 
     async def _persist(self, action: Callable[[], Awaitable[T]], history: History) -> T:
-        """The result of `action`. A learner that dies of it is replaced by one at the end of `history`, `run.retries`
-        times in a row."""
+        # A learner that dies is replaced, `run.retries` times in a row.
         for attempt in range(self.config.run.retries + 1):
             try:
                 if attempt:  # here, for what ends it once more while it is brought back is one more death
@@ -215,7 +207,7 @@ class LivePolicy:
         await self._learner.close()
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """`Learner.send` of the learner that there is now."""
+        """Send with the present learner (`Learner.send`)."""
         return await self._learner.send(offer, version, receivers, seconds)
 
     async def _publish(self) -> Published:
@@ -224,7 +216,7 @@ class LivePolicy:
         return await self._learner.publish(self._form)
 
     async def _take_device(self) -> dict[str, float]:
-        """Where it is had by turns, make the device the learner's: how long that took. Nothing to do where it is."""
+        # Only for a device that is shared by turns.
         if not self._turns:
             return {}
         began = time.monotonic()
@@ -235,8 +227,7 @@ class LivePolicy:
         return {"sleep_seconds": round(asleep - began, 3), "take_back_seconds": round(taken, 3)}
 
     async def _serve(self, published: Published) -> dict[str, float]:
-        """Make weights live, on a device that is had by turns after the learner has left it: how many bytes the engine
-        read, and how long that took."""
+        """Make weights live; return bytes and seconds."""
         size, began = weights.size(published.path), time.monotonic()
         moved = await self._learner.put_away() if self._turns else 0
         away = time.monotonic()
@@ -252,6 +243,6 @@ class LivePolicy:
 
 
 def replayed(run: RunFolder, history: History) -> range:
-    """The logged steps after the newest checkpoint; empty, from the next step on, where that is the last one's."""
+    """Logged steps after the newest checkpoint; empty at the end."""
     newest = max((step for step in run.saved_checkpoints() if step <= history.step), default=0)
     return range(newest + 1, history.step + 1)

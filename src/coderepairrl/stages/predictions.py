@@ -1,8 +1,8 @@
-"""Predictions: models' patches for the tasks of a benchmark, written as SWE-bench's harness reads them.
+"""Predictions: patches for tasks of a benchmark, as SWE-bench's harness reads them.
 
-The keys are ``instance_id``, ``model_name_or_path`` and ``model_patch``. Other keys that are read: ``patch`` and
-``prefix`` (SWE-bench Pro), ``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and
-``org``, ``repo``, ``number`` and ``fix_patch`` (Multi-SWE-bench).
+Keys: ``instance_id``, ``model_name_or_path`` and ``model_patch``. Also read: ``patch`` and ``prefix`` (SWE-bench Pro),
+``prediction`` and ``model`` (SWE-bench's guide), ``test_result.git_patch`` (OpenHands), and ``org``, ``repo``,
+``number`` and ``fix_patch`` (Multi-SWE-bench).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIX = 'write one object a line: {"instance_id": "...", "model_name_or_path": ".
 
 
 class Prediction(NamedTuple):
-    """A patch that somebody's `model` proposes for the task `instance`."""
+    """Patch of `model` for the task `instance`."""
 
     instance: str
     model: str
@@ -31,15 +31,14 @@ class Prediction(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing in the patch."""
+        """Whether the patch is blank."""
         return not self.patch.strip()
 
 
 def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
-    """Write ``predictions.jsonl`` into `folder`, and where tasks were attempted more than once a file for each further
-    attempt (``predictions-1.jsonl`` has the second). Void attempts are not among them.
+    """Write ``predictions.jsonl`` into `folder`, further attempts to ``predictions-1.jsonl``, ...; omit void ones.
 
-    Bytes that are no UTF-8 are surrogate escapes. Replaces the files that are there.
+    Bytes that are no UTF-8 become surrogate escapes. Replaces existing files.
     """
     lines: dict[int, list[str]] = {0: []}
     for episode in episodes:
@@ -59,17 +58,16 @@ def write(folder: Path, model: str, episodes: Iterable[Episode]) -> list[Path]:
 
 
 def files(run: Path, evaluation: str) -> list[Path]:
-    """What `write` wrote of an evaluation without training, in the order of the attempts."""
+    """Files of `write` for an evaluation without training, by attempt."""
     found = (run / "eval" / f"{evaluation}-00000").glob("predictions*.jsonl")
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def read(path: Path) -> list[Prediction]:
-    """Read the predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object of them by instance.
+    """Read predictions in `path`: JSON lines (perhaps ``.gz``), a JSON list, or an object by instance.
 
-    A repeated prediction counts once, and one that names no model has the file's name as its model. A patch that is
-    null is empty; one without its last line end is given it. Raises `UsageError` that names what cannot be read, where
-    a key is missing, and where one model has two different patches for an instance.
+    Repetitions count once. The default model is the file's name; null patches are empty; a last line end is added.
+    Raises `UsageError` for unreadable rows, missing keys, and different patches of one model for an instance.
     """
     found: dict[tuple[str, str], Prediction] = {}
     stem = foreign.stem(path)
@@ -109,7 +107,7 @@ def read(path: Path) -> list[Prediction]:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects in `path`, and where each is."""
+    """Objects in `path`, with their places."""
     try:
         text = foreign.text(path)
     except ValueError as error:

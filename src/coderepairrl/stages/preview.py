@@ -1,4 +1,4 @@
-"""What a run would do, printed before anything of it is started (``--dry-run``)."""
+"""Preview of a run (``--dry-run``)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from coderepairrl.stages.train import evaluation_due
 
 
 def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, Any], CodeRepairError | None]:
-    """What a run would do, checked as far as it can be without starting anything; and what is wrong.
-
-    What is known is given even where the rest is refused.
-    """
+    """Preview a run without starting it; return known parts and the problem."""
     shown: dict[str, Any] = {}
     problems, parts = Problems(), Problems()
     made = parts.attempt(lambda: resolve(config))
@@ -47,7 +44,7 @@ def dry_run(config: Config, folder: RunFolder | None = None) -> tuple[dict[str, 
 
 
 def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> str:
-    """Whether it can be run here, in a sentence, and what ends an episode first as far as that is known."""
+    """Sentence on whether it can run here, and what ends episodes first."""
     if problems:
         lacking = sum(isinstance(each, PrerequisiteError) for each in problems)
         parts = [counted(len(problems) - lacking, "mistake")] if len(problems) > lacking else []
@@ -64,12 +61,12 @@ def _verdict(shown: Mapping[str, Any], problems: Sequence[CodeRepairError]) -> s
 
 
 def plan(config: Config, folder: RunFolder | None = None) -> dict[str, Any]:
-    """What a run would do, as plain data. Raises what `resolve` raises."""
+    """Plan of a run as plain data. Raises like `resolve`."""
     return as_shown(resolve(config), folder or folder_of(config))
 
 
 def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
-    """A plan as ``--dry-run`` prints it."""
+    """Convert a plan for ``--dry-run``."""
     config, held_out = plan.config, plan.eval_tasks
     steps, per_step = config.run.steps, config.rollout.tasks_per_step * config.rollout.group_size
     times, refill = sum(evaluation_due(config, step) for step in range(steps + 1)), config.curriculum.refill
@@ -111,7 +108,7 @@ def _terms_shown(terms: Terms) -> dict[str, Any]:
 
 
 def needs(config: Config) -> dict[str, Any]:
-    """What a run needs of each GPU and about how long a step takes, which asks for no model, task or GPU to be here.
+    """Needs of each GPU and time of a step, without model, tasks or GPUs.
 
     Raises `sizing.DoesNotFit`, with the nearest change that fits, and `ConfigError`.
     """

@@ -1,4 +1,4 @@
-"""Live progress on stderr: a moving panel on a terminal, one line per step everywhere."""
+"""Live progress on stderr: a panel on terminals, one line a step everywhere."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from coderepairrl.stats.notes import plain
 from coderepairrl.types import Ending, Episode
 
 _EMA = 0.2
-_NOTES = 3
-"""Kinds of notes on zeros that are shown of each reward at the end."""
-_WIDEST = 400
-"""Characters of what broke that a line shows."""
+_NOTES = 3  # Kinds of notes on zeros printed of each reward.
+_WIDEST = 400  # Characters of an error in a line.
 
 
+# Metrics in a step's line, the most important first.
 _SHOWN = {
     "reward": "reward {0}",
     "void": "void {0}",
@@ -36,16 +35,13 @@ _SHOWN = {
     "tokens_per_second": "{1:.0f} tok/s",
     "learn/loss": "loss {0}",
 }
-"""Metrics in the line of a step, the most important first: empty patches, tool calls that succeeded, groups without a
-gradient."""
-_COLUMNS = 79
-"""Of a step's line, which then wraps on no terminal."""
+_COLUMNS = 79  # Width of a step's line, which then wraps on no terminal.
 
 
 class Progress:
-    """What a run is doing now. `quiet` prints nothing at all; `show` says what to print of an episode, if anything.
+    """Progress of a run. `quiet` prints nothing; `show` gives lines for an episode.
 
-    Beside others on the same terminal it has no panel, and its lines begin with its name, which is `beside` then.
+    A name before its lines replaces the panel.
     """
 
     def __init__(
@@ -64,10 +60,9 @@ class Progress:
         self._step = self._first_step = 0
         self._last: Mapping[str, Any] = {}
         self._alarm = ""
+        # Causes of void and crashed episodes in this phase: each kind is printed once, then counted.
         self._broken: dict[tuple[Ending, str], list[str]] = {}
-        """Of this phase, what voided or crashed episodes: printed once for each kind, and then counted."""
         self._notes = Notes()
-        """Of the rewards, since this process began."""
         self._tokens, self._rate = 0, 0.0
         self._live = Live(console=self.console, get_renderable=self._panel, refresh_per_second=4, transient=True)
 
@@ -86,7 +81,7 @@ class Progress:
             self.say(line)
 
     def resume(self, step: int, replayed: range) -> None:
-        """Steps up to `step` were done by an earlier process; `replayed` are those after its newest checkpoint."""
+        """Report earlier steps up to `step`; `replayed` follow the newest checkpoint."""
         self._step = self._first_step = step
         self.phase("replay")
         again = f"step {step}" if len(replayed) == 1 else f"steps {replayed.start} to {step}"
@@ -94,17 +89,17 @@ class Progress:
         self.say(f"resumed after step {step} of {self.total_steps}: {how}")
 
     def phase(self, name: str, expected: int = 0) -> None:
-        """A new phase, in which `expected` episodes will finish."""
+        """Begin a phase of `expected` episodes."""
         self._count_broken()
         self._phase, self._done, self._expected = name, 0, expected
         self._phase_began, self._tokens = time.monotonic(), 0
 
     def advance(self) -> None:
-        """One more of what this phase expects is done."""
+        """Count one of the phase's items."""
         self._done += 1
 
     def episode(self, episode: Episode) -> None:
-        """An episode has its verdict."""
+        """Count an episode with its verdict."""
         self._done += episode.ending is not Ending.VOID
         self._tokens += episode.sampled
         self._notes.add(episode)
@@ -120,18 +115,18 @@ class Progress:
                 self.say(f"{episode.ending}: {episode.id}: {cause}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """A step is finished."""
+        """Print a finished step."""
         self._step, self._last = step, metrics
         head = f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  "
         self.say(head + _line(metrics, _COLUMNS - len(head)))
 
     def alarm(self, text: str) -> None:
-        """Something that the user should look into: a line of its own, and kept in the panel."""
+        """Print an alarm, and keep it in the panel."""
         self._alarm = text
         self.say(f"ALARM: {text}")
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         text = f"{self._beside}: {text}" if self._beside else text
         self.console.print(Text(logged(text)), soft_wrap=True)
 
@@ -162,7 +157,6 @@ class Progress:
 
 
 def _line(metrics: Mapping[str, Any], room: int = 200) -> str:
-    """The metrics by importance, as many as there is `room` for, in characters."""
     line = ""
     for name, shown in _SHOWN.items():
         value = metrics.get(name)
@@ -175,7 +169,7 @@ def _line(metrics: Mapping[str, Any], room: int = 200) -> str:
 
 
 def _cause(episode: Episode) -> tuple[str, str]:
-    """What broke the episode: the kind, by which such are counted, and a line that says it."""
+    """Kind and line of what broke the episode."""
     if episode.ending is Ending.VOID:  # alike are those that differ in numbers only, of requests or processes
         cause = _line_of(episode.fault, 0)
         return re.sub(r"\d+", "0", cause), cause
@@ -184,5 +178,5 @@ def _cause(episode: Episode) -> tuple[str, str]:
 
 
 def _line_of(text: str, number: int) -> str:
-    """A line of `text`, fit for a terminal: a policy may have written it."""
+    # A policy may have written it.
     return plain((text.strip().splitlines() or [""])[number], _WIDEST)

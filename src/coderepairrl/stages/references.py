@@ -1,8 +1,8 @@
-"""Verified repairs as further references: what passed its checks in one step is what later steps are compared with.
+"""Verified repairs as further references for later steps.
 
-A task's own reference is one repair of many, so that similarity to it alone cannot rank repairs beyond a point. Further
-ones are fixed before a step's first attempt and come from finished steps only: no score depends on which attempt ends
-first, and a resumed run has the same ones, for they are a function of the log's verdicts.
+A reference is one repair of many, so similarity to it ranks repairs only up to a point. Further ones come from finished
+steps and are fixed before a step's first attempt: scores do not depend on the order of attempts, and a resumed run has
+the same ones.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from coderepairrl.types import Ending, Episode, Task, Verified
 
 
 class References:
-    """The verified repairs of training tasks: of each the first `most` that differ, by step and place in the batch."""
+    """Verified repairs of training tasks: the first `most` different ones."""
 
     def __init__(self, tasks: Iterable[Task], most: int) -> None:
         self.most = most
         self.known: dict[str, tuple[Verified, ...]] = {}
-        """By task id; tasks without any are absent."""
+        """By task id, without tasks that have none."""
         self._tasks = {task.id: task for task in tasks} if most else {}
         self._seen: dict[str, set[Identity]] = {}
 
     def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
-        """Those that were known when `step` began, by task id."""
+        """Repairs known before `step`, by task id."""
         return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Take what a finished step verified; `episodes` are in the order of its batch."""
+        """Add a finished step's verified repairs; `episodes` are in batch order."""
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
@@ -48,8 +48,7 @@ class References:
             self.known[task.id] = (*known, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """For the record of a step that had these references: how many its tasks had on average, how many training
-        tasks have any, and the share of attempts that were nearest to one. Empty where none are kept."""
+        """Metrics of a step: mean references of its tasks, tasks with any, share of attempts nearest to one."""
         if not self.most:
             return {}
         valid = [episode for episode in episodes_of(groups) if episode.ending is not Ending.VOID]
@@ -62,7 +61,7 @@ class References:
 
 
 def read_references(run: RunFolder, history: History, tasks: Iterable[Task], most: int) -> References:
-    """The references after the finished steps of `history`."""
+    """References after the finished steps of `history`."""
     references = References(tasks, most)
     if not most:
         return references

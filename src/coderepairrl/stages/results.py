@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its run folder: episodes, their metrics, a summary with intervals, and predictions."""
+"""Results of an evaluation: episodes, metrics, a summary with intervals, predictions."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def conclude(
     agents: Mapping[str, str] | None = None,
     known: Mapping[str, metrics.Row] | None = None,
 ) -> dict[str, Any]:
-    """Write what became of the `episodes` of evaluation `name` into `folder`: ``episodes/NAME-STEP.jsonl``, and
-    ``metrics.jsonl``, ``summary.json`` and the predictions into ``eval/NAME-STEP/``. Returns the record for the log.
+    """Write the results of evaluation `name` into `folder`; return the record for the log.
 
-    `model` is what predictions call the policy: where it is empty, the run and the step. `agents` are the names of
-    those that attempted the tasks of each kind. `known` are metrics that were measured elsewhere, by id of the episode.
+    Files: ``episodes/NAME-STEP.jsonl``, and in ``eval/NAME-STEP/`` ``metrics.jsonl``, ``summary.json`` and predictions.
+    `model` names the policy in predictions (default: run and step), `agents` the agents by kind; `known` are metrics
+    measured elsewhere, by episode id.
     """
     place = f"{name}-{step:05d}"
     by_id = {task.id: task for task in tasks}
@@ -61,8 +61,7 @@ def conclude(
 def _attempts(
     episodes: Sequence[Episode], tasks: Mapping[str, Task], known: Mapping[str, object]
 ) -> Iterator[metrics.Attempt]:
-    """Those that are not `known` yet, task by task, each with the Python files that patch and reference change: only
-    those of one task are held, since a patch may change all files of a project."""
+    # By task: a patch may change all files of a project, and only one task's files are held.
     by_task: dict[str, list[Episode]] = {}
     for each in episodes:
         if each.id not in known:
@@ -83,7 +82,7 @@ def _headline(episodes: Sequence[Episode], rows: Mapping[str, metrics.Row]) -> d
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
-    """A summary as plain data."""
+    """Convert a summary to plain data."""
     return {
         "episodes": summary.episodes,
         "tasks": summary.tasks,

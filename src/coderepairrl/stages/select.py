@@ -1,4 +1,4 @@
-"""Which attempts are worth learning from: plain filters (section ``keep``), and an account of what each drops."""
+"""Selection of attempts worth learning from, by filters (section ``keep``)."""
 
 from __future__ import annotations
 
@@ -13,49 +13,46 @@ from coderepairrl.config.sections.evaluation import Keep
 from coderepairrl.errors import UsageError
 from coderepairrl.printable import counted
 
-_TURNS = ("language", "repository", "task")
-"""Fields whose values take turns where only `keep.total` attempts are kept."""
-_WELL_FORMED = "well-formed tool calls"
-"""Every tool call has a JSON object as arguments and names a tool that was offered."""
+_TURNS = ("language", "repository", "task")  # Fields whose values alternate under `keep.total`.
+_WELL_FORMED = "well-formed tool calls"  # Calls have a JSON object as arguments, and name an offered tool.
+# Keeps the highest reward among equal patches or conversations of a task.
 _DISTINCT = "distinct patches and conversations"
-"""Of attempts at a task with the same patch or the same conversation, the one with the highest reward."""
-_SHOWN = 8
-"""Tasks, repositories and languages of which the table has a line each; the others are counted."""
+_SHOWN = 8  # Tasks, repositories and languages listed; the others are counted.
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What filters ask of an attempt, without its conversation.
+    """Attempt for filters, without its conversation.
 
     >>> Candidate(0, "e", "toy/1", reward=0.5).passed is None
     True
     """
 
     source: int
-    """Which of the sources it is from."""
+    """Number of its source."""
     episode: str
     task: str
     repository: str = ""
     language: str = ""
     ending: str = "done"
     reward: float | None = None
-    """None where nobody judged it; so `passed`."""
+    """None without a verdict, as in `passed`."""
     passed: bool | None = None
     malformed: str = ""
-    """What is wrong with its tool calls."""
+    """Fault of its tool calls."""
     patch: str = ""
-    """Digest of what its patch does; empty for an empty one, and where none is known."""
+    """Digest of the patch's effect; empty without any."""
     conversation: str = ""
     """Digest of its messages."""
 
     @property
     def key(self) -> tuple[int, str]:
-        """What it is found by."""
+        """Identity of the attempt."""
         return self.source, self.episode
 
 
 class Step(NamedTuple):
-    """What a filter did."""
+    """Effect of a filter."""
 
     filter: str
     dropped: int
@@ -63,14 +60,14 @@ class Step(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Attempts in an order that depends on nothing but them, and how it came to these."""
+    """Selected attempts in reproducible order, and the filters' effects."""
 
     kept: tuple[Candidate, ...]
     there: int
     steps: tuple[Step, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data, with what is left by task, repository and language."""
+        """Convert to plain data, with counts by task, repository and language."""
         return {
             "attempts": self.there,
             "kept": len(self.kept),
@@ -85,8 +82,7 @@ Filter = Callable[[Sequence[Candidate]], Sequence[Candidate]]
 
 
 def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
-    """Those of `candidates` that `keep` lets through. Raises `UsageError` where nothing is left, with the filter that
-    left nothing."""
+    """Candidates that pass `keep`. Raises `UsageError` with the filter that leaves none."""
     left = sorted(candidates, key=lambda each: each.key)
     if not left:
         raise UsageError("there is no attempt with a verdict to select from", fix="collect some, or name another run")
@@ -100,7 +96,7 @@ def select(candidates: Sequence[Candidate], keep: Keep) -> Selection:
 
 
 def _filters(keep: Keep) -> list[tuple[str, Filter]]:
-    """Those that are on, with what they are called on the command line."""
+    """Active filters with their names on the command line."""
 
     def enough(one: Candidate) -> bool:
         return keep.above < 0 if one.reward is None else one.reward > keep.above
@@ -125,7 +121,6 @@ def _only(some: Sequence[Candidate], wanted: Wanted) -> list[Candidate]:
 
 
 def _ranked(some: Sequence[Candidate]) -> list[Candidate]:
-    """By reward, the highest first; of equal ones as they come."""
     return sorted(some, key=lambda one: float("inf") if one.reward is None else -one.reward)
 
 
@@ -150,8 +145,7 @@ def _best(some: Sequence[Candidate], k: int) -> list[Candidate]:
 
 
 def _in_turn(some: Sequence[Candidate], within: Sequence[str]) -> list[Candidate]:
-    """One of each value of the first field after the other, each value's own in turn by the next field: what there is
-    little of comes whole before what there is much of comes twice."""
+    """Alternate between values of the first field, then of the next: rare values come before frequent ones repeat."""
     if not within:
         return sorted(some, key=lambda one: _drawn(one.task, one.conversation, one.patch))
     queues = [_in_turn(group, within[1:]) for group in _by(some, within[0])]
@@ -168,12 +162,12 @@ def _by(some: Sequence[Candidate], field: str) -> list[list[Candidate]]:
 
 
 def _drawn(*parts: str) -> bytes:
-    """A draw that depends on what is drawn alone, whatever its attempt is called: the same on every machine."""
+    # A draw by contents alone: the same on every machine.
     return hashlib.blake2b("\0".join(["0", *parts]).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _advice(name: str, before: Sequence[Candidate]) -> str:
-    """What may be done about a filter that leaves none of `before`."""
+    """Remedy for a filter that leaves none of `before`."""
     what, _, _ = name.removeprefix("keep.").partition("=")
     if what == "endings":
         there = ", ".join(f"{count} {ending}" for ending, count in Counter(one.ending for one in before).most_common())
@@ -196,7 +190,7 @@ def _counts(kept: Sequence[Candidate], part: str) -> dict[str, int]:
 
 
 def table(found: Mapping[str, Any]) -> list[str]:
-    """`Selection.as_json`, in lines: what there was, what each filter dropped, what is left of what."""
+    """`Selection.as_json` in lines."""
     rows = [(f"{found['attempts']:>7}", "", "attempts")]
     rows += [(f"{each['left']:>7}", f"-{each['dropped']}", each["filter"]) for each in found["filters"]]
     lines = [f"{left} {dropped:>7}  {name}".rstrip() for left, dropped, name in rows]

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on one page: examples -> batches -> updates -> held-out loss -> checkpoints.
 
-A run folder like that of `crrl train`. Each step is a function of the examples, the seed and its number, so a run that
-was killed goes on from its last checkpoint: the logged steps after it are made again, and must come out the same.
+Run folders resemble those of `crrl train`. A step depends on examples, seed and number: a killed run repeats logged
+steps after its last checkpoint, with equal results.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from coderepairrl.sync.shared import shared_folder
 from coderepairrl.types import Sample
 
 LOSS = "held_out/loss"
-"""The metric of held-out examples."""
+"""Metric of held-out examples."""
+# Other changes would make another run, or another replay.
 _MAY_CHANGE = {
     *("run.dir", "run.checkpoint_every", "run.keep_checkpoints", "run.retries", "log"),
     *("train.devices", "train.patience", "train.listen"),
 }
-"""Settings that a resumed run may have otherwise: all others would make it another run, or its replay another."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """What the steps need, running."""
+    """Running parts for steps."""
 
     plan: ImitationPlan
     folder: RunFolder
@@ -67,16 +67,16 @@ class _Run:
     bench: Bench | None
     engine: SupervisedEngine | None
     first: Mapping[str, Any]
-    """Metrics of the held-out examples before the first step."""
+    """Metrics of held-out examples before the first step."""
     served: int = 0
-    """The step whose weights the engine has."""
+    """Step of the engine's weights."""
 
 
 async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, quiet: bool = False) -> dict[str, Any]:
-    """Train as `plan` says, in `folder`, and return the summary that ``--json`` prints.
+    """Train by `plan` in `folder`; return the summary for ``--json``.
 
     Raises `Interrupted` after one of `signals.STOPPING`, `UsageError` for a folder that is taken or holds another run,
-    and otherwise what stopped the run; the log is complete either way, and `resume` continues it.
+    otherwise the error that stopped the run; `resume` continues it.
     """
     meter = Meter()
     with stoppable() as received, Progress(plan.config.run.steps, quiet=quiet) as progress:
@@ -98,7 +98,7 @@ async def sft(plan: ImitationPlan, folder: RunFolder, *, resume: bool = False, q
 
 
 def summary(folder: RunFolder) -> dict[str, Any]:
-    """What a run has come to: steps, metrics of the last one, its lowest held-out loss, evaluations."""
+    """Result of a run: steps, last metrics, lowest held-out loss, evaluations."""
     history = read_history(folder)
     losses = _losses(_first(folder), history)
     best = min(losses, key=lambda step: losses[step]) if losses else None
@@ -128,7 +128,6 @@ async def _until_stopped(run: _Run) -> None:
 
 
 async def _train(run: _Run) -> None:
-    """Every step that the history lacks."""
     config, history = run.plan.config, run.history
     await _evaluate_if_due(run, history.step)
     while history.step < config.run.steps:
@@ -159,7 +158,7 @@ async def _train(run: _Run) -> None:
 
 
 async def _with_retries(run: _Run, step: int) -> dict[str, Any]:
-    """The learner's metrics of `step`; one that dies is restarted and brought back, losing nothing."""
+    # A learner that dies is restarted and restored without loss.
     for attempt in range(run.plan.config.run.retries + 1):
         try:
             if attempt:  # here, for what ends it once more while it is brought back is one more death
@@ -182,9 +181,9 @@ def _batch(plan: ImitationPlan, step: int) -> list[Sample]:
 
 
 async def _restore(run: _Run) -> None:
-    """Bring the learner to the end of the history, and finish what the last process may have left undone.
+    """Bring the learner to the end of the history, and finish the last process' work.
 
-    Raises `RunError` where a step that is made again comes out otherwise.
+    Raises `RunError` if a repeated step differs.
     """
     done = run.history.step
     saved = {step: path for step, path in run.folder.saved_checkpoints().items() if step <= done}
@@ -211,7 +210,6 @@ async def _restore(run: _Run) -> None:
 
 
 async def _checkpoint_if_due(run: _Run) -> None:
-    """Write a checkpoint of the newest step, where it is due and not there."""
     config, step = run.plan.config, run.history.step
     due = step % config.run.checkpoint_every == 0 or step == config.run.steps
     if due and step not in run.folder.saved_checkpoints():
@@ -223,7 +221,6 @@ async def _checkpoint_if_due(run: _Run) -> None:
 
 
 async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
-    """Metrics of the held-out examples after `step`, where they are due."""
     if not _measures(run.plan, step) or not run.plan.examples.held_out:
         return {}
     run.progress.phase("measure")
@@ -231,7 +228,7 @@ async def _measure_if_due(run: _Run, step: int) -> dict[str, Any]:
 
 
 def _measures(plan: ImitationPlan, step: int) -> bool:
-    """Whether `step` is the last one, or ends an epoch."""
+    """Whether `step` is the last, or ends an epoch."""
     batch, examples = plan.config.data.batch, len(plan.examples.train)
     return step == plan.config.run.steps or step * batch // examples > (step - 1) * batch // examples
 
@@ -246,7 +243,6 @@ def _named(measured: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(folder: RunFolder) -> dict[str, Any]:
-    """Metrics of the held-out examples before the first step; empty if they were not measured."""
     return next((record["metrics"] for record in folder.records() if record["type"] == "held_out"), {})
 
 
@@ -256,7 +252,7 @@ def _losses(first: Mapping[str, Any], history: History) -> dict[int, float]:
 
 
 async def _evaluate_if_due(run: _Run, step: int) -> None:
-    """Attempts at held-out tasks by the policy as it is after `step` updates, unless not due or done."""
+    """Attempt held-out tasks after `step` updates, unless not due or done."""
     config, bench, engine = run.plan.config, run.bench, run.engine
     if bench is None or engine is None or not evaluation_due(config, step):
         return
@@ -271,7 +267,7 @@ async def _evaluate_if_due(run: _Run, step: int) -> None:
 
 @asynccontextmanager
 async def _opened(plan: ImitationPlan, folder: RunFolder, progress: Progress) -> AsyncIterator[_Run]:
-    """The learner and, where tasks are attempted, engine and gateway. Raises `Fault` for what does not start."""
+    """Open learner and, for tasks, engine and gateway. Raises `Fault`."""
     async with contextlib.AsyncExitStack() as parts:
         log = folder.writer()
         parts.callback(log.close)
@@ -313,7 +309,6 @@ async def _bench(
     model: Path,
     outbox: Path,
 ) -> tuple[Bench, SupervisedEngine]:
-    """What evaluations on tasks need, with the initial weights."""
     assert plan.rollouts is not None
     config, tasks = plan.config, plan.rollouts.eval_tasks
 
@@ -333,7 +328,6 @@ async def _bench(
 
 
 async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Begin the run folder. Raises what `RunFolder.create` raises."""
     folder.require_free()
     began = models.files(plan.model.folder) if plan.config.model.init == "weights" else ()
     there = plan.examples
@@ -355,7 +349,7 @@ async def _create(plan: ImitationPlan, folder: RunFolder) -> None:
 
 
 async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Raise `UsageError` or `ConfigError` where `plan` does not continue the run in `folder`."""
+    """Raise `UsageError` or `ConfigError` if `plan` cannot continue the run in `folder`."""
     about = open_run(folder.path).about()
     if "data" not in about:
         raise UsageError(f"{folder.path} is no run of crrl sft", fix=f"crrl train {folder.path} --resume")
@@ -378,7 +372,7 @@ async def _check_resumed(plan: ImitationPlan, folder: RunFolder) -> None:
 
 
 def _write_learned(plan: ImitationPlan, folder: RunFolder) -> None:
-    """Write down the tasks whose solutions the model has seen, those of the model it began with included."""
+    """Write the tasks whose solutions the model has seen, including those of its initial model."""
     earlier = learned_by(plan.config.model.path) if plan.config.model.init == "weights" else frozenset[str]()
     write_learned(folder.path, earlier | {each.task for each in plan.examples.train})
 
@@ -405,7 +399,7 @@ def _say_what_is_unusual(plan: ImitationPlan, folder: RunFolder, progress: Progr
 
 
 def as_shown(plan: ImitationPlan, folder: RunFolder) -> dict[str, Any]:
-    """A plan as ``--dry-run`` prints it."""
+    """Convert a plan for ``--dry-run``."""
     data, steps = plan.config.data, plan.config.run.steps
     tasks: Mapping[str, Sequence[Any]] = plan.rollouts.eval_tasks if plan.rollouts else {}
     return {

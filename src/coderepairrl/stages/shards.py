@@ -1,4 +1,4 @@
-"""An evaluation in several parts, each by a process of its own."""
+"""Shards of an evaluation, one for each process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shard(NamedTuple):
         return f"{self.number}/{self.of}"
 
     def share(self, everything: Sequence[T]) -> Sequence[T]:
-        """Its part of `everything`."""
+        """Select its part of `everything`."""
         return everything[self.number - 1 :: self.of]
 
 
@@ -33,8 +33,7 @@ _PLACE = ("name", "dir")
 
 
 def measured_by(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of a configuration without where the run folder lies, who is told of it, and what is kept of it
-    afterwards, which say nothing of what is measured.
+    """Sections of a configuration that decide what is measured.
 
     >>> measured_by({"run": {"name": "a", "dir": "runs", "seed": 1}, "eval": {}, "log": ["wandb"]})
     {'run': {'seed': 1}, 'eval': {}}
@@ -44,7 +43,7 @@ def measured_by(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse(text: str) -> Shard:
-    """The shard that ``I/N`` names. Raises `UsageError` for what is none.
+    """Parse ``I/N``. Raises `UsageError`.
 
     >>> parse("2/3")
     Shard(number=2, of=3)

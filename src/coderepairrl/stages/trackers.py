@@ -1,4 +1,4 @@
-"""Trackers of a run that goes on: a process for each, which may fail or hang without the run."""
+"""Trackers of a running run: separate processes, which may fail or hang."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from coderepairrl.processes.children import NOT_FROM_HERE, last_words
 from coderepairrl.runs import RunFolder
 
-_PATIENCE = 15.0
-"""Seconds at the end of a run for what a tracker has not yet got."""
+_PATIENCE = 15.0  # Seconds at the end of a run for a tracker's backlog.
 
 
 @asynccontextmanager
 async def following(folder: RunFolder, names: Iterable[str], say: Callable[[str], None]) -> AsyncIterator[None]:
-    """While this is open, the trackers `names` get what the run in `folder` logs. `say` prints a line: one for each
-    tracker that does not work, and then nothing more."""
+    """Feed the trackers `names` from the log of `folder` meanwhile; `say` reports one that fails, once."""
     async with AsyncExitStack() as all_of_them:
         for name in names:
             await all_of_them.enter_async_context(_following(folder, name, say))

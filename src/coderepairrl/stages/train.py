@@ -40,10 +40,10 @@ from coderepairrl.types import Ending, Episode, Sampling
 
 
 async def train(parts: Parts, history: History) -> None:
-    """Run every step that `history` lacks, with evaluations and checkpoints where they are due.
+    """Run the steps that `history` lacks, with due evaluations and checkpoints.
 
-    Each step is a function of the log and the config, so killing this anywhere and calling it again with the
-    log's history continues as if nothing had happened. Raises `HealthGateError`, `RunError`, `LearnerFault`.
+    A step depends on log and config alone: after any kill, a call with the log's history continues. Raises
+    `HealthGateError`, `RunError`, `LearnerFault`.
     """
     run, policy = parts.config.run, parts.policy
     references = await restore(parts, history)
@@ -74,10 +74,9 @@ async def train(parts: Parts, history: History) -> None:
 
 
 async def restore(parts: Parts, history: History) -> References:
-    """Bring engine and learner to the end of `history`, and finish what the last process may have left undone.
+    """Bring engine and learner to the end of `history`; return verified references.
 
-    It may have been killed between the record of its last step and that step's files, checkpoint or alarms. Returns
-    the verified references so far. Raises `HealthGateError` for an alarm that nobody has seen yet.
+    Finishes files, checkpoint and alarms of the last step after a kill. Raises `HealthGateError`.
     """
     if history.step:
         parts.progress.resume(history.step, replayed(parts.folder, history))
@@ -92,10 +91,9 @@ async def restore(parts: Parts, history: History) -> References:
 
 
 async def attempt_tasks(parts: Parts, history: History, references: References, queue: GroupQueue) -> list[Group]:
-    """The groups of the next step: those that are due, and as long as `curriculum.refill` allows further ones in place
-    of groups that teach nothing (`informative`).
+    """Groups of the next step, with up to `curriculum.refill` in place of uninformative ones (`informative`).
 
-    With `rollout.max_staleness` some of them were begun before the last update, and others are left to go on.
+    With `rollout.max_staleness` some began before the last update, and others go on.
     """
     groups, version = list[Group](), parts.policy.version
     while wanted := lacking(groups, parts.config):
@@ -111,10 +109,7 @@ async def attempt_tasks(parts: Parts, history: History, references: References, 
 
 
 def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, taken: Sequence[Group]) -> None:
-    """Have `queue` hold as many groups as there is room for, where the next step has `taken` some and wants others.
-
-    Those that an interrupted process left behind come first.
-    """
+    """Fill `queue` for the next step, which has `taken` some groups and `wanted` more; interrupted ones come first."""
     held = {group.id: group.task for group in taken} | {slot.group: slot.task for slot in queue.slots}
     tasks = {task.id: task for task in parts.train_tasks}
     for slot in due(
@@ -130,8 +125,7 @@ def schedule(parts: Parts, history: History, queue: GroupQueue, wanted: int, tak
 
 
 def begin(parts: Parts, history: History, references: References, queue: GroupQueue) -> None:
-    """Begin what `queue` holds and has not begun; what an interrupted process left behind with the episodes that it
-    finished."""
+    """Begin waiting groups of `queue`; interrupted ones keep their finished episodes."""
     rollout, step, version = parts.config.rollout, history.step + 1, parts.policy.version
     left = [slot.group for slot in queue.waiting if slot.group in history.begun]
     done = finished(parts.folder, left, history.given_up)
@@ -154,10 +148,8 @@ def begin(parts: Parts, history: History, references: References, queue: GroupQu
 
 
 def lacking(groups: Sequence[Group], config: Config) -> int:
-    """How many groups more a step samples that has `groups` already.
-
-    Where advantages are of the whole batch, one group makes several informative at once: more than were wanted.
-    """
+    """Number of groups that a step with `groups` still samples."""
+    # Advantages over the whole batch can make several groups informative at once: more than wanted.
     wanted, refill = config.rollout.tasks_per_step, config.curriculum.refill
     if not groups or not refill:
         return wanted - len(groups)
@@ -173,12 +165,11 @@ def summarise_step(
     queue: GroupQueue,
     sampled: int,
 ) -> dict[str, Any]:
-    """What the record of a step keeps of its episodes, its batch and the update.
+    """Record of a step's episodes, batch and update.
 
-    `learned` are the learner's metrics, with a ``skipped_reason`` where it left the weights as they were.
-    ``tokens_per_second`` is of the tokens that were `sampled` during the step, whichever one consumes them, and of the
-    time that the engine had: ``rollout_seconds`` where engine and learner take turns, otherwise the whole step, in
-    which the learner waited for groups for so long.
+    `learned` are the learner's metrics, with a ``skipped_reason`` if weights stayed. ``tokens_per_second`` counts
+    tokens `sampled` meanwhile over the engine's time: ``rollout_seconds`` if engine and learner take turns, else the
+    whole step.
     """
     numbers = {name: value for name, value in learned.items() if name != "skipped_reason"}
     overlap = queue.window.staleness and "sleep_seconds" not in learned
@@ -204,7 +195,7 @@ def summarise_step(
 def commit_step(
     parts: Parts, history: History, record: dict[str, Any], groups: Sequence[Group], alarms: Sequence[gates.Alarm]
 ) -> None:
-    """Write the record of a step to the log, from where on it is done, and print its line."""
+    """Write a step's record to the log, which completes the step, and print its line."""
     record["alarms"] = [alarm.as_json() for alarm in alarms]
     record["alarm"] = next((alarm.details for alarm in alarms if alarm.gate == "over_optimisation"), None)
     parts.log.append("step", **record)
@@ -222,7 +213,7 @@ def commit_step(
 
 
 def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
-    """Print them all, then raise `HealthGateError` for the first that stops the run."""
+    """Print all alarms, then raise `HealthGateError` for the first that stops the run."""
     for alarm in alarms:
         parts.progress.alarm(alarm.text)
     for alarm in alarms:
@@ -231,7 +222,7 @@ def raise_alarms(parts: Parts, alarms: Sequence[gates.Alarm]) -> None:
 
 
 async def export(parts: Parts, history: History, episodes: Sequence[Episode], references: References) -> None:
-    """Write what the log implies of the newest step: episodes, metrics, references and, where due, a checkpoint."""
+    """Write the newest step's episodes, metrics, references and, if due, checkpoint."""
     run, step = parts.config.run, history.step
     parts.folder.write_episodes(f"train-{step:05d}", episodes)
     parts.folder.write_metrics([{"step": entry["step"], **entry["metrics"]} for entry in history.steps])
@@ -243,10 +234,8 @@ async def export(parts: Parts, history: History, episodes: Sequence[Episode], re
 
 
 async def gather(parts: Bench, history: History, chosen: Sequence[Slot], sampling: Sampling) -> list[Group]:
-    """The groups of an evaluation, episodes that an interrupted process finished included.
-
-    The task's own reference alone makes the policy comparable before and after: there are no further ones.
-    """
+    """Groups of an evaluation, with episodes finished by an interrupted process."""
+    # The task's own reference alone keeps the policy comparable before and after.
     parts.progress.phase(chosen[0].phase, sum(len(slot.seeds) for slot in chosen))
     return await collect(
         parts.rollout,
@@ -259,22 +248,21 @@ async def gather(parts: Bench, history: History, chosen: Sequence[Slot], samplin
 
 
 def evaluation_due(config: Config, step: int) -> bool:
-    """Whether the policy is evaluated as it is after `step` updates."""
+    """Whether an evaluation is due after `step` updates."""
     if step in (0, config.run.steps):
         return (step == 0 and config.eval.before) or (step == config.run.steps and config.eval.after)
     return bool(config.eval.every) and step % config.eval.every == 0
 
 
 async def evaluate_if_due(parts: Parts, history: History, step: int) -> None:
-    """Measure the policy as it is after `step` updates on the held-out tasks, unless it is not due or done."""
+    """Evaluate on held-out tasks after `step` updates, unless not due or done."""
     for name, tasks in parts.eval_tasks.items():
         if evaluation_due(parts.config, step) and tasks and (name, step) not in history.evaluations:
             await evaluate(parts, history, name, step, parts.policy.version)
 
 
 async def evaluate(parts: Bench, history: History, name: str, step: int, version: int) -> None:
-    """One of the evaluations of policy `version`, as it is after `step` updates: ``eval``, or a further one by its
-    name."""
+    """Run evaluation `name` (``eval`` or a further one) of policy `version` after `step` updates."""
     config = parts.config.eval.each[name]
     sampling = Sampling(config.temperature, config.top_p, config.top_k, config.min_p, parts.config.rollout.turn_tokens)
     chosen = slots(name, step, parts.eval_tasks[name], config.attempts, parts.config.run.seed)
@@ -296,12 +284,11 @@ async def evaluate(parts: Bench, history: History, name: str, step: int, version
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, Any]) -> dict[str, Any]:
-    """What a step's episodes did (means over episodes) and, as ``learn/NAME``, what the learner made of them.
+    """Metrics of a step's episodes (means over episodes) and, as ``learn/NAME``, of the learner.
 
-    ``surprisal`` is minus the mean logprob of all sampled tokens as the engine recorded it, in nats: on policy an
-    unbiased estimate of the entropy per token. ``learn/entropy`` is the learner's, of trained tokens alone.
-    ``informative`` is the share of groups with an attempt that is trained at an advantage other than 0, or by a value
-    head; ``flat_groups`` are the others.
+    ``surprisal`` is minus the engine's mean logprob of sampled tokens, in nats: on policy an unbiased estimate of the
+    entropy per token. ``learn/entropy`` is the learner's, of trained tokens. ``informative`` is the share of groups
+    trained at an advantage other than 0, or by a value head; ``flat_groups`` counts the others.
     """
     episodes = episodes_of(groups)
     valued = "value_loss" in learned  # which learns from rewards of 0, too
@@ -328,7 +315,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, learned: Mapping[str, An
 
 
 def _by_kind(episodes: Iterable[Episode]) -> dict[str, list[float]]:
-    """Rewards of valid episodes by the kind of their task, which is ``plain`` where it has none."""
+    """Rewards of valid episodes by kind of task, ``plain`` for none."""
     rewards: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:

@@ -1,4 +1,4 @@
-"""What a run uses of the machine, kept in its log while it works."""
+"""Machine use of a run, recorded in its log."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _EVERY = 60.0
 
 @asynccontextmanager
 async def metered(log: Log, meter: Meter) -> AsyncIterator[None]:
-    """Append what `meter` has counted as a ``used`` record every minute, of which a kill loses the last, and at the
-    end."""
+    """Append the counts of `meter` as ``used`` records, every minute and at the end."""
 
     def write() -> None:
         log.append("used", **meter.read()._asdict())

@@ -1,4 +1,4 @@
-"""An evaluation as it goes on: a line for each attempt, what it has come to and cost so far, and when to stop."""
+"""Watch over an evaluation: a line for each attempt, results and cost so far, and when to stop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from coderepairrl.stats.intervals import is_share
 from coderepairrl.stats.spending import Prices, Spent, spent
 from coderepairrl.types import Ending, Episode, Turn
 
+# Rounds of attempts (as many as run at once) that all failed to show anything before an evaluation stops.
 _PATIENCE = 2
-"""Rounds of attempts (as many as run at once) that may all say nothing of the policy before an evaluation stops."""
-_FEWEST = 10
-"""Attempts, all that there are, which must have sampled nothing before an evaluation stops."""
+_FEWEST = 10  # Fewest attempts, sampling no token at all, that stop an evaluation.
 SILENT = "sampled nothing"
 _FIX = {
     "are void": "mend the cause, then continue with --resume",
@@ -26,7 +25,7 @@ _FIX = {
 
 
 def find_obstacle(episode: Episode) -> str:
-    """Return what kept the policy from showing what it can do, or ""."""
+    """Return what kept the policy from showing its ability, or ""."""
     if episode.ending is Ending.VOID:
         return "are void"
     cost = spent([episode])
@@ -36,7 +35,7 @@ def find_obstacle(episode: Episode) -> str:
 
 
 def find_common_obstacle(episodes: Sequence[Episode]) -> str:
-    """Return a warning where one obstacle kept all valid `episodes` from saying anything of the policy, or ""."""
+    """Return a warning if one obstacle hid the policy's ability in all valid `episodes`, or ""."""
     obstacles = [find_obstacle(episode) for episode in episodes if episode.ending is not Ending.VOID]
     if not obstacles or len(set(obstacles)) > 1 or not obstacles[0]:
         return ""
@@ -46,7 +45,7 @@ def find_common_obstacle(episodes: Sequence[Episode]) -> str:
 
 
 class Watch:
-    """Takes each attempt once it has its verdict. `say` prints a line."""
+    """Takes each attempt after its verdict; `say` prints a line."""
 
     def __init__(
         self,
@@ -58,30 +57,27 @@ class Watch:
         *,
         stops: bool = True,
     ) -> None:
-        """Watch `attempts`, of which earlier processes made `before`; without `stops`, only void ones raise an error.
+        """Watch `attempts`, with `before` from earlier processes; without `stops` only void ones raise.
 
-        Raises `RunError` where replies in these are by several models.
+        Raises `RunError` if several models replied in these.
         """
         self._attempts, self._patience, self._stops = attempts, _PATIENCE * concurrency, stops
         self._prices, self._say = prices, say
-        self._valid: list[Episode] = []
-        """Without their turns, which are most of an episode."""
+        self._valid: list[Episode] = []  # Without their turns, the largest part of episodes.
         self._cost = Spent()
         self._obstacle = ""
-        self._in_a_row = 0
-        """Attempts with this obstacle."""
-        self._model: Any = ""
-        """What the server says that it is; empty of one that does not say, and of our own engines."""
+        self._in_a_row = 0  # Attempts with this obstacle.
+        self._model: Any = ""  # Server's name for its model; empty if it gives none, and for our own engines.
         for episode in before:
             self._add(episode)
 
     def __call__(self, episode: Episode) -> None:
-        """Count the attempt, and print its line.
+        """Count the attempt and print its line.
 
-        Raises `RunError` where another model replies than before, and `HealthGateError` after many void attempts in a
-        row, and where all attempts sampled nothing: waiting for the rest mends nothing. A policy can cause that
-        attempts end by the time limit, which is warned of alone.
+        Raises `RunError` if another model replies, and `HealthGateError` after many void attempts in a row, or if all
+        sampled no token.
         """
+        # Time limits, which a policy can cause, only warn.
         self._add(episode)
         void = episode.ending is Ending.VOID
         if not void:

@@ -1,4 +1,4 @@
-"""Intervals, tests, and the measures and accounts of episodes: no number is printed without its interval."""
+"""Intervals, tests, and the measures and accounts of episodes: every printed number has its interval."""
 
 from coderepairrl.stats.intervals import (
     TOO_FEW,

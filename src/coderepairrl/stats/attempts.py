@@ -1,10 +1,10 @@
-"""What several attempts at a task come to: pass@k and pass^k, one policy's or two policies' side by side.
+"""pass@k and pass^k of several attempts at a task, for one policy or two.
 
-Both are unbiased for k independent attempts, drawn without replacement from the n that were made: pass@k that at least
-one solves the task (Chen et al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all of them do
-(Yao et al. 2024, "tau-bench"). Curves of a policy before and after training tell new skills from sharper ones: a policy
-that only became surer of what it could solve is ahead for few attempts, and no longer for many (Yue et al. 2025, "Does
-Reinforcement Learning Really Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
+Both are unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task
+(Chen et al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024,
+"tau-bench"). Curves before and after training separate new skills from sharper ones: a policy that became surer is
+ahead for few attempts alone (Yue et al. 2025, "Does Reinforcement Learning Really Incentivize Reasoning Capacity in
+LLMs Beyond the Base Model?").
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import NamedTuple
 from coderepairrl.stats.intervals import Interval, mean_interval, paired_difference
 
 Solved = Mapping[str, Sequence[bool]]
-"""Whether each attempt solved its task, by task."""
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
@@ -32,9 +31,7 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
 
 
 def pass_hat_k(attempts: int, solved: int, k: int) -> float:
-    """Probability that all of `k` attempts solve the task (pass^k), where `solved` of `attempts` did.
-
-    Raises what `pass_at_k` raises.
+    """Probability that all of `k` attempts solve the task (pass^k). Raises as `pass_at_k`.
 
     >>> pass_hat_k(4, 3, 1), pass_hat_k(4, 3, 2), pass_hat_k(4, 3, 4)
     (0.75, 0.5, 0.0)
@@ -61,17 +58,16 @@ def doubling(most: int) -> Sequence[int]:
 
 
 class CurvePoint(NamedTuple):
-    """pass@k (or pass^k) of two policies at one `k`, with 95 % intervals, pointwise."""
+    """pass@k (or pass^k) of two policies at one `k`, with pointwise 95 % intervals."""
 
     k: int
     before: Interval
     after: Interval
     change: Interval
-    """Paired by task."""
 
 
 def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> dict[str, float]:
-    """`estimate` for each task. Raises ValueError, which names the task, where one has fewer than `k` attempts.
+    """Apply `estimate` to each task. Raises ValueError for a task with fewer than `k` attempts.
 
     >>> per_task({"a": [True, False], "b": [False, False]}, 1)
     {'a': 0.5, 'b': 0.0}
@@ -87,8 +83,7 @@ def curve(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> dict[int, Interval]:
-    """The mean over tasks for each of `ks`, with intervals of whole `clusters` (by task). Raises what `per_task`
-    raises.
+    """Mean over tasks for each of `ks`, with intervals of whole `clusters` (by task). Raises as `per_task`.
 
     >>> found = curve({"a": [True, False], "b": [False, False], "c": [True, True]}, {"a": 1, "b": 2, "c": 3}, (1, 2))
     >>> print(found[1], found[2])
@@ -108,10 +103,7 @@ def curves(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> list[CurvePoint]:
-    """Both policies at each of `ks` on the same tasks, and how they differ there.
-
-    Raises ValueError for other tasks, and what `per_task` raises.
-    """
+    """Compare two policies at each of `ks` on the same tasks. Raises ValueError for other tasks, and as `per_task`."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]

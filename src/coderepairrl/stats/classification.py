@@ -1,6 +1,6 @@
-"""How well labels are given: accuracy, F1, confusion, and whether confidence is deserved.
+"""Quality of labels: accuracy, F1, confusion, calibration.
 
-Intervals are those of the bootstrap of whole clusters (`effects.bootstrap`): F1 is no mean of tasks.
+Intervals are the bootstrap's of whole clusters (`effects.bootstrap`): F1 is no mean of tasks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ Array = NDArray[np.float64]
 
 
 class Answer(NamedTuple):
-    """One attempt at a task: the label that is right, and the one that was given; None where none was."""
+    """Attempt at a task: the right label, and the given one, if any."""
 
     task: str
     wanted: str
     given: str | None
     cluster: Hashable
     confidence: float | None = None
-    """As it was stated, in [0, 1]."""
 
     @property
     def right(self) -> bool:
-        """Whether they are the same."""
+        """Whether the label is right."""
         return self.given == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class PerClass:
-    """One class: `support` attempts have it as their label. What is 0 / 0 is None."""
+    """One class: `support` attempts have it as their label. 0 / 0 is None."""
 
     support: int
     precision: Interval | None
@@ -48,26 +47,26 @@ class PerClass:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What became of answers. Classes are the labels of the tasks, in order.
+    """Results of answers. Classes are the labels of the tasks, in order.
 
-    `macro_f1` is the mean over the classes of F1, 2 TP / (2 TP + FP + FN), which is 0 for a class that is never given.
+    `macro_f1` is the mean over classes of F1, 2 TP / (2 TP + FP + FN): 0 for a class that is never given.
     """
 
     answers: int
     tasks: int
     missing: int
-    """Without any label: counted as wrong."""
+    """Answers without a label: counted as wrong."""
     invalid: int
-    """With one that is no class: counted as wrong."""
+    """Answers with a label that is no class: counted as wrong."""
     accuracy: Interval
     macro_f1: Interval
     classes: Mapping[str, PerClass]
     confusion: Mapping[str, Mapping[str, int]]
-    """By class, then by the label given: a class, ``other`` or ``none``."""
+    """Counts by class, then by given label: a class, `OTHER` or `NONE`."""
 
 
 def classify(answers: Sequence[Answer]) -> Classification:
-    """The numbers of `answers`. Raises ValueError without any."""
+    """Classify `answers`. Raises ValueError without any."""
     if not answers:
         raise ValueError("no answers to classify")
     names = sorted({each.wanted for each in answers})
@@ -93,7 +92,7 @@ def classify(answers: Sequence[Answer]) -> Classification:
 
 
 OTHER, NONE = "(other)", "(none)"
-"""In a confusion matrix: a label that is no class, and no label."""
+"""Labels in a confusion matrix: no class, and no label."""
 
 
 def _shown(answer: Answer, classes: Sequence[str]) -> str:
@@ -103,15 +102,16 @@ def _shown(answer: Answer, classes: Sequence[str]) -> str:
 
 
 def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float]]:
-    """For each class whether an answer is right about it, whether it gives it, and whether it should."""
+    """Right about, gives, and should give each class, per answer."""
     rights = [[float(each.right and each.wanted == name) for each in answers] for name in names]
     givens = [[float(each.given == name) for each in answers] for name in names]
     return rights + givens + [[float(each.wanted == name) for each in answers] for name in names]
 
 
 def macro_f1(means: Array) -> Array:
-    """Of the means of right, given and wanted of each class, shape ``(3 classes, draws)``; a draw without a class has
-    the mean of the others."""
+    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``, without classes absent from a
+    draw.
+    """
     right, given, wanted = np.split(means, 3)
     there = given + wanted
     f1 = np.divide(2 * right, there, out=np.zeros_like(right), where=there > 0)
@@ -133,16 +133,16 @@ def _per_class(
 
 
 class Difference(NamedTuple):
-    """Answers of two policies to the same tasks: the later less the earlier."""
+    """Differences between two policies on the same tasks: later minus earlier."""
 
     accuracy: Interval
     macro_f1: Interval
 
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
-    """Of two policies on the tasks that both answered, in clusters of both.
+    """Compare two policies on the tasks that both answered, in clusters.
 
-    Tasks count alike, however many attempts each has. Raises ValueError where they share no task.
+    Tasks count alike, however many attempts each has. Raises ValueError without a common task.
     """
     sides = [_shares(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
@@ -159,8 +159,6 @@ def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
 
 
 class _Shares(NamedTuple):
-    """A task, and what share of its attempts gave which label."""
-
     wanted: str
     given: Mapping[str, float]
     cluster: Hashable
@@ -191,7 +189,7 @@ def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Answers with a confidence above `low`, up to `high`: their mean `confidence`, and the share that is right."""
+    """Answers with a confidence above `low`, up to `high`: mean `confidence`, and share that is right."""
 
     low: float
     high: float
@@ -202,24 +200,21 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Whether confidence is what it should be: the share of answers that are right.
+    """Calibration: confidence against the share of right answers.
 
-    `error` is the expected calibration error (arXiv 1706.04599): the mean over answers of how far the confidence of
-    their bin is from its accuracy. Of few answers it is above 0 even where confidence is right, since accuracy varies
-    by chance, and that chance also shifts its interval upwards.
+    `error` is the expected calibration error (arXiv 1706.04599): the mean over answers of the distance between their
+    bin's confidence and accuracy. With few answers chance alone makes it positive, and shifts its interval upwards.
     """
 
     count: int
     error: Interval
     bins: Sequence[Bin] = field(default_factory=tuple)
-    """Of `BINS` of equal width, those with an answer."""
 
 
 def agreement(answers: Sequence[Answer]) -> list[Answer]:
-    """For each task with several attempts the label that most of them give, sure as the share that gives it.
+    """Majority label of each task with several attempts, its share as confidence.
 
-    Of labels that are given as often, the one that was given first counts. A task of which no attempt gives a label is
-    left out: there is nothing to be sure of.
+    Ties go to the label given first. Tasks without any label are left out.
     """
     by_task: dict[str, list[Answer]] = {}
     for each in answers:
@@ -234,8 +229,7 @@ def agreement(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def calibrate(answers: Sequence[Answer]) -> Calibration | None:
-    """The calibration of the `answers` that have a confidence; None where none has. Raises ValueError for one outside
-    of [0, 1]."""
+    """Calibration of the `answers` with a confidence, if any. Raises ValueError for one outside [0, 1]."""
     sure = [(each, each.confidence) for each in answers if each.confidence is not None]
     if not sure:
         return None
@@ -258,6 +252,6 @@ def calibrate(answers: Sequence[Answer]) -> Calibration | None:
 
 
 def expected_error(means: Array) -> Array:
-    """Of the means of confidence and of being right in each bin, 0 outside of it, shape ``(2 bins, draws)``."""
+    """Calibration error from the bins' means of confidence and of being right, 0 outside, ``(2 bins, draws)``."""
     confidence, right = np.split(means, 2)
     return np.asarray(np.abs(confidence - right).sum(axis=0))

@@ -1,4 +1,4 @@
-"""Which tasks depend on each other, and the slices of tasks that results are also given for."""
+"""Clusters of dependent tasks, and slices of tasks for separate results."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from coderepairrl.types import Episode
 
 _MUTANTS = "mutants/"
 _SEVERAL_OF_ONE = (_MUTANTS, "primevul/", "sven/")
-"""Sources with several tasks of one function, whose ids differ in the last part alone."""
 _SLICES = 12
-"""A field with more values than these parts tasks into pieces too small for an estimate."""
+"""Values above which a field makes no slices: too small for an estimate."""
 
 
 def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
-    """The cluster of the task of each of `episodes`, by task id.
+    """Cluster of each episode's task, by task id.
 
-    Bugs of one repository are no independent observations: a policy that knows the repository knows them all. So a task
-    is clustered with the others of its repository; where all are of one, they are observations of that repository, and
-    each stands for itself. Without a repository a mutant is clustered with those of its function, a question about a
-    vulnerable function with those of its pair, and any other task stands for itself.
+    Bugs of one repository are no independent observations, so they share a cluster, unless there is one repository
+    alone: then each task stands for itself. Without a repository a mutant is clustered by function, a vulnerable
+    function with its pair, any other task alone.
 
     >>> from coderepairrl.types import Ending
     >>> def of(*repositories: str) -> list[Episode]:
@@ -36,7 +34,7 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
 
 
 def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
-    """As `clusters_of`, of tasks whose repository is known, or empty.
+    """`clusters_of` from repositories by task, empty if unknown.
 
     >>> clusters_by({"a": "flask", "b": "sympy", "c": ""})
     {'a': 'flask', 'b': 'sympy', 'c': 'c'}
@@ -46,7 +44,7 @@ def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
 
 
 def _alone(task_id: str) -> str:
-    """The function of a mutant, the pair of a vulnerable function, any other task by itself.
+    """Cluster without a repository: a mutant's function, a vulnerable function's pair, or the task.
 
     >>> _alone("mutants/stats.median/compare-1f3a-q"), _alone("handmade/till")
     ('mutants/stats.median', 'handmade/till')
@@ -55,7 +53,7 @@ def _alone(task_id: str) -> str:
 
 
 def slice_of(task_id: str) -> str:
-    """Whether the issue of a mutant quotes the broken line; empty for any other task.
+    """Whether a mutant's issue quotes the broken line; empty for other tasks.
 
     >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
     ('quoted issues', '')
@@ -65,9 +63,10 @@ def slice_of(task_id: str) -> str:
 
 
 def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()) -> dict[str, frozenset[str]]:
-    """Ids of the tasks that results are also given for, by what they have in common: kind, language, repository, their
-    half of the difficulties, what mutants' issues quote, and `further` fields, each a name or nothing. A field that is
-    the same for all makes no slice.
+    """Task ids by slice: kind, language, repository, half of the difficulties, quotes in mutants' issues, `further`
+    fields.
+
+    A field with a single value makes no slice.
 
     >>> from coderepairrl.types import Ending
     >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
@@ -97,7 +96,7 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
 
 
 def split(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """The keys of `values` by value, those without one in no part; none where all are alike, or there are too many.
+    """Keys of `values` by value, without empty ones; none if all are equal, or values too many.
 
     >>> split({"a": "go", "b": "c", "c": ""}), split({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})

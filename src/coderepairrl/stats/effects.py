@@ -1,12 +1,11 @@
-"""Effect sizes of two policies on the same tasks, and the paired bootstrap of whole clusters that gives their
-intervals.
+"""Effect sizes of two policies on the same tasks, with intervals of a paired bootstrap of whole clusters.
 
 Cohen's d is the difference over the pooled standard deviation of both policies' tasks, Cohen's h the difference of the
 arcsines of two proportions: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis").
 
-The bootstrap draws whole clusters, with all attempts of both policies, with replacement, which keeps the pairs. Its
-interval is the expanded percentile one (Hesterberg 2015, Am. Stat. 69, 371): quantiles further out, as Student's t is
-wider than the normal distribution, without which it is too narrow for the few repositories that benchmarks have.
+The bootstrap draws clusters with replacement, with all attempts of both policies. Its interval is the expanded
+percentile one (Hesterberg 2015, Am. Stat. 69, 371), as Student's t is wider than the normal: otherwise too narrow for
+few clusters.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ def bootstrap(
 ) -> Interval | None:
     """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
-    `statistic` takes means, shape ``(columns, draws)``, and gives one value per draw, NaN where it has none. None where
-    it has none for the tasks as they are; no interval where fewer than 2 clusters, or draws that are all equal, leave
-    none. Raises ValueError on unequal lengths and without tasks.
+    `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. Returns None if undefined for the
+    tasks; no interval for fewer than 2 clusters, or equal draws. Raises ValueError on unequal lengths and without
+    tasks.
     """
     table = np.array(columns, dtype=float)
     if not table.size or table.shape[1] != len(clusters):
@@ -60,36 +59,33 @@ def bootstrap(
 
 
 def _drawn(clusters: int, seed: int) -> Array:
-    """How often each cluster is drawn, shape (draws, clusters)."""
+    """Number of draws of each cluster, shape (draws, clusters)."""
     picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 
 
 def _means(sums: Array, counts: Array) -> Array:
-    """Means of all but the last row, which counts, over clusters drawn `counts` (draws, clusters) times."""
+    """Means of all rows except the last, which counts, over clusters drawn `counts` (draws, clusters) times."""
     drawn = sums @ counts.T
     return np.asarray(drawn[:-1] / drawn[-1])
 
 
 def _tail(clusters: int) -> float:
-    """What is cut off at each end, of 95 %: 2.5 % for many clusters, less for few."""
+    """Probability cut off at each end: 2.5 % for many clusters, less for few."""
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 
 
 def difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Mean of ``after - before`` over tasks, with the bootstrap's interval. Raises what `bootstrap` raises."""
+    """Mean of ``after - before`` over tasks, with the bootstrap's interval. Raises as `bootstrap`."""
     found = bootstrap([before, after], clusters, lambda means: means[1] - means[0])
     assert found is not None  # a difference of means is a number
     return found
 
 
 def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval | None:
-    """Cohen's d of `after` against `before`, values by task; None where neither varies, or there is one task.
-
-    Raises what `bootstrap` raises.
-    """
+    """Cohen's d, values by task; None for a single task, or without variance. Raises as `bootstrap`."""
     size = len(clusters)
     if size < 2:
         return None
@@ -106,10 +102,7 @@ def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence
 
 
 def cohens_h(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Cohen's h of `after` against `before`, shares by task, in radians.
-
-    Raises ValueError for shares beyond [0, 1], and what `bootstrap` raises.
-    """
+    """Cohen's h, shares by task, in radians. Raises ValueError for shares beyond [0, 1], and as `bootstrap`."""
     if not all(0 <= value <= 1 for value in (*before, *after)):
         raise ValueError("Cohen's h is of shares, from 0 to 1")
 

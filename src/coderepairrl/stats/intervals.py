@@ -1,18 +1,14 @@
 """95 % intervals for means, shares and paired differences, and a test, all of whole clusters.
 
-Bugs in one function, or attempts at one task, have much in common and are worth less than as many independent
-observations. So the variance of a mean is estimated from whole clusters, as that of a ratio, with G / (G - 1) for G of
-them, but never below that of independent values, and quantiles are Student's with G - 1 degrees of freedom (Korn and
-Graubard 1998). A share (a mean of values in [0, 1]) has the score interval of a proportion (Wilson 1927), a difference
-of two shares that of paired proportions (Tango 1998), each for the effective number of observations: p (1 - p) over the
-variance, for a share p. They stay within bounds and hold for few clusters and for small p, where a percentile bootstrap
-covers far less than 95 % (Dean and Pagano 2015; simulated in tests/stats/test_coverage.py), and need no random
-numbers. They are too narrow for rare shares of strongly clustered values: a share of .05 with an intra-cluster
-correlation of .7 is held in 90 % with 30 clusters of 4. Anything else has the interval of Student's t.
+The variance of a mean is estimated from G whole clusters, as that of a ratio, with G / (G - 1), but never below that of
+independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). A share (a mean of
+values in [0, 1]) has the score interval of a proportion (Wilson 1927), a difference of two shares that of paired
+proportions (Tango 1998), for the effective number of observations: p (1 - p) over the variance. They hold for few
+clusters and small p, where a percentile bootstrap covers far less than 95 % (Dean and Pagano 2015; simulated in
+tests/stats/test_coverage.py), but not for rare shares of strongly clustered values: .05 with an intra-cluster
+correlation of .7 is held in 90 % with 30 clusters of 4. Other values have Student's interval.
 
-Equal values give no estimate of their variance. A share then has its score interval with one observation per cluster:
-the cautious choice, exact where values within a cluster always agree. With one cluster alone, and where values that are
-no share are all equal, there is no interval: too few.
+Equal shares get the score interval with one observation per cluster. One cluster, and other equal values, are too few.
 
 Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
 Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
@@ -31,19 +27,16 @@ from numpy.typing import NDArray
 from scipy import special
 
 TOO_FEW = "too few"
-"""Printed in place of an interval where there is none."""
 
 _FLIPS, _EXACT = 10_000, 12
 _Z = NormalDist().inv_cdf(0.975)
 _ROUNDING = 1e-12
-"""Relative size of differences that mean nothing."""
 _ALIKE = 5e-4
-"""Shares that differ by no more are equal, as they are in print: an edit of a wrong place earns 1e-9 and not 0, and of
-its variance that reveals as little."""
+"""Difference of equal shares, as in print: an edit of a wrong place earns 1e-9."""
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval; both ends are None where there is too little to estimate them from.
+    """Estimate with its 95 % interval; both ends are None with too little data.
 
     >>> str(Interval(0.5, 0.4, 0.6)), str(Interval(0.5, None, None))
     ('0.500 [0.400, 0.600]', '0.500 [too few]')
@@ -54,15 +47,15 @@ class Interval(NamedTuple):
     high: float | None
 
     def above(self, level: float) -> bool:
-        """Whether the whole interval lies above `level`; without an interval it does not."""
+        """Whether the whole interval lies above `level`."""
         return self.low is not None and self.low > level
 
     def below(self, level: float) -> bool:
-        """Whether the whole interval lies below `level`; without an interval it does not."""
+        """Whether the whole interval lies below `level`."""
         return self.high is not None and self.high < level
 
     def text(self, form: str = ".3f") -> str:
-        """For people, each number in `form`.
+        """Text for people, each number in `form`.
 
         >>> Interval(0.5, -0.25, 1).text("+.2f")
         '+0.50 [-0.25, +1.00]'
@@ -77,10 +70,9 @@ class Interval(NamedTuple):
 def mean_interval(
     values: Sequence[float], clusters: Sequence[Hashable], *, share: bool, least: float = -math.inf
 ) -> Interval:
-    """Mean of `values`, one cluster label each. A `share` has values in [0, 1] only; of what cannot be below `least`
-    (0 for a count), neither does the interval reach there.
+    """Mean of `values`, one cluster label each, with an interval not below `least` (0 for a count).
 
-    Raises ValueError without values, for NaN, and for a share beyond its bounds.
+    A `share` has values in [0, 1]. Raises ValueError without values, for NaN, and for a share beyond its bounds.
 
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
@@ -121,9 +113,9 @@ def paired_difference(
 
 
 class PairedShares(NamedTuple):
-    """Pairs of shares as so many independent ones: those that got worse (`lost`), better (`gained`), and all.
+    """Effective numbers of independent pairs: worse (`lost`), better (`gained`), and all.
 
-    `freedom` are the degrees of freedom of the variance that says how many; None where all differences are equal.
+    `freedom` are the variance's degrees of freedom; None where all differences are equal.
     """
 
     mean: float
@@ -135,7 +127,7 @@ class PairedShares(NamedTuple):
 
 
 def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
-    """The effective numbers of pairs behind `paired_difference`. Raises what that raises."""
+    """Effective numbers of pairs behind `paired_difference`. Raises as that."""
     differences = [late - early for early, late in zip(before, after, strict=True)]
     found = estimate(differences, clusters, _ALIKE)
     _check_share([*before, *after])
@@ -151,10 +143,10 @@ def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Seq
 def sign_flip_test(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, seed: int = 0
 ) -> float:
-    """Two-sided p-value of the paired permutation test: could ``after - before`` as well have the other sign?
+    """Two-sided p-value of the paired permutation test for ``after - before``.
 
-    Whole `clusters` change sign together: all of the ``2^n`` combinations of up to 12 clusters that differ, else 10,000
-    random ones. Raises ValueError without values or on unequal lengths.
+    Whole `clusters` change sign together: all ``2^n`` combinations of up to 12 clusters that differ, else 10,000 random
+    ones. Raises ValueError without values or on unequal lengths.
 
     >>> sign_flip_test([0, 0, 0], [1, 1, 1], "abc"), sign_flip_test([0, 1], [1, 0], "ab")
     (0.25, 1.0)
@@ -191,9 +183,8 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
 def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
     """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
 
-    It holds all d with ``|share - d| <= quantile * sqrt(V(d) / pairs)``, V(d) being the variance of one pair's
-    difference under the likeliest probabilities that have d as their difference. Numbers of pairs that got worse, that
-    got better, and of all, may be effective ones. Raises ValueError without pairs.
+    It holds all d with ``|share - d| <= quantile * sqrt(V(d) / pairs)``, V(d) as in `tango_variance`. Numbers may be
+    effective ones. Raises ValueError without pairs.
 
     >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
     ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
@@ -209,8 +200,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
-    """Variance of one pair's difference under the likeliest probabilities that have `d` as their difference: V(d) of
-    `tango`.
+    """Variance of one pair's difference under the likeliest probabilities with difference `d`.
 
     >>> tango_variance(0.0, 3, 9, 50) == 12 / 50
     True
@@ -222,7 +212,7 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """The point between `inside` and `outside` where `holds` becomes false, by bisection."""
+    """Bisect for the point between `inside` and `outside` where `holds` becomes false."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -230,22 +220,22 @@ def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float
 
 
 class Estimate(NamedTuple):
-    """A mean of values in clusters, and its variance."""
+    """Mean of values in clusters, and its variance."""
 
     mean: float
     variance: float
-    """Of the mean; 0 if all values are equal but for rounding, or alike."""
     clusters: int
 
     @property
     def quantile(self) -> float:
-        """Student's, for a 95 % interval."""
+        """Student's quantile for a 95 % interval."""
         return student(self.clusters - 1)
 
 
 def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
-    """The mean of `values`, and its variance from whole `clusters`, but never below that of independent values; 0
-    where they differ by no more than `alike` and rounding. Raises ValueError without values.
+    """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
+
+    0 if they differ by at most `alike` and rounding. Raises ValueError without values.
     """
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
@@ -258,7 +248,7 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t for 1, 2, ... degrees of freedom.
+    """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom.
 
     >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]
     [12.71, 4.3, 3.18, 2.26, 2.0]
@@ -267,12 +257,12 @@ def student(freedom: int) -> float:
 
 
 def is_share(values: Iterable[float]) -> bool:
-    """Whether all of `values` lie in [0, 1], but for rounding."""
+    """Whether all of `values` lie in [0, 1], up to rounding."""
     return all(-_ROUNDING <= value <= 1 + _ROUNDING for value in values)
 
 
 def _check_numbers(values: Iterable[float]) -> None:
-    """Raise ValueError for a NaN among `values`: no comparison with it holds."""
+    # no comparison with NaN holds
     if any(map(math.isnan, values)):
         raise ValueError("one of the values is NaN")
 
@@ -299,11 +289,9 @@ def _by_cluster(
 def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
     """Median of `values`, one cluster label each.
 
-    The interval has every value v at which half may lie: the share of values up to v has one half in its own interval
-    (`mean_interval`), as Woodruff (1952, J. Am. Stat. Assoc. 47, 635) and Francisco and Fuller (1991, Ann. Stat. 19,
-    454) turn intervals of shares into those of quantiles. Its ends are values that occur. Where both are the same one,
-    the next that occur on either side stand for them; with one cluster, and where all values are equal, there is none:
-    too few. Raises ValueError without values.
+    The interval has every value v whose share of values up to v may be one half (`mean_interval`; Woodruff 1952, J. Am.
+    Stat. Assoc. 47, 635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Its ends are values that occur; equal ends
+    move to the neighbours. One cluster, and equal values, are too few. Raises ValueError without values.
 
     >>> str(median_interval([float(v) for v in range(1, 100)], range(99)))
     '50.000 [40.000, 60.000]'
@@ -316,7 +304,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
         return Interval(middle, None, None)
 
     def first(reached: Callable[[Interval], bool]) -> int:
-        """The place in `known` of the least value up to which `reached` holds."""
+        """Index in `known` of the first value with `reached`."""
 
         def holds(value: float) -> bool:
             return reached(mean_interval([float(each <= value) for each in values], clusters, share=True))

@@ -1,6 +1,6 @@
 """Measures of an episode, and their means over episodes with intervals.
 
-An episode void after all retries is counted and not measured: an infrastructure fault is no fact about the policy.
+Void episodes are counted, not measured: an infrastructure fault is no fact about the policy.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from coderepairrl.stats.spending import spent
 from coderepairrl.types import Ending, Episode
 
 COUNTS = frozenset({"calls", "turns", "sampled_tokens"})
-"""Measures that are numbers per episode. Of the others, one is a share where all of its values lie in [0, 1]."""
+"""Numbers per episode; other measures are shares where all values lie in [0, 1]."""
 
 
 NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens", "calls", "tool_success")
-"""Of what `measures` gives, all but scores."""
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Numbers of one episode; what is undefined for it (no tool call, no patch) or not known is absent.
+    """Measures of one episode, without undefined (no tool call, no patch) or unknown ones.
 
-    ``reward`` is the weighted sum; every score appears under its own name, and as ``NAME_per_patch`` for
-    episodes with a patch, because a rising mean may come from fewer empty patches alone.
+    ``reward`` is the weighted sum; scores have their names, and ``NAME_per_patch`` for episodes with a patch.
     """
+    # a rising mean may come from fewer empty patches alone
     calls = episode.tool_calls
     empty = not episode.patch.strip()
     values = {
@@ -62,7 +61,7 @@ class Summary:
 
 
 def summarise(episodes: Iterable[Episode]) -> Summary:
-    """Summary of an evaluation (or of a step). Without a single valid episode `values` is empty."""
+    """Summarise an evaluation (or a step). Without a valid episode `values` is empty."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
     own = clusters_of(everything)
@@ -81,7 +80,7 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
 
 
 def shares(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
-    """Whether `values` of a measure are shares, in [0, 1], and it is none of `counts`."""
+    """Whether `values` of a measure are shares, in [0, 1] and none of `counts`."""
     return measure not in counts and is_share(values)
 
 
@@ -93,29 +92,27 @@ def level(
     share: bool | None = None,
     counts: Container[str] = COUNTS,
 ) -> Interval:
-    """The mean of `values` of a measure, in `clusters`: that of a `share`, where nothing is said by `shares`."""
+    """Mean of a measure in `clusters`; `share` defaults to `shares`."""
     share = shares(measure, values, counts) if share is None else share
     return mean_interval(values, clusters, share=share, least=0.0 if measure in counts else -math.inf)
 
 
 def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
-    """Paired differences ``after - before`` of the per-task means, over tasks that both measured.
+    """Paired differences ``after - before`` of per-task means, over tasks that both measured.
 
-    Ratios that only some episodes have (``*_per_patch``, ``tool_success``) are paired on the tasks where both
-    sides have one.
+    Ratios (``*_per_patch``, ``tool_success``) are paired on tasks where both sides have one.
     """
     return {name: pairs.change for name, pairs in pair(before, after).items()}
 
 
 class Pairs(NamedTuple):
-    """One measure on the tasks that have it before and after: means over attempts, task by task."""
+    """Measure on tasks measured before and after: means over attempts, task by task."""
 
     measure: str
     tasks: list[str]
     before: list[float]
     after: list[float]
     clusters: list[str]
-    """What each task is clustered in (`clusters_of`)."""
 
     @property
     def early(self) -> Interval:
@@ -138,12 +135,12 @@ class Pairs(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Of the two-sided test whether there is any change (`sign_flip_test`)."""
+        """Two-sided p-value of a change (`sign_flip_test`)."""
         return sign_flip_test(self.before, self.after, self.clusters)
 
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
-    """The pairs behind `compare`, by measure; a measure without a single pair is absent."""
+    """Pairs behind `compare`, by measure; those without a pair are absent."""
     before, after = list(before), list(after)
     early, late = _by_task(before), _by_task(after)
     own = clusters_of([*before, *after])

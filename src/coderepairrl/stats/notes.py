@@ -1,4 +1,4 @@
-"""What rewards noted beside their scores, counted by kind: why they are 0, above all."""
+"""Counts of rewards' notes by kind: why they are 0, above all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from coderepairrl.types import Episode
 
 _KINDS = 500
-"""Counted apart for each reward: a note may quote the policy, and never come twice."""
+"""Kinds counted separately per reward: notes may quote the policy, and never repeat."""
 _WIDEST = 160
 _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+""")
-"""What notes of one kind may differ in: quotations, paths, addresses, numbers."""
+"""Variable parts of a kind: quotations, paths, addresses, numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Notes that differ in names and numbers only: one of them, how many there were, and how many came with a 0."""
+    """Notes that differ in names and numbers alone: an example, their number, and those with a score of 0."""
 
     note: str
     count: int
@@ -27,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Of one reward: scores, those that are 0, and the kinds of notes, the most frequent first."""
+    """Notes of one reward: scores, zeros among them, and kinds, most frequent first."""
 
     scores: int
     zeros: int
@@ -44,13 +44,13 @@ class _Reward:
 
 
 class Notes:
-    """Counts the notes of episodes as they come, in bounded memory."""
+    """Counter of episodes' notes, in bounded memory."""
 
     def __init__(self) -> None:
         self._rewards: dict[str, _Reward] = {}
 
     def add(self, episode: Episode) -> None:
-        """Count what the rewards noted of `episode`."""
+        """Count the notes of `episode`."""
         for score in episode.scores:
             own = self._rewards.setdefault(score.name, _Reward())
             own.scores += 1
@@ -65,7 +65,7 @@ class Notes:
                 own.zeros_by_kind[kind] += score.value == 0
 
     def found(self) -> dict[str, Noted]:
-        """By reward, in the order in which they first scored."""
+        """Counts by reward, in order of first scores."""
         return {
             name: Noted(
                 own.scores,
@@ -76,7 +76,7 @@ class Notes:
         }
 
     def zeros(self, most: int) -> list[str]:
-        """For people: a line for each reward of which zeros have notes, then its up to `most` most frequent kinds."""
+        """Lines for people: for each reward, the up to `most` most frequent kinds of notes with zeros."""
         lines = []
         for name, noted in self.found().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)
@@ -89,13 +89,13 @@ class Notes:
 
 
 def plain(text: str, widest: int = _WIDEST) -> str:
-    """`text` on one line that does nothing to a terminal, cut where it is long."""
+    """`text` on one printable line, cut at `widest`."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text[: 8 * widest]).split())
     return line if len(line) <= widest else line[: widest - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def kind_of(note: str) -> str:
-    """What is alike in notes of one kind.
+    """Common part of a kind's notes.
 
     >>> kind_of("exit code 1: tests/test_till.py::test_sum") == kind_of("exit code 2: tests/test_a.py::test_b")
     True

@@ -1,4 +1,4 @@
-"""What became of the attempts of an evaluation: resolved, completed, exact, and how often one of several resolves."""
+"""Outcomes of an evaluation: resolved, completed, exact, and how often one of several attempts resolves."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from coderepairrl.types import Ending, Episode
 
 
 def resolved(episode: Episode) -> bool | None:
-    """Whether the patch passed the task's checks, by every reward that ran them; None where none did. An empty patch,
-    on which the reward ``tests`` runs nothing, did not. Runs of older versions say it by that score's value alone.
+    """Whether the patch passed the task's checks, by every reward that ran them; None if none did.
+
+    An empty patch, on which the reward ``tests`` runs no checks, did not. Older runs say so by that score's value
+    alone.
 
     >>> from coderepairrl.types import Score
     >>> def scored(*scores: Score) -> Episode: return Episode("", "", "", 0, "", 0, Ending.DONE, scores=scores)
@@ -32,12 +34,12 @@ def resolved(episode: Episode) -> bool | None:
 
 
 def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
-    """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % intervals, clustered as
-    everywhere (`clusters_of`); then ``pass@k`` and ``pass^k`` for k of 2, 4, ... and the most attempts at a task.
+    """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals
+    (`clusters_of`).
 
-    ``completed`` is a patch that is not empty, ``empty`` the rest, ``exact`` one of the ids in `exact`, ``resolved``
-    one that passed its checks, where they were run. Void attempts are left out; a task with fewer than k valid attempts
-    says nothing of k. Nothing without a valid attempt.
+    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`, ``resolved`` one that passed its checks.
+    Then ``pass@k`` and ``pass^k`` for k of 2, 4, ... and the most attempts, over tasks with k valid ones. Void attempts
+    are left out.
     """
     everything = list(episodes)
     own = clusters_of(everything)

@@ -1,11 +1,11 @@
-"""Tests of two policies on the same tasks: McNemar's, equivalence, and Holm's correction for several of them.
+"""Tests of two policies on the same tasks: McNemar's, equivalence, and Holm's correction.
 
-McNemar's tests count tasks, so they say something of these tasks; `sign_flip_test` and `equivalence` are of whole
-clusters, and say something of tasks from other repositories, too.
+McNemar's tests are about these tasks; `sign_flip_test` and `equivalence`, of whole clusters, also about tasks from
+other repositories.
 
-McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91.
-Schuirmann 1987 (two one-sided tests): J. Pharmacokinet. Biopharm. 15, 657. Tango 1998 (their statistic for paired
-proportions): Stat. Med. 17, 891. Holm 1979: Scand. J. Stat. 6, 65.
+McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91. Schuirmann
+1987 (two one-sided tests): J. Pharmacokinet. Biopharm. 15, 657. Tango 1998 (paired proportions): Stat. Med. 17, 891.
+Holm 1979: Scand. J. Stat. 6, 65.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from coderepairrl.stats.intervals import Interval, estimate, paired_shares, tang
 
 
 class McNemar(NamedTuple):
-    """Tasks by who solved them, and two-sided p-values of whether `only_before` and `only_after` are equally likely."""
+    """Tasks by who solved them, and two-sided p-values of `only_before` and `only_after` being equally likely."""
 
     both: int
     only_before: int
     only_after: int
     neither: int
     exact: float
-    """Of the binomial distribution: never rejects too often."""
+    """Binomial: never rejects too often."""
     mid_p: float
-    """With half of the probability of what was seen: nearer to the level that is asked for."""
+    """With half of the observed probability: nearer to the level."""
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
-    """McNemar's test of whether each task was solved, one attempt each. Without a task that differs p is 1.
+    """McNemar's test of solved tasks, one attempt each; p is 1 if none differ.
 
     Raises ValueError on unequal lengths and without tasks.
     """
@@ -46,10 +46,7 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
 
 
 def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
-    """Exact and mid-p value for so many tasks that only the one, and only the other, solved.
-
-    Raises ValueError for negative numbers.
-    """
+    """Exact and mid-p value for numbers of tasks that one policy alone solved. Raises ValueError for negative ones."""
     if min(lost, gained) < 0:
         raise ValueError("numbers of tasks are not negative")
     fewer, differ = min(lost, gained), lost + gained
@@ -59,22 +56,21 @@ def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
 
 
 class Equivalence(NamedTuple):
-    """Two one-sided tests of whether a difference lies within ``(-margin, margin)``."""
+    """Two one-sided tests of a difference within ``(-margin, margin)``."""
 
     margin: float
     p: float
-    """The larger of both: below 0.05 both are rejected, and the 90 % interval lies within the margin."""
+    """Larger of both p-values: below 0.05 the 90 % interval lies within the margin."""
     interval: Interval
-    """90 %."""
 
 
 def equivalence(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], margin: float, *, share: bool
 ) -> Equivalence | None:
-    """Whether ``after - before`` is smaller than `margin`, whichever its sign, by the intervals' own statistics:
-    Tango's for a `share`, else Student's, both of whole `clusters`. None where there is too little for an interval.
+    """Test whether ``|after - before|`` is below `margin`, by Tango's statistic for a `share`, else Student's.
 
-    Raises ValueError for a margin that is not positive, and what `paired_difference` raises.
+    Of whole `clusters`; None with too little for an interval. Raises ValueError for a margin that is not positive, and
+    as `paired_difference`.
     """
     if not margin > 0:
         raise ValueError(f"a margin of equivalence is positive, not {margin}")
@@ -105,15 +101,12 @@ def equivalence(
 
 
 def _ratio(distance: float, error: float) -> float:
-    """Of a margin as wide as differences can be the error is 0."""
+    # of a margin as wide as differences can be the error is 0
     return distance / error if error else math.copysign(math.inf, distance)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order of `p`: below 0.05, at most 5 % of such families hold a false claim.
-
-    Raises ValueError for what is no probability.
-    """
+    """Holm's adjusted p-values, in the order of `p`. Raises ValueError unless they are probabilities."""
     if not all(0 <= each <= 1 for each in p):
         raise ValueError("p-values are from 0 to 1")
     adjusted, worst = [0.0] * len(p), 0.0

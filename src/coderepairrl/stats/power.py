@@ -1,18 +1,12 @@
-"""What a comparison can show: the smallest difference that it would have found, and the tasks and attempts that it
-takes.
+"""Power of comparisons: the smallest difference to find, and the tasks and attempts needed.
 
-A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Its power is that of
-the normal approximation, with the variance that D has without an effect, E[D²], in the test, and with it, E[D²] -
-effect², in what is drawn; for one attempt per task E[D²] is the share of tasks on which the policies disagree, and this
-is Connor's formula for McNemar's test (1987, Biometrics 43, 207). Policies that differ by some share disagree on no
-fewer tasks, so E[D²] is taken to be at least the effect: with no disagreement seen, a difference of 8 tasks of n is the
-smallest to find.
+A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Power is that of the
+normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws. With one attempt per task E[D²]
+is the share of tasks on which the policies disagree, and this is Connor's formula for McNemar's test (1987, Biometrics
+43, 207). E[D²] is at least the effect.
 
-Tasks of one repository are worth less than as many independent ones: the numbers are multiplied by the design effect,
-the variance of whole clusters over that of independent tasks, as long as further tasks come from as many repositories.
-
-Attempts average out what is chance in each: E[D²] at k attempts is ``between + within / k``. Two attempts per task tell
-these apart (both estimates unbiased); one does not, and what is known then is a range.
+Numbers are multiplied by the design effect, the variance of whole clusters over that of independent tasks. E[D²] at k
+attempts is ``between + within / k``: two attempts per task separate these (both estimates unbiased); one gives a range.
 """
 
 from __future__ import annotations
@@ -27,18 +21,17 @@ from coderepairrl.stats.intervals import Interval, estimate, mean_interval
 
 ALPHA, POWER = 0.05, 0.8
 _LEAST = 6
-"""So many tasks that all change for the better are the fewest for a two-sided exact test: 2 * 0.5 ** 6 < 0.05."""
+"""Fewest tasks, all changed for the better, for a two-sided exact test: 2 * 0.5 ** 6 < 0.05."""
 _HALVINGS = 80
 
 
 def needed(
     effect: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float:
-    """Tasks that show a mean difference of `effect`, where a task's difference has the mean square `square` (E[D²]).
+    """Tasks that show a mean difference of `effect`, given the mean square `square` of a task's difference (E[D²]).
 
-    `design` is the design effect; with `freedom` the test is Student's with so many degrees of freedom. Raises
-    ValueError for an effect that is not from above 0 to 1, a mean square not from 0 to 1, and a power not from 0.05 to
-    below 1.
+    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError for an effect outside (0, 1],
+    a mean square outside [0, 1], and a power outside (0.05, 1).
     """
     if not 0 < effect <= 1:
         raise ValueError(f"an effect to be shown is above 0 and at most 1, not {effect}")
@@ -52,11 +45,7 @@ def needed(
 def detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
-    """The smallest mean difference of shares that `tasks` tasks would have shown; None where they would have shown
-    none.
-
-    Raises what `needed` raises.
-    """
+    """Smallest mean difference of shares that `tasks` tasks would have shown; None if none. Raises as `needed`."""
     low, high = 0.0, 1.0
     if needed(high, square, power=power, design=design, freedom=freedom) > tasks:
         return None
@@ -70,14 +59,15 @@ def detectable(
 
 
 def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> Interval | None:
-    """The smallest difference of means that would have been shown, from the `variance` of a mean difference of so many
-    clusters, with the interval that this variance has (chi-squared's). None without a variance or a second cluster.
+    """Smallest difference of means that would have been shown, given the `variance` of a mean difference of `clusters`.
+
+    The interval is the variance's (chi-squared). None without a variance or a second cluster.
     """
     return detectable_by(variance, clusters - 1, power=power) if clusters > 1 and variance > 0 else None
 
 
 def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
-    """As `detectable_mean`, from a positive `variance` with so many degrees of freedom, which may be a fraction."""
+    """`detectable_mean` from a positive `variance` with perhaps fractional degrees of freedom."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))
@@ -93,25 +83,23 @@ def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
 
 
 class Spread(NamedTuple):
-    """How differences of one metric between two policies vary over tasks."""
+    """Variation over tasks of one metric's differences between two policies."""
 
     square: Interval
-    """E[D²] as it was measured."""
     design: float
-    """Design effect: 1 for independent tasks."""
     clusters: int
     attempts: tuple[int, int]
-    """The fewest attempts per task, before and after."""
+    """Fewest attempts per task, before and after."""
     within: Sequence[float] | None
     """Each task's variance of one attempt, before plus after; None where a side has one attempt."""
     squares: Sequence[float]
-    """Each task's D², less what of it is chance, where `within` is known."""
+    """Each task's D², less its chance part where `within` is known."""
     labels: Sequence[Hashable]
 
     def at(self, attempts: int) -> Interval:
-        """E[D²] for so many attempts per task; `value` is the cautious end where one attempt cannot tell.
+        """E[D²] for `attempts` per task; `value` is the cautious end if single attempts cannot tell.
 
-        Raises ValueError without an attempt, and where these are fewer than one attempt can tell.
+        Raises ValueError without an attempt, and if a single attempt on one side cannot tell.
         """
         if attempts < 1:
             raise ValueError(f"attempts per task are at least 1, not {attempts}")
@@ -128,7 +116,7 @@ class Spread(NamedTuple):
 
 
 def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]) -> Spread:
-    """The spread of shares, values by task and attempt, in the same order of tasks.
+    """Spread of shares, values by task and attempt, in the same order of tasks.
 
     Raises ValueError on unequal lengths, without tasks, and for a task without an attempt.
     """

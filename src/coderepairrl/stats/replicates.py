@@ -1,14 +1,13 @@
-"""Means and paired differences over tasks and seeds: what further tasks *and* further training runs would give.
+"""Means and paired differences over tasks and seeds: for further tasks *and* further training runs.
 
-Each seed is a training run of its own, and all of them are measured on the same tasks, so values are crossed: task
-difficulty is shared by the seeds, the luck of a run by the tasks. The design is that of readers and cases in
-radiology, and so is the variance of the mean: that between seeds, plus that between whole clusters of tasks as far as
-it exceeds their interaction, which the first holds already. Degrees of freedom are Satterthwaite's of the two parts
-(Hillis 2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110). The variance is never below that of the
-tasks alone, and with one seed it is that: then nothing is known of other runs.
+Each seed is a training run, all measured on the same tasks, so values are crossed, like readers and cases in radiology.
+The variance of the mean is that between seeds, plus that between whole clusters of tasks beyond their interaction,
+which the first includes. Degrees of freedom are Satterthwaite's of the two parts (Hillis 2007, Stat. Med. 26, 596;
+Satterthwaite 1946, Biometrics Bull. 2, 110). The variance is never below that of the tasks alone, which it is with one
+seed.
 
-Intervals and p-values follow from variance and degrees of freedom as in `intervals`: for shares Wilson's and Tango's
-score statistics with effective numbers, else Student's. Simulated in tests/stats/test_replicates.py.
+Intervals and p-values follow as in `intervals`: for shares Wilson's and Tango's score statistics with effective
+numbers, else Student's. Simulated in tests/stats/test_replicates.py.
 """
 
 from __future__ import annotations
@@ -23,20 +22,17 @@ from coderepairrl.stats.intervals import Interval, estimate, tango, tango_varian
 from coderepairrl.stats.power import POWER, detectable, detectable_by
 
 Rows = Sequence[Sequence[float]]
-"""A row for each seed, with a value for each task, in the same order of tasks."""
 _ALIKE = 5e-4
-"""Shares that differ by no more are equal, as in `intervals`."""
 
 
 class Replicated(NamedTuple):
-    """A mean over seeds and tasks."""
+    """Mean over seeds and tasks."""
 
     interval: Interval
-    """95 %."""
     p: float | None
-    """Two-sided, of a mean of 0, by the interval's statistic; None where there is too little for an interval."""
+    """Two-sided, of a mean of 0, by the interval's statistic; None with too little data."""
     seen: Interval | None
-    """The smallest mean that would have been told from 0; None where none would have been."""
+    """Smallest mean distinguishable from 0; None if none."""
     seeds: int
     tasks: int
     clusters: int
@@ -52,7 +48,7 @@ class _Spread(NamedTuple):
 
 
 def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """The mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1] only.
+    """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1].
 
     Raises ValueError without seeds or tasks, and for rows of unequal length.
 
@@ -72,9 +68,7 @@ def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Repl
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """The mean of ``after - before``, pair by pair of the same seed and task; `share` as for `replicated`.
-
-    Raises what that raises.
+    """Mean of ``after - before``, paired by seed and task; `share` and errors as for `replicated`.
 
     >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
     0.625 [-0.532, 0.954]
@@ -104,7 +98,7 @@ def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable
 
 
 def _of_shares(seen: Interval) -> Interval | None:
-    """Shares differ by 1 at most."""
+    # shares differ by 1 at most
     if seen.value > 1 or seen.high is None:
         return None
     return Interval(seen.value, seen.low, min(1.0, seen.high))
@@ -124,7 +118,7 @@ def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen:
 
 
 def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
-    """The mean of all values with its variance; 0 where they differ by no more than `alike`."""
+    """Mean of all values with its variance; 0 where they differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)

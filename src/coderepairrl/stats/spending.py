@@ -1,4 +1,4 @@
-"""What attempts have cost: calls, tokens, seconds, and money where tokens have a price."""
+"""Costs of attempts: calls, tokens, seconds, and money by price."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MILLION = 1e6
 
 
 class Prices(NamedTuple):
-    """Money per million tokens, in any currency. What a server had cached costs as much as the rest, if not stated."""
+    """Money per million tokens, in any currency. Cached tokens cost as much as others by default."""
 
     prompt: float
     sampled: float
@@ -19,8 +19,7 @@ class Prices(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Model calls, the tokens of their prompts (those that a server had cached among them) and of their replies, and
-    the seconds that attempts took, added up although they overlap."""
+    """Model calls, tokens of prompts (cached ones included) and replies, and the sum of attempts' seconds."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -28,10 +27,10 @@ class Spent(NamedTuple):
     sampled_tokens: int = 0
     attempt_seconds: float = 0.0
     unreported: int = 0
-    """Calls of which the server did not say how many tokens they took: they are in no sum of tokens."""
+    """Calls without reported tokens, missing from the sums."""
 
     def plus(self, other: Spent) -> Spent:
-        """The sum of the two."""
+        """Add `other`."""
         return Spent(
             self.calls + other.calls,
             self.prompt_tokens + other.prompt_tokens,
@@ -42,7 +41,7 @@ class Spent(NamedTuple):
         )
 
     def money(self, prices: Prices) -> float:
-        """What the tokens cost.
+        """Price of the tokens.
 
         >>> Spent(1, 1_000_000, 500_000, 100_000).money(Prices(2.0, 10.0, cached=1.0))
         2.5
@@ -53,7 +52,7 @@ class Spent(NamedTuple):
 
 
 def spent(episodes: Iterable[Episode]) -> Spent:
-    """What `episodes` cost, void ones included: by the engine's tokens, or as the server reported."""
+    """Costs of `episodes`, void ones included: by the engine's tokens, or as the server reported."""
     total = Spent()
     for episode in episodes:
         lengths: list[int] = []
@@ -64,7 +63,7 @@ def spent(episodes: Iterable[Episode]) -> Spent:
 
 
 def _of(turn: Turn, lengths: list[int]) -> Spent:
-    """Of one call; `lengths` are those of the sequences of the turns before it, and get its own."""
+    """Cost of one call; appends its sequence's length to `lengths`."""
     prompt = len(turn.given)
     if turn.fork is not None:
         prompt += turn.fork.tokens

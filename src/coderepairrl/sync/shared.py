@@ -1,4 +1,4 @@
-"""The folder for weights on their way to an engine: in memory, since they are large."""
+"""Folder for weights on their way to an engine: in memory, since they are large."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from coderepairrl.runs import RunFolder
 
 
 def shared_path(run: RunFolder, base: Path | None = None) -> Path:
-    """The folder of a run's weights on their way to the engine: below `base`, else in /dev/shm, else in the temporary
-    folder."""
+    """Folder of a run's weights in transit: below `base`, /dev/shm, or the temporary folder."""
     memory = Path("/dev/shm")
     base = base or (memory if memory.is_dir() else Path(tempfile.gettempdir()))
     return base / f"{PREFIX}{hashlib.sha256(str(run.path.resolve()).encode()).hexdigest()[:16]}"
@@ -23,11 +22,7 @@ def shared_path(run: RunFolder, base: Path | None = None) -> Path:
 
 @contextmanager
 def shared_folder(run: RunFolder, base: Path | None = None) -> Iterator[Path]:
-    """An empty `shared_path`, removed on leaving; what a killed process of this run left in it is deleted.
-
-    Without `base`, folders of other runs that were killed are removed, too. Raises `UsageError` when the folder cannot
-    be made.
-    """
+    """Create an empty `shared_path` for the duration. Raises `UsageError`."""
     path = shared_path(run, base)
     if base is None:
         sweep(path.parent)

@@ -1,4 +1,4 @@
-"""An engine that takes full weights from the learner without a file: drives both ends of the transfer."""
+"""Engine that receives full weights from the learner without a file: drives both ends of the transfer."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Send = Callable[[Path, int, int, float], Awaitable[str]]
 
 
 class Streamed(Engine):
-    """Wraps an engine that receives weights (`EngineSpec.receives`).
+    """Wrapper of an engine that receives weights (`EngineSpec.receives`).
 
-    A transfer that breaks off raises `EngineFault`, or the sender's own fault.
+    A broken transfer raises `EngineFault`, or the sender's own fault.
     """
 
     def __init__(self, engine: Engine, send: Send) -> None:
@@ -31,7 +31,7 @@ class Streamed(Engine):
         return self._engine.generate(ids, sampling, seed)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. An offer can be loaded repeatedly while the learner still has its weights."""
+        """See `Engine.load`. An offer can be loaded repeatedly while the learner keeps its weights."""
         if not weights.is_offer(path):
             return await self._engine.load(path, version, checksum)
         receivers = await self._engine.receivers()

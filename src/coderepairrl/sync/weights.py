@@ -1,8 +1,7 @@
-"""The weights that `Engine.load` takes, read without torch: a file, a folder of full weights, or a peft adapter.
+"""Weights for `Engine.load`, read without torch: a file, a folder of full weights, or a peft adapter.
 
-A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter; any other has full weights in
-Hugging Face layout, in one safetensors file or several. A folder with ``offer.json`` has none: they are transferred by
-`coderepairrl.sync.wire`.
+A folder with ``adapter_config.json`` and ``adapter_model.safetensors`` is an adapter, any other has full weights in
+Hugging Face layout. A folder with ``offer.json`` has none: `coderepairrl.sync.wire` transfers them.
 """
 
 from __future__ import annotations
@@ -20,16 +19,14 @@ ADAPTER = "adapter_model.safetensors"
 MODEL = "model.safetensors"
 OFFER = "offer.json"
 CALLED_OFF = "called-off"
-"""A file beside the offer: a transfer that has not begun is given up (`coderepairrl.sync.wire`)."""
+"""File next to the offer that cancels an unstarted transfer (`coderepairrl.sync.wire`)."""
 
 
 class Published(NamedTuple):
-    """Weights as `Engine.load` takes them: a folder, its policy version, its checksum.
+    """Weights for `Engine.load`: folder, policy version, checksum.
 
-    The folder holds a model (``model.safetensors``, or shards and their index) or adapters in peft's layout
-    (``adapter_config.json``, ``adapter_model.safetensors``). The checksum is the SHA-256 in hexadecimal of its
-    safetensors files, one after the other in the order of their names. Of a `Learner.offer`, which has no such file, it
-    is `coderepairrl.sync.wire.combined_digest`.
+    The folder holds a model or adapters in peft's layout. The checksum is the SHA-256 (hexadecimal) of its safetensors
+    files in the order of their names; for a `Learner.offer` `coderepairrl.sync.wire.combined_digest`.
     """
 
     path: Path
@@ -38,14 +35,14 @@ class Published(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """A tensor's header; `dtype` as safetensors spells it (``F32``, ``BF16``)."""
+    """Header of a tensor; `dtype` in safetensors' spelling (``F32``, ``BF16``)."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def is_adapter(path: Path) -> bool:
-    """Whether these are the weights of an adapter only."""
+    """Whether these are an adapter's weights alone."""
     return (path / ADAPTER_CONFIG).is_file()
 
 
@@ -55,11 +52,11 @@ def is_offer(path: Path) -> bool:
 
 
 def files(path: Path) -> list[Path]:
-    """The safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
+    """Safetensors files of weights, by name: those in a folder's index, else `MODEL`, else all.
 
-    Not simply all: a checkpoint also has its optimiser state, and some models a second copy in another layout.
-    Raises `EngineFault` when there are none, and for a `MODEL` that the index does not list.
+    Raises `EngineFault` for none, and for a `MODEL` that the index does not list.
     """
+    # not simply all: a checkpoint also has its optimiser state, and some models a second copy in another layout
     if is_adapter(path):
         paths = [path / ADAPTER]
     elif (index := path / f"{MODEL}.index.json").is_file():
@@ -81,7 +78,7 @@ def files(path: Path) -> list[Path]:
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 in hex over the bytes of `files`, concatenated. Raises `EngineFault`."""
+    """SHA-256 (hexadecimal) of `files`, concatenated. Raises `EngineFault`."""
     try:
         return storage.checksum(files(path))
     except OSError as error:
@@ -89,7 +86,7 @@ def checksum(path: Path) -> str:
 
 
 def verify(path: Path, expected: str) -> None:
-    """Raise `EngineFault` unless the `checksum` of `path` is the `expected` one, in upper or lower case."""
+    """Raise `EngineFault` unless the `checksum` of `path` is `expected`, ignoring case."""
     if (actual := checksum(path)) != expected.lower():
         raise EngineFault(f"{path} has SHA-256 {actual}, not {expected}")
 
@@ -102,10 +99,7 @@ def size(path: Path) -> int:
 
 
 def tensors(path: Path) -> dict[str, Tensor]:
-    """Type and shape of every tensor, from the headers. Raises `EngineFault` for a file that is not safetensors.
-
-    Raises `PrerequisiteError` without the package safetensors.
-    """
+    """Types and shapes of tensors. Raises `EngineFault` for invalid files, `PrerequisiteError` without safetensors."""
     if is_offer(path):
         listed = json.loads((path / OFFER).read_text())["tensors"]
         return {name: Tensor(dtype, tuple(shape)) for name, dtype, shape in listed}
@@ -125,7 +119,7 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 
 def adapter_rank(path: Path) -> int:
-    """The largest rank of an adapter. Raises `EngineFault` for a config that does not say."""
+    """Largest rank of an adapter. Raises `EngineFault` for a config without any."""
     try:
         config = json.loads((path / ADAPTER_CONFIG).read_text())
         return max([int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values())])

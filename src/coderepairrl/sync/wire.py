@@ -1,11 +1,8 @@
-"""Weights from the learner to an engine's workers without a file: over gloo, NCCL or shared memory.
+"""Transfer of weights from the learner to an engine's workers without a file: over gloo, NCCL or shared memory.
 
-This file has both ends. It runs in the learner and in vLLM's Python, which need not have this project, so it imports
-nothing of it. The learner writes an *offer*, a JSON file that lists the tensors to come, and both ends meet in its
-folder.
-
-A receiver keeps all tensors in host memory until the last one has arrived, so that a transfer that breaks off changes
-nothing. That takes as much host memory as the weights have.
+Imports no part of the project: it also runs in vLLM's Python. The learner lists the tensors in an *offer*, a JSON file;
+both ends meet in its folder. A receiver holds all tensors in host memory until the last one, so a broken transfer
+changes none.
 """
 
 from __future__ import annotations
@@ -27,10 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-WINDOW = 1 << 24
-"""Bytes of memory that the ends share with the backend ``ipc``. Few: touching a new page costs more than copying it."""
+WINDOW = 1 << 24  # few: touching a new page costs more than copying it
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""By their names in safetensors."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
 _FOLD = 1 << 16  # 32-bit numbers that are folded into one
@@ -39,14 +34,14 @@ _PLACES = ((torch.arange(1, _FOLD + 1) * -7046029254386353131 >> 33) & 0x7FFFFFF
 
 
 class Torn(OSError):
-    """The transfer broke off: the other end is gone, silent, or was called off."""
+    """Broken transfer: the other end is gone, silent, or cancelled."""
 
 
 class Described:
     """Name, type, shape and digest of a tensor."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
-        """Raises ValueError for a type that is not in `DTYPES`."""
+        """Describe a tensor. Raises ValueError for a type missing from `DTYPES`."""
         if tensor.dtype not in _NAMES:
             raise ValueError(f"{name} is {tensor.dtype}: weights travel as {', '.join(DTYPES)}")
         self.name, self.dtype, self.shape = name, _NAMES[tensor.dtype], list(tensor.shape)
@@ -54,11 +49,8 @@ class Described:
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 in hex of a tensor's bytes after folding them on its device: a GPU sends 1/65536 of them to the host.
-
-    Of each 256 KiB, every 32-bit number is multiplied by an odd factor for its position, and all are added modulo 2^32.
-    One differing number always changes the sum; several cancel out about once in 2^32.
-    """
+    """SHA-256 (hexadecimal) of a tensor's bytes, folded on its device to 1/65536 of their size."""
+    # odd factors by position: one differing number always changes the sum; several cancel out about once in 2^32
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     whole = len(raw) - len(raw) % (4 * _FOLD)
     rest = torch.zeros(4 * _FOLD, dtype=torch.uint8, device=raw.device)
@@ -73,19 +65,15 @@ def digest(tensor: Tensor) -> str:
 
 
 def combined_digest(tensors: Iterable[Described]) -> str:
-    """SHA-256 in hex over names, types, shapes and digests, sorted by name: the checksum of an offer.
-
-    Not that of files (`coderepairrl.sync.weights.checksum`), which a GPU's tensors would have to be written to.
-    """
+    """SHA-256 (hexadecimal) over names, types, shapes and digests, sorted by name: the checksum of an offer."""
     lines = sorted(f"{each.name} {each.dtype} {each.shape} {each.digest}\n" for each in tensors)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, called_off: str) -> None:
-    """Write the offer of `tensors`, in the order in which `send` will send them.
+    """Write the offer of `tensors`, in the order of `send`.
 
-    Both ends give up waiting for each other once a file named `called_off` is beside it: their driver creates it when
-    one of them has ended.
+    Both ends stop waiting once a file `called_off` exists next to it, created by their driver when one end has ended.
     """
     listed = [[each.name, each.dtype, each.shape] for each in tensors]
     size = sum(DTYPES[each.dtype].itemsize * math.prod(each.shape) for each in tensors)
@@ -93,10 +81,10 @@ def write_offer(file: Path, backend: str, tensors: Sequence[Described], *, calle
 
 
 def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seconds: float) -> None:
-    """Send `tensors` as offered in `file` to the given number of `receivers`; each step may take `seconds`.
+    """Send `tensors` as offered in `file` to `receivers` processes; each step may take `seconds`.
 
-    The iterator is always exhausted, since producing a tensor may take every process of a learner. Raises `Torn`, and
-    ValueError for tensors that are not those of the offer.
+    Exhausts the iterator: producing a tensor may take every process of a learner. Raises `Torn`, and ValueError for
+    tensors outside the offer.
     """
     try:
         offer = _read(file)
@@ -111,9 +99,9 @@ def send(file: Path, tensors: Iterator[tuple[str, Tensor]], receivers: int, seco
 
 
 def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict[str, Tensor], str]:
-    """The tensors offered in `file`, in host memory, and their `combined_digest`; `rank` counts from 1.
+    """Receive the tensors offered in `file`, in host memory, and their `combined_digest`; `rank` counts from 1.
 
-    Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for values that are not finite.
+    Raises `Torn`, at the latest after `seconds` plus one step, and ValueError for non-finite values.
     """
     offer, deadline = _read(file), time.monotonic() + seconds
     _meet(file.parent, offer["called_off"], rank, receivers, seconds)
@@ -133,10 +121,9 @@ def receive(file: Path, rank: int, receivers: int, seconds: float) -> tuple[dict
 
 
 class Wire:
-    """A group of processes that find each other by a file in `folder`; rank 0 sends.
+    """Group of processes that meet by a file in `folder`; rank 0 sends.
 
-    The backends ``gloo`` and ``nccl`` transport the values. With ``ipc`` they pass through a `_Window` of the sender's
-    memory that all processes map, and gloo only synchronises.
+    ``gloo`` and ``nccl`` transport the values; with ``ipc`` they pass through a `_Window`, and gloo only synchronises.
     """
 
     def __init__(self, backend: str, folder: Path, rank: int, ranks: int, seconds: float) -> None:
@@ -168,14 +155,13 @@ class Wire:
             self.device = self._window.device
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Copy the sender's values into every receiver's tensor, which is contiguous and on `device`."""
+        """Copy the sender's values into every receiver's tensor, contiguous and on `device`."""
         if self._window is not None:
             self._window.pass_through(tensor)
         else:
             self._wait(lambda: self._group.broadcast(tensor, 0))
 
     def _all_here(self) -> None:
-        """Wait for pending GPU work and for all ends (a barrier)."""
         self._settle()
         self._wait(self._group.barrier)
 
@@ -193,7 +179,6 @@ class Wire:
         return self
 
     def __exit__(self, failed: object, *_: object) -> None:
-        """Wait until everything is sent and disconnect; after a failure, disconnect at once."""
         try:
             self._settle()
             if self._window is not None:
@@ -204,7 +189,7 @@ class Wire:
             del self._group
 
     def _part(self, *, failed: bool) -> None:
-        """Wait until all ends are done, since NCCL frees memory that they still read; not if this end `failed`."""
+        """Wait until all ends are done, unless `failed`: NCCL frees memory that they still read."""
         rank, ranks, store = self._place
         store.set(f"done-{rank}", "1")
         if not failed:
@@ -215,11 +200,9 @@ class Wire:
 
 
 def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
-    """A NCCL group whose operations block, and raise after `wait`.
-
-    By default they return at once, and after a timeout a watchdog thread of torch ends the process: here a server's
-    worker, which has to keep serving its weights. Torch reads the environment variable when it makes the group.
-    """
+    """Create a NCCL group whose operations block, and raise after `wait`."""
+    # by default they return at once, and after a timeout torch's watchdog ends the process: a server's worker, which
+    # must keep serving; torch reads the variable when it makes the group
     nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined,unused-ignore]
     options = nccl.Options()
     options._timeout = wait
@@ -234,13 +217,12 @@ def _nccl(store: Any, rank: int, ranks: int, wait: timedelta) -> Any:
 
 
 class _Window:
-    """Memory of the sender, on a GPU or in the host, that all ends have mapped.
+    """Memory of the sender, on a GPU or in the host, mapped by all ends.
 
-    All tensors pass through its two halves one after the other: the receivers read one while the sender fills the next.
+    Tensors pass through its halves in turn: receivers read one while the sender fills the other.
     """
 
     def __init__(self, folder: Path, *, sends: bool, all_here: Callable[[], None]) -> None:
-        """Its handle is in `folder` until all ends have it mapped. Raises OSError when there is no room for it."""
         memory, handle = folder / "meet-memory", folder / "meet-handle"
         self._sends = sends
         self._all_here = all_here
@@ -262,7 +244,6 @@ class _Window:
         self.device = self._bytes.device
 
     def pass_through(self, tensor: Tensor) -> None:
-        """Copy the sender's values into every receiver's tensor."""
         rest, half = tensor.view(-1).view(torch.uint8), WINDOW // 2
         while len(rest):
             if not self._sends and self._passed % half == 0:
@@ -279,7 +260,7 @@ class _Window:
                 self._all_here()
 
     def close(self, *, failed: bool) -> None:
-        """Unmap: at once if this end `failed`, else the sender last, since the others read its memory."""
+        """Unmap: at once if `failed`, else the sender last, since the others read its memory."""
         if self._sends and self._passed % (WINDOW // 2) and not failed:
             self._all_here()
         if not self._sends:
@@ -302,7 +283,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _meet(folder: Path, called_off: str, rank: int, receivers: int, seconds: float) -> None:
-    """Wait until all ends are there, as the sender signals. Only then do they connect, which cannot be interrupted."""
+    """Wait for all ends before they connect, which cannot be interrupted."""
     if rank:
         (folder / f"meet-ready-{rank}").touch()
     go = folder / "meet-go"

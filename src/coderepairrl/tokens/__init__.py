@@ -1,6 +1,5 @@
-"""Messages to token ids and back: the only package that loads tokenizers and `renderers`.
-
-It loads neither torch nor transformers.
+"""Messages to token ids and back: the only package that loads tokenizers and `renderers`, without torch or
+transformers.
 """
 
 from __future__ import annotations

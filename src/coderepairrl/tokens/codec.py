@@ -1,4 +1,4 @@
-"""`Codec`: renders conversations to token ids and parses replies from ids, for one model."""
+"""Codec of one model: conversations to token ids, replies from ids."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
 from coderepairrl.tokens.shapes import Shape, reshape, unwritten
 
 GENERATION_PROMPT = 64
-"""The generation prompt (what opens a reply) lies within this many ids at the end of a prompt."""
+"""Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 ASIDE = 1024
 """Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
 
 
 class LoadedFrom(NamedTuple):
-    """Arguments of `load`, with which another process loads the same codec."""
+    """Arguments of `load`, to load the same codec in another process."""
 
     model: str
     renderer: str
@@ -29,10 +29,10 @@ class LoadedFrom(NamedTuple):
 
 
 class Codec:
-    """Renders prompts and parses replies, exactly.
+    """Exact renderer of prompts and parser of replies.
 
-    `renderer` is a renderer of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are ints below
-    `vocab_size`; `context` is the model's longest sequence.
+    `renderer` is one of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are below `vocab_size`;
+    `context` is the model's longest sequence.
     """
 
     def __init__(
@@ -50,11 +50,9 @@ class Codec:
     ) -> None:
         self.name = name
         self.loaded_from: LoadedFrom | None = None
-        """None if it was not made by `load`."""
         self.family = family
         """One of `loading.RENDERERS`."""
         self.format = format
-        """The format of tool calls."""
         self.vocab_size = vocab_size
         self.context = context
         self.thinking = thinking
@@ -72,19 +70,18 @@ class Codec:
         prompt: bool = True,
         most: int | None = None,
     ) -> list[int]:
-        """Ids of a whole conversation, with the generation prompt of the next reply (unless `prompt` is false).
+        """Ids of a conversation, with the generation prompt of the next reply (unless `prompt` is false).
 
-        A shape that the model's template cannot write is rewritten first (`changes`).
-
-        Raises ValueError for messages that cannot be rendered (none, or text that is not Unicode), and `TooLong` for
-        more than `most` ids: before tokenizing if the number of bytes is proof enough.
+        Shapes that the model's template cannot write are rewritten first (`changes`). Raises ValueError for messages
+        that cannot be rendered (none, or invalid Unicode), and `TooLong` beyond `most` ids, by the number of bytes
+        before tokenizing.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
     def _render(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, prompt: bool, most: int | None
     ) -> list[int]:
-        """`render`, but only with the check by bytes: the result may have more than `most` ids."""
+        # checks `most` by bytes alone
         if not messages:
             raise ValueError("a conversation has at least one message")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
@@ -92,7 +89,6 @@ class Codec:
             return self._written(shaped, tools, prompt=prompt)
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> list[int]:
-        """Ids of `messages` as they are."""
         ids: list[int] = self.renderer.render_ids(
             self._guard_all(messages), tools=self._guard_all(tools) or None, add_generation_prompt=prompt
         )
@@ -100,12 +96,12 @@ class Codec:
 
     @cached_property
     def unwritten(self) -> frozenset[Shape]:
-        """Shapes of conversations that the model's template cannot write: they are rewritten before it is applied."""
+        """Shapes of conversations that the model's template cannot write."""
         shapes = unwritten(lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)))
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:
-        """Whether a stop token ends a reply before a system message: in some formats the next role ends it instead."""
+        # in some formats the next role ends a reply instead of a stop token
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._written([QUESTION], [TOOL], prompt=True)
         whole = self._written(answered, [TOOL], prompt=False)
@@ -116,7 +112,7 @@ class Codec:
         return any(token in self.stop_ids for token in more[len(prompt) : len(whole) + 1])
 
     def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
-        """What is rewritten in a conversation before it is rendered: indices of messages, and their shapes."""
+        """List the messages that rendering rewrites, by index and shape."""
         return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(
@@ -130,11 +126,9 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` are enough. `calls` is the number of the reply's calls, by
-        default that of the results. Raises as `render` does.
-
-        None when the model's family cannot be extended exactly: with an assistant message among the new ones, or (with
-        thinking) a user message, after which the template drops earlier thoughts.
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls` is the number of the reply's calls (default: of
+        results). Returns None if the family cannot be extended exactly: with a new assistant message, or (with
+        thinking) a user message, which makes the template drop thoughts. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -148,12 +142,10 @@ class Codec:
             return _at_most(most, bridged.token_ids[len(before) :])
 
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
-        """Ids that would have been sampled for an assistant message that was not, up to its stop token.
+        """Ids of an assistant message as if sampled, up to its stop token.
 
-        `calls` are those of the conversation before it, from which formats that number calls count on.
-
-        None where this family renders history differently from what is sampled (with thoughts, for example). Raises as
-        `render` does.
+        `calls` is the number of earlier calls in the conversation. Returns None if the family renders history
+        differently (thoughts, for example). Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
         before = [question, *self.renderer.earlier(calls)]
@@ -172,7 +164,7 @@ class Codec:
         return _at_most(most, whole[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
-        """The message in `output`, sampled after `prompt`. Never fails: any ids make some reply."""
+        """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
         try:
             parsed = self.renderer.parse_response(
                 list(output), tools=list(tools) or None, prompt_ids=list(prompt) or None
@@ -199,7 +191,7 @@ class Codec:
         return Reply(content, reasoning, tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
-        """An incremental parser for the output sampled after `prompt`, which ends at the strings in `stop`."""
+        """Create an incremental parser for the output after `prompt`, which ends at the strings in `stop`."""
         beginning = self._beginning(prompt)
         thinking = self._thinks(tuple(beginning))
         opened = beginning if thinking else ()
@@ -212,7 +204,7 @@ class Codec:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` as message content: never a special token."""
+        """Ids of `text` as message content, without special tokens."""
         return self.tokenizer.encode(self.tokenizer.guard(text))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -220,7 +212,7 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """`InertTokenizer.bounded` by `most`. Raises `TooLong` for more messages than tokens."""
+        """Limit the tokenizer to `most`. Raises `TooLong` for more messages than tokens."""
         if most is None:
             return nullcontext()
         if len(messages) > most:
@@ -228,7 +220,6 @@ class Codec:
         return self.tokenizer.bounded(most + ASIDE)
 
     def _beginning(self, prompt: Sequence[int]) -> list[int]:
-        """The generation prompt: the ids of `prompt` after its last message."""
         tail = list(prompt[-GENERATION_PROMPT:])
         start = len(tail) - 1
         while start > 0 and tail[start - 1] not in self._markers.stop:
@@ -255,10 +246,8 @@ class Codec:
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _arguments(self, text: str) -> str:
-        """A call's arguments, guarded also where JSON escapes a special token's characters: renderers parse them.
-
-        Clients send those of a call without arguments as nothing or null.
-        """
+        """Guard a call's arguments, JSON escapes of special tokens included, since renderers parse them."""
+        # clients send nothing or null for a call without arguments
         if text.strip() in ("", "null"):
             return "{}"
         guarded = self.tokenizer.guard(text)
@@ -271,7 +260,7 @@ class Codec:
         return _json(self._guard(value)) if self._forges(json.loads(guarded)) else guarded
 
     def _forges(self, value: object) -> bool:
-        """Whether a parsed value has the text of a special token in it."""
+        # escaped text of a special token
         if isinstance(value, str):
             return self.tokenizer.forges(value)
         if isinstance(value, Mapping):
@@ -280,7 +269,6 @@ class Codec:
 
 
 def _at_most(most: int | None, ids: list[int]) -> list[int]:
-    """`ids`. Raises `TooLong` if they are more than `most`."""
     if most is not None and len(ids) > most:
         raise TooLong(len(ids))
     return ids
@@ -291,5 +279,5 @@ def _json(value: object) -> str:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether `text` has no lone surrogate, which JSON can escape and no client can read."""
+    # JSON can escape a lone surrogate, which no client can read
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)

@@ -1,4 +1,4 @@
-"""A whole conversation as rows to train on: what a policy would have seen, and of it what it would have sampled."""
+"""Conversations as rows to train on: what a policy would have seen and sampled."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from coderepairrl.tokens.reading import Message, Tool
 
 
 class Row(NamedTuple):
-    """Ids of one sequence, and which of them a policy samples; as long as each other."""
+    """Ids of a sequence, and which of them a policy samples."""
 
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
 
 
 def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
-    """`messages` as the sequences that a gateway would have recorded, had a policy sampled the replies.
+    """Sequences that a gateway would have recorded had a policy sampled the replies.
 
-    Trained are a reply's text, calls, thoughts and the token that ends it; never a role's header, other messages, the
-    template's scaffolding, or the empty thoughts that it puts before a reply without any. Each reply is trained in one
-    row: there are several where the history is written anew (with thinking, a user message drops earlier thoughts).
-    What follows the last reply is left out, and thoughts are where `codec` has thinking switched off.
-
-    Raises ValueError for a conversation without a reply or that begins with one, and for one that the model's template
-    refuses or writes differently from what is sampled.
+    Trained: a reply's text, calls, thoughts and end token, in one row; not headers, other messages, scaffolding, or
+    empty thoughts. Rewritten history starts another row (with thinking, at a user message). Raises ValueError for a
+    conversation without a reply or starting with one, or that the template refuses or writes differently from a sample.
     """
     messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -58,11 +54,9 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
 
 
 def _plain(message: Message, codec: Codec) -> Message:
-    """`message` with a string as content, and with thoughts only if there is thinking.
-
-    Thoughts that a server left in the text, tags and all, are thoughts, too, where the tags are tokens: spelled as text
-    they would be ids that a policy never samples.
-    """
+    """Normalise `message`: content as a string, thoughts with thinking alone."""
+    # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
+    # samples
     kept, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
         thought, closed, rest = str(text).lstrip().partition("</think>")
@@ -75,7 +69,6 @@ def _plain(message: Message, codec: Codec) -> Message:
 
 
 def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:
-    """Ids at the start of a rendered reply that say only that nothing was thought, up to the blank line after them."""
     begin, end = (codec.tokenizer.added.get(name) for name in ("<think>", "</think>"))
     if begin is None or end is None or output[0] != begin or end not in output:
         return 0

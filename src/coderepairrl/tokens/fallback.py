@@ -1,8 +1,7 @@
-"""Prompts by a model's own chat template, for families that `renderers` does not know.
+"""Prompts by a model's own chat template, for families unknown to `renderers`.
 
-It implements the renderer interface that `Codec` uses. Calls are parsed in the format in which the template writes them
-(`tokens.formats`). What follows a reply is what the template adds after one; `tokens.verify` checks that this is exact,
-and refuses a model whose template cannot be extended.
+It implements the renderer interface of `Codec`. Calls are parsed in the template's format (`tokens.formats`);
+`tokens.verify` refuses a template that cannot be extended exactly.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from coderepairrl.tokens.template import Template
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
 _NUMBER = re.compile(r"\d{1,9}\Z")
 MOST_CALLS = 256
-"""Calls of a conversation up to which one with numbered calls is extended; beyond, prompts are written anew."""
+"""Numbered calls up to which a conversation is extended; beyond, prompts are rendered again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BridgedIds:
-    """Ids of an extended conversation, as `renderers` returns them."""
+    """Extended ids, as `renderers` returns them."""
 
     token_ids: list[int]
 
 
 class TemplateRenderer:
-    """Renders by `template`. Replies end with the token that ends them there, or with one of `eos`.
+    """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, does not repeat replies verbatim, ends them without a special token,
-    does not show tools or calls, or writes calls in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, leaves out tools
+    or calls, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -62,11 +61,10 @@ class TemplateRenderer:
         self.format = self._format()
 
     def _format(self) -> Format:
-        """The format in which the template writes calls, whose arguments it takes as objects, or else as text.
+        """Find the template's format of calls, with arguments as objects, or else as text.
 
-        Some formats need more. Where a template leaves calls out, they become part of the content, as the makers of
-        these models write histories themselves (LFM2, Granite 3, OLMo 3); where it names functions by the ids of calls
-        alone, calls get such ids (Kimi).
+        Templates that leave calls out get them as content (LFM2, Granite 3, OLMo 3); those that name functions by ids
+        of calls alone get such ids (Kimi).
         """
         errors = []
         for self._texts in (False, True):
@@ -111,7 +109,7 @@ class TemplateRenderer:
         tools: Sequence[Message] | None = None,
         add_generation_prompt: bool = False,
     ) -> list[int]:
-        """Ids of a conversation. Raises ValueError for one that the template refuses."""
+        """Ids of a conversation. Raises ValueError if the template refuses it."""
         if self.format.one_call and any(len(message.get("tool_calls") or ()) > 1 for message in messages):
             raise ValueError("a reply has one tool call at most, and its template would drop the others")
         try:
@@ -126,9 +124,9 @@ class TemplateRenderer:
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
     ) -> BridgedIds | None:
-        """The ids so far, up to the end of the reply, followed by what the template adds for `new_messages`.
+        """Extend the ids to the end of the reply by what the template adds for `new_messages`.
 
-        None with a reply among them, and where the rendering of earlier messages depends on later ones.
+        Returns None for a new reply, and if earlier messages' rendering depends on later ones.
         """
         from renderers.base import trim_to_turn_close
 
@@ -175,11 +173,11 @@ class TemplateRenderer:
         tools: Sequence[Message] | None = None,
         prompt_ids: Sequence[int] | None = None,
     ) -> Any:
-        """The reply as a `renderers.base.ParsedResponse`."""
+        """Parse into a `renderers.base.ParsedResponse`."""
         return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
-        """A reply with `count` calls, and their results, where later calls are numbered on from them; else nothing."""
+        """A reply with `count` calls and their results, if later calls are numbered after them; else nothing."""
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
@@ -187,10 +185,7 @@ class TemplateRenderer:
         return ({**_ANSWER, "content": "", "tool_calls": made}, *results)
 
     def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
-        """What before a reply with `calls` makes the template give these their numbers.
-
-        None where the policy did not count on from one call to the next: the template would.
-        """
+        """Messages that make the template number `calls` alike; None if the policy's numbers are not consecutive."""
         if not self.format.numbered or not calls:
             return ()
         found = [_NUMBER.search(call.id or "") for call in calls]
@@ -201,7 +196,7 @@ class TemplateRenderer:
         return self.earlier(first)
 
     def _names_results(self) -> bool:
-        """Whether the template writes the name of the function with its result."""
+        # probes whether the template writes the function's name with its result
         result = {"role": "tool", "tool_call_id": CALL["id"], "content": "result"}
         reply = {**_ANSWER, "content": "", "tool_calls": [_named("anything_at_all", result)]}
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
@@ -218,7 +213,6 @@ class TemplateRenderer:
 
 
 def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]:
-    """`messages` whose results have the ids of the calls that they answer, one after the other."""
     left = iter(ids)
     return [
         {**message, "tool_call_id": next(left, message.get("tool_call_id", ""))}
@@ -229,12 +223,11 @@ def _answering(messages: Sequence[Message], ids: Sequence[str]) -> list[Message]
 
 
 def _named(name: str, result: Message) -> Message:
-    """A call of `name` that `result` answers."""
     return {**CALL, "id": result.get("tool_call_id", CALL["id"]), "function": {**CALL["function"], "name": name}}
 
 
 def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
-    """`message` whose calls are part of its content. Raises ValueError for arguments that are no object."""
+    """Move the calls into the content. Raises ValueError for arguments that are no object."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
         return message
@@ -246,7 +239,7 @@ def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
 
 
 def with_objects(message: Message) -> Message:
-    """`message` with arguments parsed, since templates serialize them; invalid JSON stays text."""
+    """Parse arguments, since templates serialize them; invalid JSON stays text."""
     if "tool_calls" not in message:
         return message
     calls = []

@@ -1,7 +1,7 @@
 """Formats of tool calls, and parsing them from ids.
 
-Formats are named as vLLM's parsers (``--tool-call-parser``). Which one a model uses is not looked up: it is the one
-that parses the calls that the model's own prompts write (`written`).
+Names are those of vLLM's parsers (``--tool-call-parser``). A model's format is the one that parses the calls in its own
+prompts (`written`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
 def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Messages with channels, as gpt-oss writes them.
 
-    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, and every other message is
-    content. A message to another recipient, or one that ends as calls do, is a call that cannot be read. Prompts end
-    within a message's head, ``<|start|>assistant``, which some replies leave out later on. Ids with no message are
-    content as they stand.
+    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content. Other
+    recipients, and messages that end as calls do, are invalid calls. Prompts end within a head, ``<|start|>assistant``,
+    which some replies omit later. Ids without a message are content.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -58,9 +57,9 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
+    """JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
 
-    Some models write ``parameters``, as their tools' schemas do, or the arguments as JSON text, as clients do.
+    Some models write ``parameters`` like schemas, or the arguments as JSON text like clients.
     """
     from renderers.base import ToolCallParseStatus
 
@@ -78,7 +77,7 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
 
 
 def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
-    """Thoughts, words, and JSON between Qwen's tags, as `renderers` reads them."""
+    """Thoughts, words, and JSON between Qwen's tags, by `renderers`."""
     from renderers.parsing import parse_qwen3
 
     return parse_qwen3(
@@ -93,10 +92,8 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
 
 
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`).
-
-    These models leave out the opening tag at times. Calls of offered tools are read without it, as vLLM's parser does.
-    """
+    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
+    # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
     names = {tool["function"]["name"] for tool in tools}
@@ -106,7 +103,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     calls: list[Any] = []
 
     def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
-        """Add the calls in `text`, unless one is of a function that a non-empty `known` lacks."""
+        """Add the calls in `text` if a non-empty `known` has all of their functions."""
         found = tagged.functions(text, tools) or []
         if all(call.name in known for call in found) or not known:
             calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)
@@ -134,10 +131,8 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 
 
 def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A reply that is one JSON object with ``name`` and ``parameters``, perhaps after ``<|python_tag|>``.
-
-    Without the tag, an object that names none of `tools` is words: a file in JSON may have these keys, too.
-    """
+    """Reply of one JSON object with ``name`` and ``parameters``, perhaps after ``<|python_tag|>``."""
+    # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     tag = reader.convert_tokens_to_ids("<|python_tag|>")
@@ -217,11 +212,10 @@ def written(
     answered: Sequence[int],
     stop: Sequence[int],
 ) -> Format:
-    """The format in which a model's prompts write `CALL` of `TOOL`.
+    """Find the format in which a model's prompts write `CALL` of `TOOL`.
 
     `asked`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
-    Raises `ConfigError` for a question that its answer changes, tools or calls that are not written, and a format that
-    is not read.
+    Raises `ConfigError` for a question changed by its answer, omitted tools or calls, and an unknown format.
     """
     name = tokenizer.name_or_path
     pairs = enumerate(zip(prompt, answered, strict=False))

@@ -1,8 +1,7 @@
-"""A byte-level tokenizer in which the text of a special token can be made inert.
+"""Byte-level tokenizer in which the text of special tokens can be made inert.
 
-``<|im_end|>`` in an issue, a file or a tool result must not end a message. `guard` breaks the text of every added token
-with a sentinel; `InertTokenizer.encode`, which `renderers` calls on strings that mix its own structure with guarded
-text, removes the sentinel *after* the structure was found. Other text is encoded unchanged.
+``<|im_end|>`` in an issue, a file or a tool result must not end a message. `guard` breaks every added token's text with
+a sentinel; `InertTokenizer.encode` removes it *after* finding the structure. Other text is unchanged.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.words import NORMAL, types, words
 
 SENTINEL = "\udc00"
-"""A lone surrogate: valid text contains none, so it cannot be injected."""
+"""Lone surrogate: absent from valid text, so it cannot be injected."""
 
 SHORT = 48
-"""Characters up to which encodings are cached: templates encode the same short texts again and again."""
+"""Characters up to which encodings are cached: templates repeat short texts."""
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The bytes by the printable characters that represent them in a byte-level vocabulary (GPT-2)."""
+    """Bytes by their printable characters in a byte-level vocabulary (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -40,9 +39,9 @@ class TooLong(Exception):
 
 
 class InertTokenizer:
-    """The tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
+    """Tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
 
-    Raises `ConfigError` for a tokenizer that is not byte-level, or whose added tokens strip their neighbours.
+    Raises `ConfigError` unless byte-level, and for added tokens that strip their neighbours.
     """
 
     unk_token_id: int | None = None
@@ -68,9 +67,7 @@ class InertTokenizer:
             raise ConfigError(f"the added tokens of {name} have other ids than its file says: {moved[:5]}")
         vocabulary = self._full.get_vocab(with_added_tokens=True)
         self.largest = max(vocabulary.values(), default=-1)
-        """The largest id."""
         self.longest = max((len(text.encode()) for text in self.added), default=1)
-        """Bytes of the longest token."""
         self.longest = max(self.longest, *map(len, vocabulary))  # one character per byte
         self._shrinks = _shrinks(spec, vocabulary)
         self._most: int | None = None
@@ -87,7 +84,7 @@ class InertTokenizer:
         return int(self._full.get_vocab_size(with_added_tokens=True))
 
     def guard(self, text: str) -> str:
-        """`text` with a sentinel in every added token. Raises ValueError for text that is not Unicode."""
+        """Break every added token by a sentinel. Raises ValueError for invalid Unicode."""
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
@@ -107,9 +104,8 @@ class InertTokenizer:
 
     @contextmanager
     def bounded(self, most: int | None) -> Iterator[None]:
-        """Within, `encode` raises `TooLong` before tokenizing once the texts must have more than `most` ids.
-
-        Not reentrant, and for one thread only.
+        """Make `encode` raise `TooLong`, before tokenizing, once the texts must exceed `most` ids. Single thread, not
+        reentrant.
         """
         self._most, self._counted = most, 0
         try:
@@ -118,10 +114,8 @@ class InertTokenizer:
             self._most = None
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Ids of `text`, in which guarded added tokens are ordinary text. Raises `TooLong` within `bounded`.
-
-        `add_special_tokens` is there because `renderers` passes it, always false: templates place special tokens.
-        """
+        """Ids of `text`, guarded tokens as ordinary text. Raises `TooLong` within `bounded`."""
+        # `renderers` passes `add_special_tokens`, always false
         if add_special_tokens:
             raise ValueError("renderers add special tokens, tokenizers do not")
         if len(text) <= SHORT:
@@ -144,13 +138,12 @@ class InertTokenizer:
         return ids + self._ordinary(text[at:])
 
     def _ordinary(self, text: str) -> list[int]:
-        """Ids of text without added tokens."""
         text = text.replace(SENTINEL, "")
         ids = self._words.encode(text) if self._words is not None else None
         return list(self._plain.encode(text, add_special_tokens=False).ids) if ids is None else ids
 
     def to_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token; empty for an id beyond the vocabulary (padded embeddings)."""
+        """Bytes of a token; empty beyond the vocabulary (padded embeddings)."""
         known = self._bytes.get(token_id)
         if known is None:
             token: str = self._full.id_to_token(token_id) or ""
@@ -158,22 +151,20 @@ class InertTokenizer:
         return known
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of `token_ids`, special tokens included, U+FFFD for bytes that are not UTF-8."""
+        """Text of `token_ids`, special tokens included, with U+FFFD for invalid UTF-8."""
         if skip_special_tokens:
             raise ValueError("special tokens are part of the text here")
         return b"".join(map(self.to_bytes, token_ids)).decode("utf-8", errors="replace")
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """The id of `token`, or None."""
+        """Id of `token`, or None."""
         token_id: int | None = self._full.token_to_id(token)
         return token_id
 
 
 def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    """The factor by which normalization may shrink non-ASCII text at most, in bytes; 0 if unknown.
-
-    Composing (NFC) can turn a character of 9 bytes into one of 3. ASCII is not changed.
-    """
+    """Largest factor by which normalization shrinks non-ASCII text, in bytes; 0 if unknown."""
+    # composing (NFC) can turn a character of 9 bytes into one of 3
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
         return 0
     kinds = types(spec.get("normalizer"), "normalizers")

@@ -15,10 +15,7 @@ RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 def parse(text: str, name: str = "name", arguments: str = "arguments", id: str = "") -> Calls | None:
-    """The calls in `text`, a JSON list of objects with the keys `name`, `arguments` and, unless it is empty, `id`.
-
-    None for anything else.
-    """
+    """Read a JSON list of objects with the keys `name`, `arguments` and, unless empty, `id`; None for anything else."""
     entries = from_json(text)
     calls: Calls = []
     for entry in entries if isinstance(entries, list) else ():
@@ -31,7 +28,7 @@ def parse(text: str, name: str = "name", arguments: str = "arguments", id: str =
 
 
 def write(calls: Calls) -> str:
-    """`calls` as a list."""
+    """Write `calls` as a list."""
     return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
 
@@ -46,7 +43,7 @@ def phi4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) 
 
 
 def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Thoughts, then a list of calls or a response, each between tokens of their own. The id of a call is a number."""
+    """Thoughts, then a list of calls or a response, each between its tokens. The id of a call is a number."""
 
     def block(inner: list[int]) -> Calls | None:
         return parse(reader.decode(inner), "tool_name", "parameters", "tool_call_id")

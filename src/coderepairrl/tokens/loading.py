@@ -1,4 +1,4 @@
-"""Loads a model's `Codec`: which renderer writes its prompts, and which ids structure its replies."""
+"""Loading of a model's `Codec`: which renderer writes its prompts, and which ids structure its replies."""
 
 from __future__ import annotations
 
@@ -30,17 +30,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "glm4_moe": ("glm-4.5", "glm-5"),
     "glm4_moe_lite": ("glm-5",),
 }
-"""Renderers to try by ``model_type``; all other models use their chat template (`fallback`)."""
+"""Renderers to try by ``model_type``; other models use their chat template (`fallback`)."""
 RENDERERS = (*CLASSES, "template")
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
-    """What the codec needs from a model's folder."""
-
     name: str
     kind: str
-    """``model_type``."""
     vocab_size: int
     context: int
     eos: tuple[int, ...]
@@ -49,11 +46,10 @@ class _Model:
 
 
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
-    """The codec of `model`, a folder in Hugging Face layout or a name on the hub. Loads no torch.
+    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub, without torch.
 
-    `renderer` ``auto`` is the one for the config's ``model_type`` if its output agrees with the model's chat template
-    (or there is none), else ``template``, which renders by the chat template itself. A named renderer is not compared.
-    Raises `ConfigError`, `PrerequisiteError`.
+    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template (or without any),
+    else ``template``, the template itself. A named renderer is not compared. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
     folder = _folder(model)
@@ -67,7 +63,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
 
 def _read(name: str, folder: Path) -> _Model:
-    """The model in `folder`. Raises `ConfigError` for a multimodal one, or one with another model's tokenizer."""
+    """Read the model. Raises `ConfigError` for a multimodal one, or another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
@@ -101,13 +97,12 @@ def _read(name: str, folder: Path) -> _Model:
 
 
 def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids of ``eos_token_id``: one, several, or none."""
     ids = config.get("eos_token_id")
     return () if ids is None else tuple(int(each) for each in (ids if isinstance(ids, list) else [ids]))
 
 
 def _families(model: _Model, renderer: str) -> tuple[str, ...]:
-    """The renderers (of `RENDERERS`) to try for `model`. Raises `ConfigError` where there is none."""
+    """Renderers to try for `model`. Raises `ConfigError` if none."""
     families, source = (renderer,), model.template
     if renderer == "auto":
         families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
@@ -121,7 +116,7 @@ def _families(model: _Model, renderer: str) -> tuple[str, ...]:
 
 
 def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
-    """The codec by the first of `families` that agrees with the model's chat template, else by the template."""
+    """Codec by the first of `families` that agrees with the chat template, else by the template."""
     if model.template is None:
         return _codec(model, families[0], thinking)
     like = ""
@@ -149,7 +144,7 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
-    """The codec by the renderer `family`, whose thinking switch is `enable_thinking` (by default `thinking`)."""
+    """Codec by the renderer `family`, with its thinking switch at `enable_thinking` (default: `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: PackageRenderer | TemplateRenderer
     if family == "template" and model.template is not None:
@@ -170,7 +165,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """The JSON object in `path`. Raises `ConfigError` if it cannot be read or lacks one of `keys`."""
+    """Read a JSON object. Raises `ConfigError` if it is unreadable or lacks one of `keys`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -183,7 +178,6 @@ def _object(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def _folder(model: str | Path) -> Path:
-    """The folder with the model's config and tokenizer, downloaded if `model` is a name on the hub."""
     folder = Path(model)
     names = ("config.json", "tokenizer.json")
     if folder.is_dir():
@@ -202,14 +196,12 @@ def _folder(model: str | Path) -> Path:
 
 
 def _markers(tokenizer: InertTokenizer, stop: Sequence[int], calls: Format) -> Markers:
-    """The ids that structure replies."""
     begin, end = (tokenizer.added.get(name, NEVER) for name in (calls.begin, calls.end))
     tags = thoughts(tokenizer) if calls.tells_thoughts else (NEVER, NEVER)
     return Markers(frozenset(stop), *tags, begin, end, calls.held, calls.unopened, calls.at_end)
 
 
 def _check_thinks(source: Template, codec: Codec) -> None:
-    """Raise `ConfigError` for reasoning that cannot be switched as asked: there is none, or it is always on."""
     if codec.format.always_reasons:
         if not codec.thinking:
             raise ConfigError(f"{codec.name} always reasons before it replies", fix="set model.thinking=true")
@@ -225,7 +217,7 @@ def _check_thinks(source: Template, codec: Codec) -> None:
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
-    """Whether the codec renders the first prompt of a conversation as the template does."""
+    """Whether the codec renders a first prompt as the template does."""
     return all(
         codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)
@@ -233,11 +225,8 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `OPENING` as the template does: a reply that ends in `last`, and more.
-
-    Up to there whitespace and tags of thoughts may differ: templates drop those of earlier replies, renderers keep them
-    so that prompts extend.
-    """
+    """Whether the codec renders `news` after `OPENING` as the template does: a reply that ends in `last`, and more."""
+    # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
     def parts(text: str) -> tuple[str, str]:
         before, _, after = text.rpartition(last)

@@ -1,4 +1,4 @@
-"""Readers of Mistral's calls, whose markers are tokens of their own since the third version of its tokenizers."""
+"""Readers of Mistral's calls, whose markers are tokens since version 3 of its tokenizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coderepairrl.tokens.reading import Calls, Ids, Invocation, Reader, Tool, bl
 
 CALLS, ARGUMENTS, IDENTITY = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 IDS = Ids(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}")
-"""Templates refuse other ids."""
+"""Form of ids that templates accept."""
 
 
 def each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -36,7 +36,6 @@ def each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) 
 
 
 def _call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
-    """The call of a name, perhaps with an id, and arguments."""
     head, *own = split(halves[0], reader.convert_tokens_to_ids(IDENTITY))
     name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in own]
     arguments = from_json(reader.decode(halves[1])) if len(halves) == 2 else None

@@ -1,8 +1,5 @@
-"""Prompts by a renderer of the package `renderers`, which writes and extends those of one family.
-
-Calls are not read by its own parsers, which strip the whitespace of values, but in the format that its prompts write
-(`tokens.formats`).
-"""
+"""Prompts by a renderer of the package `renderers`."""
+# calls are read in the prompts' own format (`tokens.formats`): the package's parsers strip the whitespace of values
 
 from __future__ import annotations
 
@@ -27,13 +24,12 @@ CLASSES = {
     "nemotron-3.5": "Nemotron35",
     "llama-3": "Llama3",
 }
-"""Renderers by name, and what their classes begin with."""
 
 
 class PackageRenderer:
-    """The renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps those of earlier turns in prompts.
+    """Renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts.
 
-    Raises `ConfigError` for a tokenizer that lacks the family's tokens, and for calls in a format that is not read.
+    Raises `ConfigError` for a tokenizer without the family's tokens, and an unknown format of calls.
     """
 
     def __init__(self, tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool) -> None:
@@ -64,7 +60,7 @@ class PackageRenderer:
         )
 
     def earlier(self, count: int) -> tuple[Message, ...]:
-        """Nothing: no family that the package renders numbers its calls."""
+        """Nothing: these families do not number calls."""
         return ()
 
     def get_stop_token_ids(self) -> list[int]:
@@ -89,7 +85,7 @@ class PackageRenderer:
         *,
         tools: Sequence[Message] | None = None,
     ) -> Any:
-        """The ids so far and those of `new_messages`, as `renderers` has them; None where they cannot be extended."""
+        """Extend the ids by `new_messages`, as `renderers` does; None if impossible."""
         return self._inner.bridge_to_next_turn(
             list(previous_prompt_ids), list(previous_completion_ids), list(new_messages), tools=tools
         )
@@ -101,5 +97,5 @@ class PackageRenderer:
         tools: Sequence[Message] | None = None,
         prompt_ids: Sequence[int] | None = None,
     ) -> Any:
-        """The reply as a `renderers.base.ParsedResponse`."""
+        """Parse into a `renderers.base.ParsedResponse`."""
         return self.format.reply(self._reader, token_ids, prompt_ids or (), self._stop, tools or ())

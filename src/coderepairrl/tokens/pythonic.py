@@ -22,22 +22,21 @@ OLMO3 = ("<function_calls>", "</function_calls>")
 LLAMA4 = ("<|python_start|>", "<|python_end|>")
 JSON_NAMES = {"true": True, "false": False, "null": None}
 RESERVED = "_reserved"
-"""Stands behind the name of a parameter that is a keyword of Python while the call is parsed."""
 BITS = 1024
-"""Integers up to this size are read: larger ones, which hexadecimal can write in a breath, are no JSON."""
+"""Size of integers that are read: hexadecimal writes larger ones in a breath, and they are no JSON."""
 TRIED = 4
-"""Places at which a list of calls may begin in a reply that has words before it."""
+"""Possible beginnings of a list of calls that are tried after words."""
 
 
 class _Unread(Exception):
-    """Python that is no call with literals as keyword arguments."""
+    """Invalid call: other than literals as keyword arguments."""
 
 
 def parse(text: str) -> Calls | None:
-    """The calls in `text`, as a list or each on lines of its own; None for anything else.
+    """Read calls in a list, or on separate lines; None for anything else.
 
-    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``. A parameter that is given twice, or by
-    position, makes the whole text unread.
+    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``. Repeated or positional parameters are
+    invalid.
     """
     tree = _tree(text.strip())
     if tree is None:
@@ -68,7 +67,7 @@ def _tree(text: str) -> ast.Module | None:
 
 
 def _without_keywords(text: str) -> str:
-    """`text` in which parameters named as Python's keywords (``from="a"``) are not."""
+    # ``from="a"``
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     lines = text.split("\n")  # as the tokenizer of Python does
     for token, following in reversed(list(pairwise(tokens))):
@@ -93,7 +92,6 @@ def _call(node: ast.AST) -> Invocation:
 
 
 def _name(node: ast.AST) -> str:
-    """A name, with dots or without."""
     parts = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -104,7 +102,6 @@ def _name(node: ast.AST) -> str:
 
 
 def _value(node: ast.AST) -> Any:
-    """The value of a literal that JSON has."""
     if isinstance(node, ast.List):
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
@@ -129,12 +126,12 @@ def _value(node: ast.AST) -> Any:
 
 
 def write(calls: Calls) -> str:
-    """`calls` as a list. Raises ValueError for names and numbers that Python does not write."""
+    """Write `calls` as a list. Raises ValueError for names and numbers that Python does not write."""
     return "[" + ", ".join(map(_written, calls)) + "]"
 
 
 def write_lines(calls: Calls) -> str:
-    """`calls` on a line each. Raises as `write` does."""
+    """Write `calls`, a line each. Raises as `write`."""
     return "\n".join(map(_written, calls))
 
 
@@ -146,7 +143,6 @@ def _written(call: Invocation) -> str:
 
 
 def _literal(value: object) -> str:
-    """`value` as Python that JSON's escapes are part of."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_literal(key)}: {_literal(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list):
@@ -157,7 +153,7 @@ def _literal(value: object) -> str:
 
 
 def lfm2(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A list between tokens; of calls in Python, or in JSON, which these models write when they are told to."""
+    """A list between tokens, of calls in Python, or in JSON on request."""
 
     def block(inner: list[int]) -> Calls | None:
         text = reader.decode(inner)
@@ -172,10 +168,8 @@ def olmo3(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool)
 
 
 def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A list with which a reply ends, perhaps within Llama 4's python tokens.
-
-    Nothing but the name of one of `tools` after its bracket tells it from words: other text in brackets stays text.
-    """
+    """A list at the end of a reply, perhaps within Llama 4's python tokens."""
+    # the name of one of `tools` after the bracket alone distinguishes it from words
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}

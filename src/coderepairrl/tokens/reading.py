@@ -1,4 +1,4 @@
-"""What readers of tool calls share: formats, ids of tags, and replies of thoughts, words and blocks of calls."""
+"""Common parts of tool call readers: formats, ids of tags, and replies of thoughts, words and blocks of calls."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 from coderepairrl.tokens.inert import InertTokenizer
 
 Message = Mapping[str, Any]
-"""A message of the OpenAI chat format whose content is a string."""
 Tool = Mapping[str, Any]
-"""A tool of the OpenAI chat format: ``{"type": "function", "function": {...}}``."""
+"""OpenAI chat tool: ``{"type": "function", "function": {...}}``."""
 
 
 class Invocation(NamedTuple):
-    """A call as it was read. `id` is empty in formats whose calls have none."""
+    """Parsed call. `id` is empty in formats without ids."""
 
     name: str
     arguments: dict[str, Any]
@@ -28,7 +27,7 @@ class Invocation(NamedTuple):
 
 Calls = list[Invocation]
 NEVER = -1
-"""Stands for the id of a token that the vocabulary does not have."""
+"""Id of tokens missing from the vocabulary."""
 THOUGHTS = (
     ("<think>", "</think>"),
     ("<seed:think>", "</seed:think>"),
@@ -36,23 +35,21 @@ THOUGHTS = (
     ("<|channel>", "<channel|>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-"""Tags around thoughts, of which a tokenizer has one pair at most."""
+"""Tags around thoughts; a tokenizer has one pair at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """Ids that are part of what a policy samples, such as ``functions.shell:3``.
+    """Ids that a policy samples, such as ``functions.shell:3``."""
 
-    Clients are not given them, since a policy that begins to count anew would repeat them, but ids of the gateway's.
-    """
+    # clients get other ids, from the gateway: a policy that counts from 0 again would repeat its own
 
     pattern: re.Pattern[str]
-    """What ids look like."""
     make: Callable[[str, int], str]
-    """The id of a call of a function, by its number in the conversation."""
+    """Makes an id of function name and call number in the conversation."""
 
     def within(self, messages: Sequence[Message]) -> list[Message]:
-        """`messages` in which calls and results that have other ids have such ones."""
+        """Replace other ids in calls and results."""
         made: list[Message] = []
         known: dict[str, str] = {}
         count = 0
@@ -72,10 +69,10 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format of calls between the tokens `begin` and `end` (empty: none).
+    """Format of calls between the tokens `begin` and `end` (empty: none).
 
-    Only the end of a reply that starts with the text `held` shows whether it is a call. `needs` are special tokens
-    without which calls could not be distinguished from text.
+    Whether a reply that starts with `held` is a call shows at its end. `needs` are special tokens that distinguish
+    calls from text.
     """
 
     name: str
@@ -83,37 +80,34 @@ class Format:
     end: str
     needs: tuple[str, ...]
     read: Callable[[Reader, list[int], Sequence[Tool], bool], Any]
-    """Parses ids up to the stop token, given the tools and whether they begin in thoughts.
+    """Parses ids before the stop token, given the tools and whether they begin in thoughts.
 
-    Returns a `renderers.base.ParsedResponse`, in which invalid calls have the range of their ids.
+    Returns a `renderers.base.ParsedResponse`; invalid calls have a range of ids.
     """
     held: str = ""
     unopened: str = ""
-    """Text with which a call begins whose opening tag is missing: the rest of the reply is streamed at its end."""
+    """Start of a call with a missing opening tag: the rest is streamed at the end."""
     at_end: bool = False
-    """Whether words and calls are only told apart, and streamed, at a reply's end: in channels, or before a marker."""
+    """Streamed at a reply's end alone: channels, or words before a marker."""
     needs_stop_token: bool = False
-    """Whether `read` wants the stop token, too: it tells a call from words."""
+    """Pass the stop token to `read`: it marks a call."""
     one_call: bool = False
-    """Whether a reply has one call at most; templates drop others without a word."""
+    """One call per reply; templates drop others silently."""
     tells_thoughts: bool = True
-    """Whether `read` tells thoughts from words."""
+    """`read` separates thoughts."""
     always_reasons: bool = False
-    """Whether replies always begin with thoughts, which no template switches off."""
+    """Replies always begin with thoughts."""
     numbered: bool = False
-    """Whether the ids of calls are their numbers in the conversation, which templates count themselves."""
+    """Ids are call numbers in the conversation, which templates count."""
     ids: Ids | None = None
-    """The ids that a policy gives calls itself, and that templates copy from messages into calls and results."""
+    """Ids from the policy, which templates copy into calls and results."""
     write: Callable[[str, Calls], str] | None = None
-    """Writes words and calls as content, for templates that leave ``tool_calls`` out and repeat what a reply says.
-
-    Only formats whose tokens say that the model was trained on them have it.
-    """
+    """Writes words and calls as content, for templates without ``tool_calls``; only for models whose tokens show it."""
 
     def reply(
         self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
     ) -> Any:
-        """The reply in `ids`, sampled after `prompt`, up to the first of the tokens `stop`, as `read` returns it."""
+        """Parse the reply in `ids`, sampled after `prompt`, up to the first of `stop`, as `read` returns it."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         kept = list(ids[: end + self.needs_stop_token])
         reply = self.read(reader, kept, tools, in_thoughts(prompt, reader.thoughts, stop))
@@ -122,7 +116,7 @@ class Format:
         return reply
 
     def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
-        """Add an invalid call to `reply` for tags of calls in its words, and one for each closing tag between calls."""
+        """Add an invalid call for tags in the words of `reply`, and for each closing tag between calls."""
         from renderers.base import ParsedToolCall, ToolCallParseStatus
 
         unread = ToolCallParseStatus.MALFORMED_STRUCTURE
@@ -143,7 +137,7 @@ class Format:
 
 
 class Reader:
-    """The tokenizer interface of `renderers`' parsers, in which unknown tokens have the id `NEVER`."""
+    """Tokenizer interface of `renderers`' parsers; unknown tokens have the id `NEVER`."""
 
     unk_token_id: int | None = None
 
@@ -154,13 +148,13 @@ class Reader:
         self.thoughts = thoughts(tokenizer)
 
     def convert_tokens_to_ids(self, token: str) -> int:
-        """The id of `token`, `NEVER` if there is none."""
+        """Id of `token`, or `NEVER`."""
         token_id = self._find(token)
         return NEVER if token_id is None else token_id
 
 
 def thoughts(tokenizer: InertTokenizer) -> tuple[int, int]:
-    """Ids of the tags around thoughts, `NEVER` for a tokenizer without any."""
+    """Ids of the tags around thoughts, or `NEVER`."""
     known = tokenizer.added
     return next(
         ((known[begin], known[end]) for begin, end in THOUGHTS if begin in known and end in known), (NEVER,) * 2
@@ -182,10 +176,7 @@ def blocks(
     *,
     words_after: bool = False,
 ) -> Any:
-    """A reply of thoughts, words, and blocks of calls (`after_thoughts`).
-
-    Thoughts end at their tag, or without one at the first block; blocks before the tag are part of them.
-    """
+    """Reply of thoughts, words, and blocks of calls (`after_thoughts`)."""
     from renderers.base import ParsedResponse
 
     reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
@@ -195,7 +186,7 @@ def blocks(
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
-    """The thoughts that a reply begins with, and where they end; None if they do not.
+    """Leading thoughts, and their end; None if unfinished.
 
     They end at their tag, or without one at the first token `begin`.
     """
@@ -223,10 +214,10 @@ def after_thoughts(
     *,
     words_after: bool = False,
 ) -> Any:
-    """The reply whose thoughts, `reasoning`, end before `at`: words, then blocks of calls between two tokens.
+    """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
 
-    `read` reads the ids within a block, None if they are not calls. Without a second tag the reply's end is the
-    block's. Words behind the last block are content only with `words_after`, others behind the first never.
+    `read` reads the ids of a block, None if they are no calls. Without a second tag a block ends with the reply. Words
+    after the last block are content with `words_after` alone, other words after the first never.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -252,7 +243,7 @@ def after_thoughts(
 
 
 def find(ids: list[int], token: int, start: int) -> int:
-    """Where `token` is from `start` on; the number of ids if nowhere."""
+    """Index of `token` from `start` on, or the number of ids."""
     try:
         return ids.index(token, start)
     except ValueError:
@@ -260,7 +251,7 @@ def find(ids: list[int], token: int, start: int) -> int:
 
 
 def split(ids: list[int], at: int) -> list[list[int]]:
-    """`ids` between the tokens `at`."""
+    """Split `ids` at the tokens `at`."""
     parts: list[list[int]] = [[]]
     for token in ids:
         if token == at:
@@ -271,7 +262,7 @@ def split(ids: list[int], at: int) -> list[list[int]]:
 
 
 def from_json(text: str) -> object:
-    """The value of `text`; None if `parse_json` refuses it."""
+    """Value of `text`; None if invalid."""
     try:
         return parse_json(text)
     except ValueError:
@@ -279,11 +270,8 @@ def from_json(text: str) -> object:
 
 
 def parse_json(text: str) -> object:
-    """The value of `text`. Raises ValueError for what is not strict JSON, and for JSON that Python refuses.
-
-    That includes a key given twice in one object, since one value would be lost and the call be another one, and
-    numbers that JSON does not have (``NaN``, ``Infinity``, ``1e999``), which no client can read.
-    """
+    """Value of strict JSON. Raises ValueError for anything else."""
+    # also for a repeated key, which would lose a value, and numbers that JSON lacks (``NaN``, ``1e999``)
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
     except RecursionError as error:

@@ -1,7 +1,6 @@
-"""A policy's reply, parsed from ids: as a whole, or while it is sampled.
+"""Reply of a policy, parsed from ids: as a whole, or while it is sampled.
 
-`ReplyStream` emits text as soon as it is certain and never takes anything back: for any ids, the streamed text is a
-prefix of the parsed reply.
+`ReplyStream` emits certain text alone: for any ids, the streamed text is a prefix of the parsed reply.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from enum import Enum, auto
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A well-formed tool call with `arguments` as JSON text. `id` is empty in formats without one.
+    """Well-formed tool call with `arguments` as JSON text. `id` is empty in formats without one.
 
     >>> FunctionCall("shell", '{"cmd": "ls"}').id
     ''
@@ -27,7 +26,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An assistant message. Tool calls that could not be parsed are in `malformed`, and verbatim in `content`.
+    """Assistant message. Unparsed tool calls are in `malformed`, and verbatim in `content`.
 
     >>> Reply("done").calls
     ()
@@ -41,7 +40,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """An increment of a reply: some text, or one whole tool call."""
+    """Increment of a reply: some text, or one whole tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -50,10 +49,10 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """Ids that structure a reply. Everything between `call_open` and `call_close` is a tool call.
+    """Ids that structure a reply; tool calls lie between `call_open` and `call_close`.
 
-    A reply that starts with the text `held` may be a tool call as a whole, and one that contains `unopened` from there
-    on. With `at_end` nothing is streamed before a reply's end.
+    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits
+    for the end.
     """
 
     stop: frozenset[int]
@@ -75,12 +74,12 @@ class _Mode(Enum):
     CONTENT = auto()
     CALLS = auto()
     HELD = auto()
-    """What this is depends on the end of the reply: nothing is streamed until then."""
+    """Depends on the end of the reply: streaming waits."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """Streamed text: leading whitespace is dropped, trailing and what may begin `stop` or `held` is held back."""
+    """Streamed text, stripped; holds back whitespace and possible starts of `stop` or `held`."""
 
     stop: tuple[str, ...] = ()
     held: str = ""
@@ -89,7 +88,7 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
-        """Decode `data`. Returns the position in `raw` of the first stop string, and that string, if there is one."""
+        """Decode `data`; returns the first stop string's position in `raw`, and the string, if any."""
         text = self.decoder.decode(data, final)
         known = len(self.raw)
         self.raw += text
@@ -100,16 +99,16 @@ class _Text:
         return min(matches, default=None)
 
     def ready(self) -> str:
-        """New text that is certain."""
+        """New certain text."""
         certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.release(self.raw[:certain].strip())
 
     def rest(self) -> str:
-        """New text, now that the text is complete."""
+        """New text at the end."""
         return self.release(self.raw.strip())
 
     def release(self, text: str) -> str:
-        """What `text` adds to the text emitted so far."""
+        """Part of `text` not yet emitted."""
         if not text.startswith(self.emitted):
             raise AssertionError(f"streamed {self.emitted[-40:]!r}, which the reply does not start with")
         more, self.emitted = text[len(self.emitted) :], text
@@ -122,11 +121,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ReplyStream:
-    """Parses one output while it is sampled.
+    """Parser of one output while it is sampled.
 
-    `parse` parses a whole output. `stop` are strings that end the message when they appear in its content (tool calls
-    and reasoning are not searched, as in the OpenAI API). After the `feed` that completed one, `cut` is the number of
-    ids that belong to the output, and the caller must stop sampling.
+    `parse` parses a whole output. `stop` strings in the content (not tool calls and reasoning, as in the OpenAI API)
+    end the message: then `cut` is the number of the output's ids, and the caller must stop sampling.
     """
 
     def __init__(
@@ -141,9 +139,8 @@ class ReplyStream:
         self.ids: list[int] = []
         self.cut: int | None = None
         self.stopped_by = ""
-        """The stop string that appeared, or empty."""
         self.reasoning = 0
-        """Number of ids in thoughts, the closing tag included."""
+        """Number of ids in thoughts, closing tag included."""
         self._parse = parse
         self._to_bytes = to_bytes
         self._markers = markers
@@ -156,7 +153,7 @@ class ReplyStream:
         self._pending: list[int] = []
 
     def feed(self, ids: Sequence[int]) -> list[Delta]:
-        """Add sampled `ids`. Returns what they add to the reply for certain."""
+        """Add sampled `ids`; returns the certain increments."""
         deltas: list[Delta] = []
         for token in ids:
             self.ids.append(token)
@@ -183,7 +180,7 @@ class ReplyStream:
         return [*deltas, Delta(content=content)] if content else deltas
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and the deltas that were not streamed yet."""
+        """Finish: the whole reply, and the remaining deltas."""
         reply = self._parse(self.ids[: self.cut])
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
@@ -195,7 +192,7 @@ class ReplyStream:
         return reply, deltas + self._new_calls(reply)
 
     def _switch(self, token: int) -> list[Delta]:
-        """Change the mode at a structural token, which completes what precedes it."""
+        """Change the mode at a structural token."""
         markers = self._markers
         if self._mode is _Mode.START:
             self._content.add(b"", final=True)  # half a character is not whitespace
@@ -219,7 +216,6 @@ class ReplyStream:
         return []
 
     def _flush(self) -> None:
-        """Decode the ordinary tokens since the last structural one."""
         data = b"".join(map(self._to_bytes, self._pending))
         self._pending.clear()
         if self._mode is _Mode.REASONING:

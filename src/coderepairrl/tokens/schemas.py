@@ -1,4 +1,4 @@
-"""Values of parameters that a format writes as text, by the JSON Schema of the tool."""
+"""Values of parameters that a format writes as text, by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -16,33 +16,31 @@ KINDS: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
-"""Python's types by JSON's."""
 IMPLIED: dict[str, str] = {
     **dict.fromkeys(("properties", "additionalProperties", "patternProperties"), "object"),
     **dict.fromkeys(("items", "prefixItems"), "array"),
     **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
 }
-"""The type that a keyword means in a schema that names none."""
+"""Types implied by keywords in a schema without a type."""
 COMBINED = ("allOf", "anyOf", "oneOf")
-"""Keywords with a list of schemas."""
 
 
 def parameters(tools: Sequence[Tool], name: str) -> ToolSchema:
-    """The schema of the tool `name`; an empty one for a tool that is not among `tools`."""
+    """Schema of the tool `name`; empty for an unknown tool."""
     return ToolSchema(
         next((each["function"].get("parameters") for each in tools if each["function"]["name"] == name), {})
     )
 
 
 class ToolSchema:
-    """The schema of a tool's parameters, `root`, as a client sent it: nothing about it is checked."""
+    """Schema `root` of a tool's parameters, unchecked, as a client sent it."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, set[type]] = {}
 
     def typed(self, text: str, name: str) -> object:
-        """The value of the parameter `name`: JSON where the schema allows its type, else `text`."""
+        """Value of the parameter `name`: JSON if the schema allows its type, else `text`."""
         try:
             types = set[type]().union(*map(self._types, self._described(name)))
         except RecursionError:  # schemas that refer to each other a thousand times
@@ -60,13 +58,12 @@ class ToolSchema:
         return value if {type(value), whole} & (types - {str}) else text
 
     def _described(self, name: str) -> list[Any]:
-        """The schemas of the parameter `name`, or else of additional parameters."""
         schemas = list(self._combined(self._root, set()))
         named = [each["properties"][name] for each in schemas if name in _mapping(each.get("properties"))]
         return named or [each.get("additionalProperties") for each in schemas]
 
     def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-        """`schema`, and all that it refers to or combines, each once."""
+        """All schemas that `schema` refers to or combines, itself included."""
         if isinstance(schema, Mapping) and id(schema) not in seen:
             seen.add(id(schema))
             yield schema
@@ -74,7 +71,7 @@ class ToolSchema:
                 yield from self._combined(each, seen)
 
     def _types(self, schema: Any) -> set[type]:
-        """The types that `schema` allows; empty if it does not say."""
+        """Types that `schema` allows; empty if unstated."""
         if not isinstance(schema, Mapping) or id(schema) in self._known:
             return self._known.get(id(schema), set())
         self._known[id(schema)] = set()  # while its parts may refer to it
@@ -96,7 +93,7 @@ class ToolSchema:
         return self._known[id(schema)]
 
     def _referred(self, schema: Mapping[str, Any]) -> Any:
-        """The schema that `schema` refers to, None if nothing is found in `root`. Never asks the network."""
+        """Schema that `schema` refers to within `root`, or None. Never uses the network."""
         if not isinstance(reference := schema.get("$ref"), str):
             return None
         from referencing import Registry

@@ -1,7 +1,7 @@
-"""Rewrites conversations in shapes that a model's template refuses, drops, or writes as replies.
+"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies.
 
-Agents send several and late system messages, a user message after another or after a result, results without their
-calls, no user message at all. `unwritten` tries which of these a template cannot write.
+Agents send several and late system messages, consecutive user messages, results without calls, no user message.
+`unwritten` tries which of these a template cannot write.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from coderepairrl.tokens.reading import Message
 Render = Callable[[Sequence[Message]], str]
 """Writes a conversation; raises ValueError for one that it refuses."""
 BEGIN = "Please continue."
-"""The user message that is added to a conversation without one, in the words of LiteLLM."""
+"""User message added to a conversation without one (LiteLLM's words)."""
 
 
 class Shape(StrEnum):
-    """What a template may be unable to write, and what is written instead."""
+    """Shape that a template may be unable to write, and its replacement."""
 
     SYSTEMS = "several system messages"
-    """They are joined to the first one; for those after a reply, see `LATE`."""
+    """Joined to the first; after a reply see `LATE`."""
     LATE = "a late system message"
-    """After a reply it becomes a user message."""
+    """Becomes a user message after a reply."""
     USERS = "a user after a user"
-    """They are joined."""
+    """Joined."""
     AFTER_RESULT = "a user after a result"
-    """It is joined to the result."""
+    """Joined to the result."""
     AFTER_CALL = "a user after a call"
-    """It becomes the call's result."""
+    """Becomes the call's result."""
     ORPHAN = "a result without a call"
-    """It becomes a user message."""
+    """Becomes a user message."""
     REPLIES = "a reply after a reply"
-    """They are joined."""
+    """Joined."""
     NO_USER = "no user first"
     """`BEGIN` is added before the first reply."""
 
@@ -60,12 +60,12 @@ EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
 
 
 def unwritten(render: Render) -> frozenset[Shape]:
-    """The shapes that a template cannot write."""
+    """Shapes that a template cannot write."""
     return frozenset(shape for shape, each in EXAMPLES.items() if not all(is_written(render, one) for one in each))
 
 
 def is_written(render: Render, conversation: Sequence[Message]) -> bool:
-    """Whether all that `conversation` says is written, and its last system message not as a reply."""
+    """Whether all contents are written, and the last system message not as a reply."""
     try:
         text = render(conversation)
     except ValueError:
@@ -81,7 +81,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """A conversation in another shape, and its changes: indices of the original messages, and their shapes."""
+    """Rewritten conversation, and changes: indices of original messages, and shapes."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]
@@ -92,20 +92,20 @@ _JOINED = {
     ("tool", "user"): Shape.AFTER_RESULT,
     ("assistant", "assistant"): Shape.REPLIES,
 }
-"""Shapes of a message that follows another, by their roles."""
 
 
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
-    """Write `messages` without `shapes`: a whole conversation, or what follows a reply with that number of `calls`.
+    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with that number of
+    `calls`.
 
-    What is between two replies is rewritten by itself, so that a longer conversation begins as a shorter one.
+    Rewrites between two replies are independent of the rest, so a longer conversation begins like a shorter one.
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
-        """Whether message `at` is to be rewritten because of `shape`; adds it to `changes` then."""
+        """Whether to rewrite message `at` for `shape`; records the change."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes
@@ -139,7 +139,6 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
 
 
 def _joined(message: Message, more: Message) -> Message:
-    """`message` followed by the text, and the calls, of `more`."""
     text = "\n\n".join(each["content"] for each in (message, more) if each["content"])
     calls = [*(message.get("tool_calls") or ()), *(more.get("tool_calls") or ())]
     return {**message, "content": text, **({"tool_calls": calls} if calls else {})}

@@ -24,10 +24,10 @@ from coderepairrl.tokens.schemas import parameters
 
 
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
-    """Calls as Qwen3-Coder, Nemotron and Seed write them: a tag for the function and one for each parameter.
+    """Calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
 
-    Values keep their whitespace but for one newline at either end: code needs the indentation that `renderers` strips.
-    None for text between the tags, and for a parameter given twice: a call without them would be another call.
+    Values keep whitespace except one newline at either end: code needs its indentation. None for other text, or a
+    repeated parameter.
     """
     calls: Calls = []
     text, at = text.strip(), 0
@@ -53,16 +53,15 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _FUNCTION_END = re.compile(r"\s*</function>(?:\s*</tool_call>)?")
 FUNCTION = re.compile(r"^[ \t]*<function=([^>\n]+)>", re.MULTILINE)
-"""The beginning of a call on a line of its own."""
 
 
 def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """`functions` between Seed's own tags."""
+    """`functions` between Seed's tags."""
     return blocks(reader, ids, thinking, SEED, lambda block: functions(reader.decode(block), tools))
 
 
 def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A name, then keys and values, each between tokens. Values are exact; what the schema calls no text is JSON."""
+    """A name, then keys and values between tokens. Values are exact; non-text types by the schema are JSON."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
     def block(inner: list[int]) -> Calls | None:
@@ -91,9 +90,9 @@ _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 def _sections(
     tags: tuple[str, str], marks: tuple[str, str, str], read: Callable[[str, str], tuple[str, str, str] | None]
 ) -> Any:
-    """A reader of a section of calls between `tags`, each between two of `marks` and parted by the third.
+    """Reader of a section between `tags`, calls between two of `marks` and separated by the third.
 
-    `read` takes what stands before and after the separator, and returns name, arguments in JSON, and id.
+    `read` takes the texts around the separator, and returns name, JSON arguments, and id.
     """
 
     def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -142,18 +141,18 @@ KIMI_CALL = ("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_b
 GLM_ARGUMENTS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 deepseek_v31 = _sections(DEEPSEEK, DEEPSEEK_CALL, lambda name, arguments: (name.strip(), arguments, ""))
-"""The name before the separator, the JSON after it."""
+"""Name, separator, JSON."""
 deepseek_v3 = _sections(DEEPSEEK, DEEPSEEK_CALL, _fenced)
-"""The word *function* before the separator, the name and fenced JSON after it."""
+"""The word *function*, separator, name and fenced JSON."""
 kimi_k2 = _sections(KIMI, KIMI_CALL, _identified)
-"""The call's id before the separator, ``functions.NAME:NUMBER``, the JSON after it."""
+"""Id ``functions.NAME:NUMBER``, separator, JSON."""
 
 _INVOKE = re.compile(r'<invoke name="([^"\n]+)">(.*?)</invoke>', re.DOTALL)
 _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTALL)
 
 
 def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags of ordinary text for each function and parameter, all calls within one block. Values are exact."""
+    """Ordinary text tags for each function and parameter, all calls within one block. Values are exact."""
 
     def block(inner: list[int]) -> Calls | None:
         text = reader.decode(inner)
@@ -179,10 +178,8 @@ _DSML_ARGUMENT = re.compile(
 
 
 def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags with the token ``｜DSML｜`` within: a block of functions, and of their parameters, exact or in JSON.
-
-    The first tag's bracket stands before the token, which alone tells it from text.
-    """
+    """Tags with the token ``｜DSML｜``: a block of functions, and of their parameters, exact or in JSON."""
+    # the first tag's bracket precedes the token, which alone distinguishes it from text
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     mark = reader.convert_tokens_to_ids(DSML)
@@ -206,7 +203,7 @@ def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 
 
 def _dsml(text: str) -> Calls | None:
-    """The calls in a block of DSML; None for text between its tags, and for a parameter twice."""
+    # None for text between tags, and a repeated parameter
     calls: Calls = []
     if _DSML_INVOKE.sub("", text).strip():
         return None
@@ -228,7 +225,7 @@ _GEMMA_CALL = re.compile(r"\s*call:([^{\s]+)(\{.*\})\s*", re.DOTALL)
 
 
 def gemma4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """``call:``, a name, and a JSON object whose keys stand bare and whose strings stand between tokens."""
+    """``call:``, a name, and a JSON object with bare keys and strings between tokens."""
     quote, channel, end = map(reader.convert_tokens_to_ids, ('<|"|>', "<|channel>", "<channel|>"))
 
     def block(inner: list[int]) -> Calls | None:

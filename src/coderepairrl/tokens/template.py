@@ -1,4 +1,4 @@
-"""A model's chat template, applied as transformers does: renderers are compared with it."""
+"""Chat template of a model, applied like transformers, to compare renderers with."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from coderepairrl.errors import ConfigError
 
 TODAY = date(2026, 1, 1)
 SECONDS, MEMORY = 10.0, 1 << 30
-"""CPU time and bytes that a template may take: it comes with a model, and may loop for ever."""
+"""Limits of CPU time and bytes: a template comes with a model, and may loop forever."""
 _CLOCK = re.compile(r"strftime_now\s+is\s+defined")
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template's source, and the texts of the special tokens that it may refer to."""
+    """Template source, and the special tokens' texts for it."""
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -40,11 +40,10 @@ class Template:
         thinking: bool,
         prompt: bool = True,
     ) -> str:
-        """`messages` as text, with the generation prompt if `prompt`.
+        """Render `messages`, with the generation prompt if `prompt`.
 
-        No clock is available, so that prompts do not change from day to day: templates fall back to a date of their
-        own, those without one to `TODAY`. Raises `ConfigError` when the template fails, or takes more than `SECONDS`
-        or `MEMORY`.
+        There is no clock, so prompts are stable: templates use their default date, or `TODAY`. Raises `ConfigError`
+        when the template fails, or exceeds `SECONDS` or `MEMORY`.
         """
         from jinja2 import TemplateError
 
@@ -69,7 +68,6 @@ class Template:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Limit CPU time and memory of the block, on Linux and in the main thread alone."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +95,7 @@ def _bounded() -> Iterator[None]:
 
 
 def find(folder: Path) -> Template | None:
-    """The template in a model's `folder`, if it has one. Raises `ConfigError` for files that cannot be read."""
+    """Template in a model's `folder`, if any. Raises `ConfigError` for unreadable files."""
     path = folder / "tokenizer_config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -141,11 +139,9 @@ def _compiled(source: str) -> Any:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 (hexadecimal) of what decides the ids of a conversation: the tokenizer, and the template with the special
-    tokens that it names.
+    """SHA-256 (hexadecimal) of tokenizer and template, with its special tokens: what determines a conversation's ids.
 
-    The same for a tokenizer saved anew: the order of keys, the way merges are written, truncation and padding do not
-    count. Raises `ConfigError` for files that cannot be read.
+    Independent of key order, notation of merges, truncation and padding. Raises `ConfigError` for unreadable files.
     """
     path = folder / "tokenizer.json"
     try:

@@ -1,4 +1,4 @@
-"""A compressed trie (radix tree) of token ids: common prefixes are stored once."""
+"""Compressed trie (radix tree) of token ids: common prefixes are stored once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """The longest prefix of a sequence that a trie holds."""
+    """Longest prefix of a sequence in a trie."""
 
     length: int
-    """In tokens."""
     owner: int | None
-    """A sequence that begins with it; None for a prefix of no token."""
+    """Sequence with that prefix; None for an empty one."""
     end: int | None
-    """The last added of the sequences that equal it, if there is one."""
+    """Last added equal sequence, if any."""
 
 
 class Node:
-    """An edge label between two branches. A node stays the end of its label when others branch off inside it."""
+    """Edge label between branches. A node stays the end of its label when others branch off inside."""
 
     __slots__ = ("children", "end", "label", "owner")
 
@@ -50,10 +49,7 @@ class Trie:
         return self._tokens
 
     def add(self, ids: Sequence[int], number: int, after: Node | None = None) -> Node:
-        """Add `ids` as sequence `number`; returns the node at which it ends.
-
-        With `after`, the end of another sequence, `ids` are only what follows that one.
-        """
+        """Add `ids` as sequence `number`, or as continuation of one that ends at `after`; returns the end node."""
         new = array("i", ids)
         node, at = after or self._root, 0
         while at < len(new):
@@ -70,7 +66,7 @@ class Trie:
         return node
 
     def longest(self, ids: Sequence[int]) -> Known:
-        """The longest prefix of `ids` that is a prefix of some sequence."""
+        """Longest prefix of `ids` that is a prefix of a sequence."""
         wanted = array("i", ids)
         node, at = self._root, 0
         while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
@@ -83,7 +79,7 @@ class Trie:
 
 
 def _split(parent: Node, child: Node, at: int) -> Node:
-    """Insert a node for the first `at` tokens of `child`, which keeps the others below it."""
+    """Insert a node for the first `at` tokens of `child`."""
     upper = Node(child.label[:at], child.owner)
     parent.children[upper.label[0]] = upper
     child.label = child.label[at:]
@@ -92,7 +88,7 @@ def _split(parent: Node, child: Node, at: int) -> Node:
 
 
 def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
-    """Length of the common prefix of `one` and ``other[start:]``. Both are strings, or arrays of ids.
+    """Length of the common prefix of `one` and ``other[start:]``, strings or arrays of ids.
 
     >>> common("abcd", "xabd", 1)
     2

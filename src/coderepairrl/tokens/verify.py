@@ -72,7 +72,6 @@ FOLLOWED: tuple[tuple[Messages, str], ...] = (
         "git status",
     ),
 )
-"""Replies to `OPENING` and what follows them, and the last words that the policy chose in each."""
 _TEXTS = ("plain words", "  tabs\tand\r\nlines\n\n", "naïve 修复 🛠️", "".join(map(chr, range(32, 127))))
 
 
@@ -82,14 +81,13 @@ _NEEDED = (
     "a reply in words, then a user message",
     "a reply with a tool call, then a tool result",
 )
-"""Conversations without which no agent works."""
 
 
 class Findings(NamedTuple):
-    """Conversations with restrictions.
+    """Restricted conversations.
 
-    `forks` cannot be extended, only rendered again (a user message, with thinking); `refused` are refused by the
-    template, such as several calls at once; `rewritten` are shapes that it writes as others (`Codec.unwritten`).
+    `forks` can be rendered again, not extended (a user message, with thinking); `refused` are refused by the template;
+    `rewritten` shapes are written as others (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]
@@ -98,11 +96,10 @@ class Findings(NamedTuple):
 
 
 def verify(codec: Codec) -> Findings:
-    """Which conversations `codec` cannot extend, or cannot render; ideally none.
+    """Find conversations that `codec` cannot extend or render.
 
-    Raises `ConfigError` for what is not exact: texts that are not decoded as they were encoded, special tokens that
-    message text can forge, a prompt that is not a prefix of the conversation, an extension that differs from the
-    rendering, calls that are not parsed as they were rendered.
+    Raises `ConfigError` for inexactness: texts that change in decoding, forgeable special tokens, a prompt that is no
+    prefix of the conversation, an extension that differs from rendering, calls parsed differently.
     """
     try:
         return _verify(codec)
@@ -172,13 +169,11 @@ def _verify(codec: Codec) -> Findings:
 
 
 def _thoughtful(reply: Messages) -> Messages:
-    """`reply` with thoughts."""
     thoughts = {"reasoning_content": "Hm."}
     return tuple({**message, **thoughts} if message["role"] == "assistant" else message for message in reply)
 
 
 def _never(codec: Codec, reply: Messages) -> bool:
-    """Whether the template refuses `reply` whatever follows it."""
     try:
         codec.render((*OPENING, *reply), TOOLS, prompt=False)
     except ValueError:
@@ -187,7 +182,6 @@ def _never(codec: Codec, reply: Messages) -> bool:
 
 
 def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
-    """Whether an extension `whole` ends with the beginning of a reply, as `rendered` does."""
     asked = codec.render(conversation, TOOLS, prompt=False)
     beginning = rendered[len(asked) :] if rendered[: len(asked)] == asked else []
     return whole[len(whole) - len(beginning) :] == beginning
@@ -203,10 +197,7 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
 
 
 def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """Raise `ConfigError` unless a second call after `conversation` is extended to what is rendered, as the first was.
-
-    Templates may number calls, or write ids: what is right for the first may be wrong for all others.
-    """
+    """Raise `ConfigError` unless a second call is extended as rendered: templates may number calls, or write ids."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
     news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)
@@ -228,7 +219,6 @@ def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> N
 
 
 def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
-    """None if the calls of `reply` are parsed from `output` as they were rendered, else its text."""
     wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
     calls = codec.parse(output, prompt, TOOLS).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
@@ -237,7 +227,6 @@ def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) 
 
 
 def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
-    """Words, a name or a value of `reply` that `rendered` does not have; empty if there is none."""
     text = codec.decode(rendered)
     functions = [call["function"] for call in reply[0].get("tool_calls", ())]
     said = [value for function in functions for value in json.loads(function["arguments"]).values()]
@@ -250,10 +239,8 @@ def _where(codec: Codec, rendered: Sequence[int]) -> str:
 
 
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
-    """Prompt and output ids of a conversation with `reply`, as if the policy had sampled the canonical ids.
-
-    Where what follows a reply ends it, as GLM's roles do, the output ends with the beginning of `news`.
-    """
+    """Prompt and output ids of a conversation with `reply`, as if sampled canonically."""
+    # the output includes the beginning of `news` where that ends a reply, like GLM's roles
     prompt = codec.render(OPENING, TOOLS)
     whole = codec.render((*OPENING, *reply), TOOLS, prompt=False)
     if whole[: len(prompt)] != prompt:
@@ -285,7 +272,6 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> None:
-    """Raise `ConfigError` if a prompt is no beginning of a reply, or if tools or calls are not shown."""
     prompt, asked = codec.render(OPENING, TOOLS), codec.render(OPENING, TOOLS, prompt=False)
     if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")

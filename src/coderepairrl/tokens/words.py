@@ -1,8 +1,7 @@
-"""ASCII text to ids word by word, with a cache of words, in a quarter of the tokenizer's time.
+"""ASCII text to ids word by word, with a cache, in a quarter of the tokenizer's time.
 
-A byte-level BPE splits text by a regular expression and merges within each piece only, so the ids of a piece never
-change. Python's `re` splits ASCII text, on which it agrees with the tokenizer's dialect of regular expressions;
-patterns on which the two differ are left to the tokenizer.
+A byte-level BPE splits text by a regular expression and merges within pieces alone, so a piece's ids never change.
+Python's `re` splits ASCII text alike; other patterns are left to the tokenizer.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ from itertools import chain
 from typing import Any
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The pattern of a ``ByteLevel`` pre-tokenizer that has ``use_regex``."""
 ASCII = {"L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "Nd": "0-9"}
-"""The members of a Unicode category among the first 128 characters."""
 NORMAL = ("NFC", "NFD", "NFKC", "NFKD")
-"""Normalizers that leave ASCII as it is."""
+"""Normalizers that keep ASCII."""
 
 _WORDS = 1 << 15
 _LONGEST = 32
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """A cache of at most 32,768 words of at most 32 characters, filled by the tokenizer's BPE `model`."""
+    """Cache of at most 32,768 words of at most 32 characters, filled by the tokenizer's BPE `model`."""
 
     def __init__(self, pattern: re.Pattern[str], model: Any, alphabet: Mapping[str, int]) -> None:
         self._split = pattern.findall
@@ -34,7 +31,7 @@ class Words(dict[str, tuple[int, ...]]):
         self._spelled = str.maketrans({chr(byte): char for char, byte in alphabet.items()})
 
     def encode(self, text: str) -> list[int] | None:
-        """Ids of `text` without added tokens; None if it is not ASCII."""
+        """Ids of `text` without added tokens; None unless ASCII."""
         if not text.isascii():
             return None
         words = self._split(text)
@@ -52,7 +49,7 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> Words | None:
-    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` cannot split text as it does.
+    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently.
 
     `alphabet` has the bytes by their characters in the vocabulary.
     """
@@ -67,7 +64,6 @@ def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) 
 
 
 def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """The pre-tokenizer's pattern for `re`, if it has exactly one."""
     whole = spec.get("pre_tokenizer") or {}
     *splits, last = whole.get("pretokenizers") or [whole]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
@@ -89,7 +85,7 @@ def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def _ascii(source: str) -> str:
-    """A regular expression with its Unicode categories spelled out. Raises KeyError for one that is not in `ASCII`."""
+    """Regular expression with its Unicode categories spelled out. Raises KeyError for one missing from `ASCII`."""
     depth = 0
     parts = []
     for part in re.findall(r"\\p\{\w+\}|\\.|[^\\]", source, re.DOTALL):
@@ -102,5 +98,5 @@ def _ascii(source: str) -> str:
 
 
 def types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """The type of a tokenizer's step, or the types of its steps under the key `inner` if it is a sequence."""
+    """Types of a tokenizer's step, or of its steps under `inner`."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

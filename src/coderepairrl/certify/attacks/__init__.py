@@ -1,1 +1,1 @@
-"""The attacks of `coderepairrl.certify.redteam`: what they go for, where they run, and what runs there."""
+"""Attacks of `coderepairrl.certify.redteam`."""

@@ -1,4 +1,4 @@
-"""Every attack: a function of a `Stage` that returns whether it succeeded."""
+"""Attacks: functions of a `Stage` that return whether they succeeded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Act = Callable[[Stage, Target], Awaitable[bool]]
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack. `needs` is what its control takes that not every machine has: ``root``, or words for the table."""
+    """Attack; `needs` is what its control takes: ``root``, or words for the table."""
 
     family: str
     name: str
@@ -35,7 +35,7 @@ class Attack:
 
 
 def gains(script: str) -> Act:
-    """The script prints the word, or leaves a file on the host."""
+    """Attack that prints the word or leaves a file on the host."""
 
     async def act(stage: Stage, target: Target) -> bool:
         return target.gained((await stage.run(script)).output)
@@ -44,7 +44,7 @@ def gains(script: str) -> Act:
 
 
 def _keeper(script: str) -> Act:
-    """The keeper is dead, does not answer, or answers something else."""
+    """Harm the keeper."""
 
     async def act(stage: Stage, target: Target) -> bool:
         return await stage.exchange(script) != b"fine\n"
@@ -53,7 +53,7 @@ def _keeper(script: str) -> Act:
 
 
 def _spoils_the_diff(script: str) -> Act:
-    """The repair is missing from the diff, or code of the agent ran while it was taken."""
+    """Spoil the diff, or run code while it is taken."""
 
     async def act(stage: Stage, target: Target) -> bool:
         if not (done := await stage.run(FIX)).ok:
@@ -78,7 +78,7 @@ async def _floods(stage: Stage, target: Target) -> bool:
 
 
 def _outlives(script: str, *, timeout: bool = False) -> Act:
-    """A daemon holds a lock after its command has returned, or was ended."""
+    """Leave a daemon that holds a lock."""
 
     async def act(stage: Stage, target: Target) -> bool:
         for seconds in (1.0, 5.0, 25.0) if timeout else (30.0,):
@@ -99,7 +99,7 @@ def _daemon(last: str) -> str:
 
 
 def attacks() -> tuple[Attack, ...]:
-    """All of them, by family."""
+    """Return all attacks, by family."""
     scripts: dict[str, tuple[Mapping[str, str], Callable[[str], Act]]] = {
         "escapes": (ESCAPES, gains),
         "secrets": (SECRETS, gains),
@@ -129,4 +129,4 @@ def attacks() -> tuple[Attack, ...]:
 
 
 FRESH = ("diff", "reference", "keeper", "limits")
-"""Families whose attacks change the workspace or the sandbox: each gets its own."""
+"""Families that change workspace or sandbox, one for each attack."""

@@ -1,6 +1,6 @@
-"""Attacks that take more than is allowed, of everything: ``python3 -ISc <this file> NAME ARGUMENT...``, as `inside`.
+"""Attacks on limits: ``python3 -ISc <this file> NAME ARGUMENT...``, as `inside`.
 
-They are bounded, so that they can be tried on a host. What stops one raises OSError or MemoryError here, or ends it.
+Bounded, for use on a host. A limit raises OSError or MemoryError here, or ends the process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def found() -> None:
 
 
 def _children(status: Callable[[], object], count: int) -> list[int]:
-    """`count` children, each of which ends with 0 if `status` returns."""
     children = []
     for _ in range(count):
         if not (pid := os.fork()):
@@ -48,7 +47,7 @@ def _all_ended_well(children: list[int]) -> bool:
 
 
 def processes() -> None:
-    """More processes than are allowed."""
+    """Start more processes than allowed."""
     children = []
     try:
         for _ in range(int(E["PROCESSES"]) + 16):
@@ -66,7 +65,7 @@ def processes() -> None:
 
 
 def threads() -> None:
-    """More threads than are allowed."""
+    """Start more threads than allowed."""
     end = threading.Event()
     count = int(E["PROCESSES"]) + 16
     threading.stack_size(1 << 16)
@@ -80,7 +79,7 @@ def threads() -> None:
 
 
 def processes_that_left() -> None:
-    """More processes than are allowed, in sessions of their own and with no parent of ours."""
+    """Start more processes than allowed, in sessions and with parents unlike ours."""
     count = int(E["PROCESSES"]) + 16
     read, write = os.pipe()
     for _ in range(count):
@@ -103,14 +102,14 @@ def processes_that_left() -> None:
 
 
 def memory_of_one() -> None:
-    """Twice the memory, in one process."""
+    """Take twice the memory in one process."""
     kept = b"x" * (2 * int(E["MEMORY"]))
     found()
     del kept
 
 
 def memory_of_many() -> None:
-    """1.8 times the memory, in three processes."""
+    """Take 1.8 times the memory in three processes."""
     size = int(E["MEMORY"]) * 6 // 10
 
     def hold() -> None:
@@ -123,7 +122,7 @@ def memory_of_many() -> None:
 
 
 def memory_that_is_shared() -> None:
-    """Twice the memory, in shared mappings."""
+    """Take twice the memory in shared mappings."""
     maps = []
     for _ in range(8):
         maps.append(mmap.mmap(-1, int(E["MEMORY"]) // 4))
@@ -133,7 +132,7 @@ def memory_that_is_shared() -> None:
 
 
 def memory_in_sockets() -> None:
-    """Thrice the memory, in the kernel's hands, by processes that have few descriptors each."""
+    """Take thrice the memory in the kernel, with few descriptors each."""
 
     def hold() -> None:
         kept, left = [], int(E["MEMORY"]) // 8
@@ -152,7 +151,7 @@ def memory_in_sockets() -> None:
 
 
 def fill(limit: str, where: str, deleted: str = "") -> None:
-    """Write 1 MiB more than the limit of that name to files in `where`, which may be `deleted` and open."""
+    """Write 1 MiB beyond `limit` to files in `where`, perhaps `deleted`."""
     size = int(E[limit]) + (1 << 20)
     folder = tempfile.mkdtemp(dir=where)
     try:
@@ -186,7 +185,7 @@ def _make(what: str, at: str, number: int) -> None:
 
 
 def many(what: str, where: str = ".") -> None:
-    """More things in the file system than are allowed: ``files``, ``folders``, ``nested``, ``links``, ..."""
+    """Exceed the limit of files: ``files``, ``folders``, ``nested``, ``links``, ..."""
     at = os.path.abspath(tempfile.mkdtemp(dir=where))
     try:
         for number in range(int(E["FILES"]) + 99):
@@ -198,14 +197,14 @@ def many(what: str, where: str = ".") -> None:
 
 
 def cpu_time() -> None:
-    """More CPU time than is allowed."""
+    """Use more CPU time than allowed."""
     while time.process_time() < int(E["CPU_SECONDS"]) + 2:
         pass
     found()
 
 
 def terminals() -> None:
-    """Four hundred terminals."""
+    """Open 400 terminals."""
 
     def hold() -> None:
         kept = [os.openpty() for _ in range(100)]
@@ -217,7 +216,7 @@ def terminals() -> None:
 
 
 def open_files() -> None:
-    """More open files than are allowed."""
+    """Open more files than allowed."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for _ in range(int(E["OPEN_FILES"])):

@@ -1,4 +1,4 @@
-"""A host worth attacking: secrets, sockets, a process, and a repository whose future holds the repair."""
+"""Host worth attacking: secrets, sockets, a process, and a repository with the repair in its future."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from coderepairrl.sandbox.privileges import command_as
 
 @contextlib.asynccontextmanager
 async def clone(target: Target, user: int | None) -> AsyncIterator[Path]:
-    """A plain clone of the workspace that `user` owns."""
+    """Plain clone of the workspace, owned by `user`."""
     with tempfile.TemporaryDirectory(dir=target.folder, prefix="clone-", ignore_cleanup_errors=True) as name:
         work = Path(name) / "work"
         shutil.copytree(target.folder / "repository", work, symlinks=True)
@@ -37,7 +37,7 @@ async def clone(target: Target, user: int | None) -> AsyncIterator[Path]:
 
 
 def prepare(stack: contextlib.ExitStack, limits: Mapping[str, int], user: int | None) -> tuple[Target, Path]:
-    """The host, until `stack` is closed, and the workspace from which attacks begin."""
+    """Host, until `stack` closes, and the workspace that attacks begin from."""
     folder = stack.enter_context(scratch("redteam"))
     folder.chmod(0o755)
     word = secrets.token_hex(8)
@@ -93,14 +93,14 @@ def _sockets(stack: contextlib.ExitStack, folder: Path) -> dict[str, str]:
 
 
 def _give(folder: Path, user: int | None) -> None:
-    """Let `user` own all of `folder`: git reads no repository of somebody else."""
+    # git reads no repository of another user
     for parent, folders, files in os.walk(folder):
         for name in (".", *folders, *files):
             os.chown(Path(parent, name), user if user is not None else -1, -1, follow_symlinks=False)
 
 
 def _repository(folder: Path, remote: Path, word: str, user: int | None) -> str:
-    """Two commits, of which the second is the repair and holds the word; checked out is the first."""
+    """Commit the bug, then the repair; check out the first."""
 
     def git(*args: str) -> str:
         who = ("-c", "user.name=t", "-c", "user.email=t@t")

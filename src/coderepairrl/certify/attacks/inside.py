@@ -1,7 +1,7 @@
-"""Attacks as they run where they attack: ``python3 -ISc <this file> NAME ARGUMENT...``.
+"""Attacks run inside: ``python3 -ISc <this file> NAME ARGUMENT...``.
 
-Each is a function; `found` prints the word that only an attack which got through has reason to print. What stops one
-raises OSError here, or ends the process. Needs Python 3.9 and nothing beyond its library, as `exhaust`.
+`found` prints the word of an attack that got through. Obstacles raise OSError or end the process. Needs Python 3.9
+alone, as `exhaust`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def limits_of_holder() -> None:
 
 
 def connect(family: str, address: str) -> None:
-    """Reach what listens: ``inet``, ``inet6`` (a port of the host's loopback), ``unix``, ``abstract``."""
+    """Connect: ``inet``, ``inet6`` (ports of the host's loopback), ``unix``, ``abstract``."""
     loopback: dict[str, tuple[socket.AddressFamily, Any]] = {
         "inet": (socket.AF_INET, ("127.0.0.1", address)),
         "inet6": (socket.AF_INET6, ("::ffff:127.0.0.1", address)),
@@ -92,7 +92,7 @@ def connect(family: str, address: str) -> None:
 
 
 def route() -> None:
-    """Have a route to the internet: a datagram socket that connects sends nothing."""
+    """Look for a route to the internet; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(5)
         client.connect(("192.0.2.1", 53))
@@ -100,7 +100,7 @@ def route() -> None:
 
 
 def open_socket(family: str, kind: str, protocol: str = "0") -> None:
-    """Open a socket of this kind."""
+    """Open a socket."""
     socket.socket(int(family), int(kind), int(protocol, 0))
     found()
 
@@ -154,11 +154,11 @@ CALLS: dict[str, tuple[int, int, tuple[Any, ...]]] = {  # x86_64, aarch64, argum
     "delete_module (root)": (176, 106, (b"nothing", 0x800)),
     "kexec_file_load (root)": (320, 294, (-1, -1, 0, 0, 0xFF)),
 }
-"""System calls, harmless with these arguments: where they are allowed, they are refused late."""
+"""System calls, harmless with these arguments."""
 
 
 def call(name: str) -> None:
-    """Make the system call `name` of `CALLS`. Refused is what answers EPERM, EACCES or ENOSYS."""
+    """Make system call `name` of `CALLS`; EPERM, EACCES and ENOSYS are refusals."""
     x86_64, aarch64, arguments = CALLS[name]
     result = _syscalls()(x86_64 if os.uname().machine == "x86_64" else aarch64, *arguments)
     if result >= 0 or ctypes.get_errno() not in (1, 13, 38):
@@ -166,14 +166,14 @@ def call(name: str) -> None:
 
 
 def priority_of_all() -> None:
-    """Ask for a higher priority of all processes of our user: EACCES is the answer after looking at each."""
+    """Ask for a higher priority of all our user's processes; EACCES comes after looking at each."""
     setpriority = ctypes.CDLL(None, use_errno=True).setpriority
     if os.getuid() and setpriority(2, 0, -20) and ctypes.get_errno() == 13:
         found()
 
 
 def writable(*folders: str) -> None:
-    """Find a file below `folders` that can be opened for writing."""
+    """Find a writable file below `folders`."""
 
     def files(folder: str) -> Iterator[str]:
         with os.scandir(folder) as entries:
@@ -209,7 +209,7 @@ def set_user_id() -> None:
 
 
 def kill_by_descriptors() -> None:
-    """Kill who lets its descriptors be listed."""
+    """Kill processes whose descriptors can be listed."""
     for pid in (os.getppid(), os.getppid() and 1):
         try:
             os.listdir(f"/proc/{pid}/fd")
@@ -220,7 +220,7 @@ def kill_by_descriptors() -> None:
 
 
 def forged_frame() -> None:
-    """Answer in its place, on any descriptor."""
+    """Answer in the keeper's place, on any descriptor."""
     word = (E["A"] + E["B"]).encode()
     head = json.dumps({"code": 0, "output": word.decode()}).encode()
     frame = struct.pack(">II", len(head), len(word)) + head + word
@@ -238,13 +238,13 @@ def forged_frame() -> None:
 
 
 def limits_of_keeper() -> None:
-    """Lower its limits."""
+    """Lower the keeper's limits."""
     for which, value in ((resource.RLIMIT_NOFILE, 3), (resource.RLIMIT_DATA, 4096), (resource.RLIMIT_CPU, 1)):
         resource.prlimit(os.getppid(), which, (value, value))
 
 
 def priority_of_keeper() -> None:
-    """Lower its priority, or move it to one processor."""
+    """Lower the keeper's priority, or bind it to one processor."""
 
     def attempt(action: Callable[..., object], *values: object) -> None:
         try:
@@ -259,20 +259,20 @@ def priority_of_keeper() -> None:
 
 
 def signal_by_descriptor() -> None:
-    """Kill it by a descriptor of the process."""
+    """Kill the keeper by a process descriptor."""
     for pid in (os.getppid(), 1):
         signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGKILL)
 
 
 def trace() -> None:
-    """Trace it so that it ends with us."""
+    """Trace the keeper so that it ends with us."""
     ptrace = ctypes.CDLL(None).ptrace
     ptrace.argtypes = [ctypes.c_long] * 4
     ptrace(0x4206, os.getppid(), 0, 0x100000)  # PTRACE_SEIZE, PTRACE_O_EXITKILL
 
 
 def copy_descriptors() -> None:
-    """Write to copies of its descriptors."""
+    """Write to copies of the keeper's descriptors."""
     keeper = os.pidfd_open(os.getppid())
     for number in range(3, 64):
         if (copy := _syscalls()(438, keeper, number, 0)) >= 0:
@@ -284,7 +284,7 @@ def copy_descriptors() -> None:
 
 
 def memory_of_keeper() -> None:
-    """Clear its heap."""
+    """Clear the keeper's heap."""
     pid = os.getppid()
     with open(f"/proc/{pid}/maps") as maps:
         lines = [line for line in maps if " rw-p " in line and "[heap]" in line]
@@ -296,7 +296,7 @@ def memory_of_keeper() -> None:
 
 
 def daemon_of_threads() -> None:
-    """A daemon whose first thread has ended: it shows as a zombie, and lives."""
+    """Daemon whose first thread has ended: shown as a zombie, yet alive."""
 
     def stay() -> None:
         lock = open("lock", "w")

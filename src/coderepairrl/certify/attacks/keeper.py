@@ -1,6 +1,6 @@
-"""A keeper as one would write it first, for controls: an ordinary parent whose socket its commands inherit.
+"""Naive keeper for controls: a parent whose socket its commands inherit.
 
-``python3 -c <this file> DESCRIPTOR SCRIPT`` runs a bash script, and answers ``fine`` unless its priority was changed.
+``python3 -c <this file> DESCRIPTOR SCRIPT`` runs a bash script; answers ``fine`` unless its priority changed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A diff as one would take it first, for controls: it reads files as text, names by line, and trusts the repository's
-own git."""
+"""Naive diff for controls: reads files as text, names by line, and trusts the repository's git."""
 
 from __future__ import annotations
 

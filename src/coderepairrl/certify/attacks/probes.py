@@ -1,9 +1,8 @@
-"""What the attacks run: bash scripts by name, in the attacked workspace; what is longer than a line is in `inside`.
+"""Bash scripts of the attacks by name; longer ones are in `inside`.
 
-Their environment has what they go for: ``SECRET`` (a file), ``OUTSIDE`` (a folder that their user may write to),
-``HOLDER`` (a process with a secret), ``TCP UNIX ABSTRACT`` (servers), ``REMOTE FIXED`` (a repository and the commit
-that repairs the task), the limits, and ``A`` and ``B``: a probe that got through prints the two as one word, or leaves
-``$OUTSIDE/plant``. A name that ends in ``(root)`` needs root where nothing stops it.
+Environment: ``SECRET`` (a file), ``OUTSIDE`` (a writable folder), ``HOLDER`` (a process with a secret), ``TCP UNIX
+ABSTRACT`` (servers), ``REMOTE FIXED`` (repository and repairing commit), the limits, and ``A`` and ``B``: success
+prints both as one word, or leaves ``$OUTSIDE/plant``. ``(root)``: the control needs root.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from coderepairrl.certify.attacks import exhaust, inside, keeper, naive_diff
 
 @functools.cache
 def source(module: ModuleType) -> str:
-    """The text of a program that is not imported where it runs."""
+    """Text of a program to run elsewhere."""
     return Path(str(module.__file__)).read_text(encoding="utf-8")
 
 
@@ -56,7 +55,7 @@ ESCAPES = {
     "root of the keeper (root)": 'cat "/proc/$PPID/root$SECRET" "/proc/1/root$SECRET"',
     "working folder of the keeper (root)": 'cat "/proc/1/cwd/$SECRET" "/proc/$PPID/cwd/../../../../..$SECRET"',
 }
-"""Out of the workspace, by every tool that can be made to write, read or run."""
+"""Ways out of the workspace, by tools that write, read or run."""
 
 SECRETS = {
     "a file": 'cat "$SECRET"',
@@ -94,7 +93,7 @@ NETWORK = {
     "raw packets (root)": _python("open_socket", "17", "3", "0x300"),
     "a raw socket (root)": _python("open_socket", "2", "3", "1"),
 }
-"""Anything beyond the bridge."""
+"""Destinations beyond the bridge."""
 
 DOORS = {name: _python("call", name) for name in inside.CALLS} | {
     "unshare": 'unshare -Ur true && echo "$A$B"',
@@ -116,7 +115,7 @@ DOORS = {name: _python("call", name) for name in inside.CALLS} | {
     "a set-user-id program (root)": _python("set_user_id"),
     "higher priority (root)": 'nice -n -5 true 2>&1 | grep -q . || echo "$A$B"',
 }
-"""System calls that no repair needs, and files of the kernel. Refused is what answers EPERM, EACCES or ENOSYS."""
+"""System calls that repairs do without, and kernel files."""
 
 REFERENCE = {
     "the log of all branches": "git log --all -p",
@@ -129,7 +128,6 @@ REFERENCE = {
     "objects borrowed from the remote": """echo "$REMOTE/objects" > .git/objects/info/alternates; git show "$FIXED" """,
     "reading every file around": 'grep -rsh "$A$B" . "$OUTSIDE/.." | head -c 4096',
 }
-"""The repair that the task was made from."""
 
 LIMITS = {
     "processes": _exhaust("processes"),
@@ -159,7 +157,7 @@ LIMITS = {
     "terminals": _exhaust("terminals"),
     "open files": _exhaust("open_files"),
 }
-"""More than is allowed, of everything; bounded, so that it can be tried on a host."""
+"""Limits to exceed; bounded, to be tried on a host."""
 
 LIFETIME = {
     "killing the keeper": "kill -9 $PPID; kill -9 1; sleep 0.2",
@@ -175,19 +173,15 @@ LIFETIME = {
     "a copy of its descriptors": _python("copy_descriptors"),
     "its memory": _python("memory_of_keeper"),
 }
-"""Against the process that runs commands and answers for them. It is the parent of each."""
+"""Attacks on the keeper, parent of each command."""
 
 THREADS = _python("daemon_of_threads")
-"""A daemon that shows as a zombie and lives."""
 
 KEEPER = source(keeper)
-"""A keeper as one would write it first."""
 
 NAIVE_DIFF = source(naive_diff)
-"""A diff as one would take it first."""
 
 FIX = "sed -i 's/a - b/a + b/' app.py; echo added > new.txt"
-"""The repair that a diff must show, whatever else was done."""
 
 _MARK = 'touch "$PWD/RAN"'
 DIFF = {
@@ -235,4 +229,4 @@ DIFF = {
     "a link to itself": "ln -s loop loop",
     "a link in the way of the repository": "rm -rf .git; ln -s /nonexistent .GIT; mkdir .git; touch .git/objects",
 }
-"""Ways to hide a change from the diff, or to have the host run something while it is taken."""
+"""Ways to hide a change from the diff, or to make the host run something."""

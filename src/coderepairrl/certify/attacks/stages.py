@@ -1,4 +1,4 @@
-"""Where an attack runs: in a sandbox, or where nothing stops it."""
+"""Stages of attacks: a sandbox, or a plain process."""
 
 from __future__ import annotations
 
@@ -21,47 +21,46 @@ from coderepairrl.sandbox.privileges import command_as
 from coderepairrl.types import ExecResult
 
 PATIENCE = 120.0
-"""Seconds that a probe has: one that needs seconds of CPU waits long for them on a machine that does other things."""
+"""Seconds for a probe; CPU time is slow on a busy machine."""
 
 
 class Stage(Protocol):
-    """Where an attack runs: in a sandbox, or where nothing stops it."""
+    """Place of an attack."""
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """A bash script in the workspace."""
+        """Run a bash script in the workspace."""
         ...
 
     async def write(self, path: str, data: bytes) -> None:
-        """What a file tool of an agent does for the model. Raises OSError."""
+        """Write a file as an agent's file tool. Raises OSError."""
         ...
 
     async def patch(self) -> bytes:
-        """The change as the grader of the attempt gets it; empty if that fails."""
+        """Change as graders get it; empty on failure."""
         ...
 
     async def exchange(self, script: str) -> bytes:
-        """The answer of the workspace's keeper after `script` attacked it: ``fine`` and a newline if all is well."""
+        """Keeper's answer after `script` attacked it: ``fine`` and a newline if sound."""
         ...
 
 
 class Target(NamedTuple):
-    """The host that is attacked."""
+    """Attacked host."""
 
     folder: Path
     word: str
-    """Only the secrets hold it, and a probe that got through prints it: its two halves are known to every probe."""
+    """Held by secrets alone; probes know its halves."""
     env: Mapping[str, str]
-    """The environment of probes."""
     user: int | None
-    """The user id of plain processes, where we are root."""
+    """User id of plain processes, for root."""
 
     @property
     def plant(self) -> Path:
-        """A file outside every workspace, in a folder that the sandbox's user may write to."""
+        """File outside every workspace, writable to the sandbox's user."""
         return self.folder / "outside" / "plant"
 
     def gained(self, output: bytes) -> bool:
-        """Whether a probe got something: it printed the word, or left a file on the host."""
+        """Whether a probe printed the word, or left a file on the host."""
         planted = self.plant.exists()
         self.plant.unlink(missing_ok=True)
         return planted or self.word.encode() in output
@@ -69,27 +68,27 @@ class Target(NamedTuple):
 
 @dataclass
 class Inside:
-    """An open sandbox."""
+    """Open sandbox."""
 
     box: Sandbox
     target: Target
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """As `Stage.run`."""
+        """Implement `Stage.run`."""
         return await self.box.exec(
             ["bash", "-c", script], env=self.target.env, timeout=timeout, max_bytes=max_bytes, stdin=b""
         )
 
     async def write(self, path: str, data: bytes) -> None:
-        """As `Stage.write`."""
+        """Implement `Stage.write`."""
         await self.box.write(path, data)
 
     async def patch(self) -> bytes:
-        """As `Stage.patch`."""
+        """Implement `Stage.patch`."""
         return await self.box.diff()
 
     async def exchange(self, script: str) -> bytes:
-        """As `Stage.exchange`: the attack is one command, the question the next."""
+        """Implement `Stage.exchange`: attack and question are two commands."""
         try:
             async with asyncio.timeout(60):
                 output = (await self.run(script, timeout=10)).output
@@ -102,14 +101,14 @@ class Inside:
 
 @dataclass
 class Outside:
-    """A clone with all of its history, and nothing in the way."""
+    """Clone with all of its history, unprotected."""
 
     work: Path
     target: Target
     user: int | None
 
     async def run(self, script: str, *, timeout: float = PATIENCE, max_bytes: int = 1 << 20) -> ExecResult:
-        """As `Stage.run`; nothing ends what outlives the command."""
+        """Implement `Stage.run`; daemons stay."""
         return await asyncio.to_thread(self._run, ["bash", "-c", script], timeout)
 
     def _run(self, argv: Sequence[str], timeout: float) -> ExecResult:
@@ -134,16 +133,16 @@ class Outside:
             return ExecResult(process.returncode & 0xFF, out.read(), timed_out=timed_out)
 
     async def write(self, path: str, data: bytes) -> None:
-        """As `Stage.write`."""
+        """Implement `Stage.write`."""
         (self.work / path).write_bytes(data)
 
     async def patch(self) -> bytes:
-        """As `Stage.patch`, by plain git and a plain walk over the files."""
+        """Implement `Stage.patch` by plain git."""
         done = await asyncio.to_thread(self._run, [sys.executable, "-c", NAIVE_DIFF], 5.0)
         return done.output if done.exit_code == 0 and not done.timed_out else b""
 
     async def exchange(self, script: str) -> bytes:
-        """As `Stage.exchange`: a parent that runs `script` with its socket open, as a user of its own."""
+        """Implement `Stage.exchange` with a parent whose socket `script` inherits."""
         return await asyncio.to_thread(self._exchange, script)
 
     def _exchange(self, script: str) -> bytes:
@@ -169,5 +168,4 @@ class Outside:
         return output
 
 
-_SACRIFICED = 61_000 + os.getpid() % 4000
-"""A user id that nothing else has: all that it may signal is what we started as it."""
+_SACRIFICED = 61_000 + os.getpid() % 4000  # User id without other processes: it may signal only those started here.

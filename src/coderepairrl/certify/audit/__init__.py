@@ -1,4 +1,4 @@
-"""``crrl audit``: whether the tasks of a set are what they are taken for (docs/guides/audit.md)."""
+"""``crrl audit``: whether tasks are sound (docs/guides/audit.md)."""
 
 from coderepairrl.certify.audit.rates import Rate, as_json, dumps, rates, table
 from coderepairrl.certify.audit.trials import Audited, Settings, apart, audit, chosen

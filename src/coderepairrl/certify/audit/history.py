@@ -1,8 +1,7 @@
-"""Whether the repair can be reached in the git repository of a sandbox: later commits, tags, logs, packed objects.
+"""Search for the repair in a sandbox's git repository.
 
-A sandbox's git may hold any object that a clone once had, whatever refers to it. So all objects in its store are asked
-for, those that it borrows included, and what its commit and the tags of its ancestors do not reach is what an agent
-should not find. Policies do look there.
+Lists all objects of its store, borrowed ones included; its commit and the tags of its ancestors should reach all.
+Policies do look there.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from coderepairrl.errors import SandboxFault
 from coderepairrl.protocols import Sandbox
 
 _GIT = "export GIT_NO_REPLACE_OBJECTS=1; g() { git -c 'safe.directory=*' \"$@\"; }; "
+# Exit code 3: no repository or no commit; 4: programs are missing.
 _FOREIGN = (
     _GIT
     + """
@@ -26,8 +26,8 @@ tags() { g for-each-ref --merged=HEAD --format='%(objectname)' refs/tags; }
 } | awk '$0 == "failed" { exit 5 } rest { if (!($1 in own)) print; next } $0 == "." { rest = 1; next } { own[$1] = 1 }'
 """
 )
-"""Exit code 3: no repository, or one without a commit; 4: programs are missing."""
 _NAMES = _GIT + "g for-each-ref --no-merged=HEAD --format='%(refname:short)'; g reflog --all --format=%gd"
+# Counts lines that contain a text. Exit code 2: git failed, which a pipe would hide.
 _COUNT = (
     _GIT
     + """
@@ -36,39 +36,37 @@ ended=$({ { g cat-file --batch; echo $? >&4; } | grep -a -c -F -e "$1" >&3; } 4>
 [ "$ended" = 0 ] || { echo "git cat-file: exit code $ended"; exit 2; }
 """
 )
-"""How many lines of objects contain a text; exit code 2 where git failed, whose code a pipe would hide."""
 _SECONDS = 600.0
 _BYTES = 256 << 20
 _NAMED = 3
-_SHORTEST = 12
-"""Characters of a line of the repair that other texts would hardly have by chance."""
+_SHORTEST = 12  # Characters of a line that other texts hardly share by chance.
 
 
 class History(NamedTuple):
-    """What of later times can be reached: `repair` says where the repair itself is, empty if it was not found."""
+    """Reachable later objects; `repair` names the repair's place, or is empty."""
 
     repair: str
     commits: int
     """Commits that are no ancestors of the sandbox's."""
     objects: int
-    """All that its commit and the tags of its ancestors do not reach."""
+    """Objects not reached from its commit and its ancestors' tags."""
     names: tuple[str, ...] = ()
-    """References and log entries that lead there, at most a few."""
+    """References and log entries that lead there."""
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         return {**self._asdict(), "names": list(self.names)}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> History:
-        """What `as_json` gave."""
+        """Inverse of `as_json`."""
         return cls(plain["repair"], plain["commits"], plain["objects"], tuple(plain["names"]))
 
 
 async def later(sandbox: Sandbox) -> dict[str, str]:
-    """Kinds (``commit``, ``blob``, ...) of the objects that should not be there, by id.
+    """Kinds (``commit``, ``blob``, ...) of unreachable objects, by id.
 
-    Raises `SandboxFault` where git cannot tell.
+    Raises `SandboxFault` if git fails.
     """
     asked = await sandbox.exec(["sh", "-c", _FOREIGN], timeout=_SECONDS, max_bytes=_BYTES)
     if asked.exit_code == 3 and not asked.timed_out:
@@ -83,9 +81,9 @@ async def later(sandbox: Sandbox) -> dict[str, str]:
 async def history(
     sandbox: Sandbox, there: Mapping[str, str], before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]
 ) -> History:
-    """What the objects `there` (`later`) give away of the change from `before` to `after`, texts by path.
+    """Search the objects `there` (`later`) for the change from `before` to `after`, texts by path.
 
-    The repair is there if a file as it leaves it is, or the longest line that it adds. Raises `SandboxFault`.
+    Looks for repaired files and for the longest added line. Raises `SandboxFault`.
     """
     commits = sum(kind == "commit" for kind in there.values())
     if not there:
@@ -115,7 +113,6 @@ async def _repair(
 
 
 def _telling(before: Mapping[str, bytes | None], after: Mapping[str, bytes | None]) -> str:
-    """The longest line that is new; empty if all are short."""
     old, new = (
         {line.strip().decode("utf-8", "replace") for content in side.values() for line in (content or b"").splitlines()}
         for side in (before, after)

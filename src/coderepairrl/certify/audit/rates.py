@@ -1,4 +1,4 @@
-"""What an audit comes to: shares of what could be measured, with intervals, and how much could not."""
+"""Rates of an audit, with intervals and counts of missing measurements."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ METHOD = (
 
 
 class Rate(NamedTuple):
-    """A share of tasks, or of mutants."""
+    """Share of tasks or mutants."""
 
     name: str
     hits: int
     measured: int
     unmeasured: int
     independent: Interval | None
-    """Wilson's; None where nothing was measured, and of mutants, of which those of a task are alike."""
+    """Wilson's; None without measurements, and for mutants."""
     clustered: Interval | None
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         plain = self._asdict()
         return {key: part._asdict() if isinstance(part, Interval) else part for key, part in plain.items()}
 
 
 def rates(found: Sequence[Audited]) -> list[Rate]:
-    """The shares, those of tasks first, then those of mutants, of all and by kind."""
+    """Shares of tasks, then of mutants, in all and by kind."""
     own = clusters_by({each.task.id: each.task.repository for each in found})
 
     def share(name: str, answers: Sequence[tuple[str, bool | None]], *, alone: bool = True) -> Rate:
@@ -76,13 +76,13 @@ def rates(found: Sequence[Audited]) -> list[Rate]:
 
 
 def accepts(found: Audited) -> bool | None:
-    """Whether a task accepts a mutant; None where none was judged."""
+    """Whether a task accepts a mutant; None without a judged one."""
     judged = [each.accepted for each in found.wrong if each.accepted is not None]
     return any(judged) if judged else None
 
 
 def as_json(settings: Settings, found: Sequence[Audited]) -> dict[str, Any]:
-    """An audit as plain data; the same for the same results, however often it was interrupted."""
+    """Convert an audit to plain data."""
     return {
         "settings": settings._asdict(),
         "method": METHOD,
@@ -110,7 +110,7 @@ def _task(found: Audited) -> dict[str, Any]:
 
 
 def table(found: Sequence[Audited]) -> str:
-    """For people: the shares, what could not be tried, and where mutants were accepted."""
+    """Table: shares, failed trials, accepted mutants."""
     lines = [f"{counted(len(found), 'task'):<46} {'':>9}  {'Wilson':<22}  {'clustered':<22}  not measured"]
     for each in rates(found):
         of = f"{each.hits}/{each.measured}"

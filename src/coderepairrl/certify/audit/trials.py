@@ -1,4 +1,4 @@
-"""What is tried of each task, in fresh sandboxes; every result is in a file before the next is begun."""
+"""Trials of each task, in fresh sandboxes."""
 
 from __future__ import annotations
 
@@ -42,55 +42,53 @@ _SHOWN = 300
 
 
 class Settings(NamedTuple):
-    """What is asked of each task."""
+    """Questions to each task."""
 
     dataset: str
-    """The source and its options, as they were written."""
+    """Source and options, as written."""
     sandbox: str
     repeat: int = 1
-    """Times that the checks run on the reference and untouched, and on each wrong patch that passes."""
+    """Runs of the checks on the reference, the untouched workspace, and passing wrong patches."""
     mutants: int = 5
-    """Wrong patches of each task, at most."""
+    """Most wrong patches of a task."""
     seed: int = 0
 
 
 class Accepted(NamedTuple):
-    """A wrong patch, and whether the checks passed with it, each time; None where they could not run."""
+    """Wrong patch, and whether the checks passed every time; None: not run."""
 
     wrong: WrongPatch
     accepted: bool | None
     problem: str
-    """Why they did not pass, or could not run."""
 
 
 class Audited(NamedTuple):
-    """What is known of a task. A question that could not be asked is None, with its reason among `faults`."""
+    """Results of a task; unanswered questions are None, with reasons in `faults`."""
 
     task: Task
     passes: bool | None
-    """Whether the checks pass on the reference, in every run."""
+    """Whether the checks always pass on the reference."""
     fails: bool | None
-    """Whether they fail on the untouched repository, in every run."""
+    """Whether they always fail on the untouched repository."""
     flaky: tuple[str, ...] | None
-    """Tests that did not end alike in all runs; None with a single run."""
+    """Tests that ended differently; None for one run."""
     history: History | None
     wrong: tuple[Accepted, ...]
     no_wrong: str
-    """Why no wrong patch was tried."""
+    """Reason for trying no wrong patch."""
     same: int
-    """Mutants drawn that are the same program as the reference."""
+    """Mutants drawn that equal the reference."""
     problems: tuple[str, ...]
-    """What `task_source.answers` finds wrong."""
     settled: Task | None
-    """The task as it may be used (`task_source.settle`); None also where that is not known."""
+    """Usable task (`task_source.settle`); None also if unknown."""
     faults: Mapping[str, str]
-    """Why something is not known, by what was tried."""
+    """Reasons by trial."""
 
 
 def chosen(source: TaskSource, limit: int, seed: int) -> list[Task]:
-    """`limit` tasks of `source`, all for 0, drawn by `seed` so that more include fewer; in their order.
+    """Draw `limit` tasks of `source` (0: all) by `seed`; more include fewer; in their order.
 
-    Raises `UsageError` where there is none, and for one that breaks the rules for sources; `TaskError`.
+    Raises `UsageError` for no tasks and for a source that breaks the rules; `TaskError`.
     """
     findings, tasks = task_source.about_source(source)
     if not tasks:
@@ -113,12 +111,12 @@ async def audit(
     jobs: int = 2,
     say: Say = lambda _: None,
 ) -> list[Audited]:
-    """Try all that `settings` ask of `tasks`, in their order; of rows in `file`, with `resume`, what is missing.
+    """Run the trials of `settings` on `tasks`, in order; with `resume`, those missing in `file`.
 
-    What tasks need is prepared first; a task whose needs cannot be had is one that cannot be tried. A fault of the
-    infrastructure is no result: it is not written, and is tried again by the next call with `resume`.
-    Raises `UsageError` for a file that is there (without `resume`) or holds another audit, `PrerequisiteError`, and
-    `TaskError` for an environment that has changed since it was built.
+    Prepares the tasks' needs first. Faults of the infrastructure are not written; `resume` retries them.
+
+    Raises `UsageError` for an existing `file` (without `resume`) or one of another audit, `PrerequisiteError`, and
+    `TaskError` for an environment changed since it was built.
     """
     rows = Lines.read(file) if resume else []
     if file.exists() and not resume:
@@ -166,7 +164,7 @@ async def _prepare(tasks: Sequence[Task], jobs: int, say: Say) -> None:
 
 
 def _known(file: Path, rows: Iterable[Row], tasks: Iterable[Task]) -> dict[tuple[str, str, int], Row]:
-    """What was tried before, by task, what and run. Raises `UsageError` for a task that is another one now."""
+    """Rows by task, trial and run. Raises `UsageError`."""
     digests, found = {task.id: _digest(task) for task in tasks}, {}
     for number, row in enumerate(rows, 2):
         try:
@@ -189,8 +187,6 @@ def _digest(task: Task) -> str:
 
 
 class _Trials:
-    """What is tried, and where it is written."""
-
     def __init__(
         self,
         source: TaskSource,
@@ -206,7 +202,7 @@ class _Trials:
         self._known, self._slots, self._say = known, slots, say
 
     async def of(self, task: Task) -> Audited:
-        """All that is asked of a task."""
+        """Answer all questions about a task."""
         solution = None if task.reference else self._source.oracle(task.id)
         faults: dict[str, str] = {}
         if not task.reference and solution is None:
@@ -266,7 +262,7 @@ class _Trials:
         return about._replace(wrong=tuple(accepted), no_wrong=no_wrong, same=survey["same"], faults=faults)
 
     async def _accepted(self, task: Task, wrong: WrongPatch, faults: dict[str, str]) -> Accepted:
-        """The checks run again while they pass, as often as on the reference: a flaky test accepts nothing."""
+        # Repeated while they pass, as on the reference: a flaky test accepts no mutant.
         what = f"mutant {hashlib.sha256(wrong.patch).hexdigest()[:16]}"
         for run in range(self._settings.repeat):
             found = await self._verdict(task, what, run, lambda: self._patched(task, wrong.patch), faults)
@@ -280,7 +276,7 @@ class _Trials:
         return (await task_source.graded(task, self._sandbox, patch))._replace(outcomes={})
 
     async def _reference(self, task: Task) -> Verdict:
-        """Raises `GraderFault` where nothing shows that the checks ever began."""
+        # Raises `GraderFault` without a sign that the checks began.
         found = await task_source.graded(task, self._sandbox, task.reference)
         if found.doubtful:
             raise GraderFault(f"the checks cannot run in the sandbox: {found.problem}", fix=TO_INSTALL)
@@ -308,7 +304,7 @@ class _Trials:
         faults: dict[str, str],
         question: str,
     ) -> Row | None:
-        """What was found before, or is now; None where that is impossible, with the reason among `faults`."""
+        """Earlier or new row; None on failure."""
         known = self._known.get((task.id, what, run))
         if known is not None:
             return known
@@ -327,7 +323,6 @@ class _Trials:
         return found
 
     async def _survey(self, task: Task, solution: Checks | None) -> Row:
-        """What the repository gives away, and the wrong patches."""
         async with self._sandbox.open(task) as fresh:
             there = await later(fresh)
             patch = task.reference if solution is None else await _solve(fresh, solution)
@@ -370,7 +365,7 @@ async def _content(fresh: Sandbox, path: str) -> bytes | None:
 
 
 async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
-    """What the first command of `solution` changes, as a patch, without the files that it is given."""
+    """Changes of `solution`'s first command, without its own files."""
     if problem := await grading.checks.restore(fresh, solution):
         raise TaskError(f"the solution cannot be put in place: {problem}")
     await fresh.exec(solution.commands[0].argv, timeout=solution.commands[0].timeout)
@@ -380,7 +375,7 @@ async def _solve(fresh: Sandbox, solution: Checks) -> bytes:
 
 
 def in_short(found: Audited) -> str:
-    """A line about a task."""
+    """Summarise a task in a line."""
     if found.faults and found.passes is None:
         return f"{found.task.id}: cannot be tried: {next(iter(found.faults.values())).partition(chr(10))[0]}"
     marks = []
@@ -398,9 +393,9 @@ def in_short(found: Audited) -> str:
 
 
 def apart(found: Iterable[Audited]) -> list[quarantine.Verified]:
-    """What `quarantine.write` takes: the tasks that could be tried, with what is wrong with them.
+    """Tried tasks with their problems, for `quarantine.write`.
 
-    One whose history gives the repair away may not be used. Patches that are accepted are for a human to judge.
+    A history with the repair makes a task unusable; accepted patches are for a human to judge.
     """
     made = []
     for each in found:

@@ -1,13 +1,12 @@
-"""Plausible patches that are not the repair, made from it by rule: mutants of the reference.
+"""Plausible wrong patches: mutants of the reference.
 
-A part of it is left out (a file, a place, a line), an operator, constant, condition or name in one of its added lines
-is another one (`tasks.mutants.mutations`, in Python; a table of signs elsewhere), or a function that it changes does
-nothing. That is how the repairs of agents go wrong: half done, or off by one. Only files of programs are changed, and
-no tests. What differs from the reference in comments, white space or docstrings alone is none, nor is the untouched
-program; what Python cannot parse is not plausible.
+A mutant omits a part (file, place, line), alters an operator, constant, condition or name in an added line
+(`tasks.mutants.mutations` for Python, a table of signs elsewhere), or empties a changed function. Only program files
+change, no tests. Mutants differ from reference and untouched program in more than comments, white space and docstrings;
+Python must parse them.
 
-Whether a mutant means the same as the reference cannot be decided by rule (Budd and Angluin 1982, Acta Informatica 18,
-31): one that is accepted is for a human to judge.
+Equivalence is undecidable by rule (Budd and Angluin 1982, Acta Informatica 18, 31): accepted mutants are for a human to
+judge.
 """
 
 from __future__ import annotations
@@ -28,21 +27,19 @@ from coderepairrl.tasks.patches import is_test, language_of
 
 KINDS = ("a file as it was", "a place as it was", "a line as it was", "a line changed", "a function emptied")
 _REGULAR = "100644"
-_ORDERLESS = ("max", "min")
-"""Functions of Python whose arguments may change places."""
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@-]+")
-"""What git writes without quotes."""
+_ORDERLESS = ("max", "min")  # Python functions whose arguments may change places.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@-]+")  # Paths that git writes without quotes.
+# Replacements of signs, for languages that are not parsed.
 _SIGNS: tuple[tuple[str, str], ...] = (
     (r" == ", " != "), (r" != ", " == "), (r" < ", " <= "), (r" <= ", " < "), (r" > ", " >= "), (r" >= ", " > "),
     (r" && ", " || "), (r" \|\| ", " && "), (r" \+ ", " - "), (r" - ", " + "), (r" \* ", " / "),
     (r"\btrue\b", "false"), (r"\bfalse\b", "true"), (r"\bmin\b", "max"), (r"\bmax\b", "min"),
     (r"\b0\b", "1"), (r"\b1\b", "0"), (r"!(?=[\w(])", ""),
 )  # fmt: skip
-"""For languages that are not parsed: what may stand in a line, and what in its place."""
 
 
 class WrongPatch(NamedTuple):
-    """A mutant of a reference, as git applies it; `place` is ``path:line`` of the repaired file, `what` says more."""
+    """Mutant, as git applies it; `place` is ``path:line`` in the repaired file."""
 
     kind: str
     place: str
@@ -50,18 +47,18 @@ class WrongPatch(NamedTuple):
     patch: bytes
 
     def as_json(self) -> dict[str, str]:
-        """As plain data."""
+        """Convert to plain data."""
         return {**self._asdict(), "patch": self.patch.decode("utf-8", "surrogateescape")}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> WrongPatch:
-        """What `as_json` gave."""
+        """Inverse of `as_json`."""
         patch = plain["patch"].encode("utf-8", "surrogateescape")
         return cls(plain["kind"], plain["place"], plain["what"], patch)
 
 
 class Made(NamedTuple):
-    """The mutants of a reference; how many others were drawn that are the same program; where there is none, why."""
+    """Mutants of a reference, the number of equivalent draws, and the reason for none."""
 
     patches: tuple[WrongPatch, ...]
     same: int
@@ -72,10 +69,9 @@ Texts = Mapping[str, bytes | None]
 
 
 def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, seed: str) -> Made:
-    """Up to `count` mutants of `reference`, drawn by `seed`: of each of `KINDS` in turn, as long as there are some.
+    """Draw up to `count` mutants of `reference` by `seed`, taking `KINDS` in turn.
 
-    `before` and `after` are the files that it touches, without and with it, by path; None where there is none.
-    Raises `MalformedPatch`.
+    `before` and `after` are its files by path without and with it; None for no file. Raises `MalformedPatch`.
     """
     files = [_File(each, before.get(each.path), after.get(each.new or each.path)) for each in parse(reference)]
     parts = _parts(reference, len(files))
@@ -110,7 +106,7 @@ def wrong_patches(reference: bytes, before: Texts, after: Texts, count: int, see
 
 
 class _File:
-    """A file of the reference. Files are compared by identity."""
+    """File of the reference, compared by identity."""
 
     def __init__(self, patched: FilePatch, before: bytes | None, after: bytes | None) -> None:
         self.patched, self.path = patched, patched.new or patched.path
@@ -122,28 +118,26 @@ class _File:
 
     @cached_property
     def places(self) -> list[tuple[int, int, int, int]]:
-        """Where the sides differ: ``before[a:b]`` has become ``after[c:d]``, in lines."""
+        """Differences: ``before[a:b]`` became ``after[c:d]``, in lines."""
         matcher = difflib.SequenceMatcher(None, self.old, self.new, autojunk=False)
         return [(a, b, c, d) for tag, a, b, c, d in matcher.get_opcodes() if tag != "equal"]
 
     @cached_property
     def old(self) -> list[str]:
-        """Lines with their ends."""
         return _lines(self.before or "")
 
     @cached_property
     def new(self) -> list[str]:
-        """Lines with their ends."""
         return _lines(self.after or "")
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """The repaired file, parsed; None for another language, and for what this Python cannot parse."""
+        """Syntax tree of the repaired file; None if not Python, or not parsed."""
         return _parsed(self.after or "") if language_of(self.path) == "python" else None
 
     @property
     def added(self) -> list[tuple[int, str | None]]:
-        """Lines that are new, by index, with the old line in whose place one stands, where that can be said."""
+        """Indices of added lines, each with the old line it replaced, if known."""
         found: list[tuple[int, str | None]] = []
         for a, b, c, d in self.places:
             paired = b - a == d - c
@@ -157,7 +151,6 @@ class _Edit(NamedTuple):
     line: int
     what: str
     text: str | None
-    """Of the file, afterwards."""
 
 
 def _shuffled(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
@@ -167,7 +160,6 @@ def _shuffled(kind: str, files: Sequence[_File], rng: Random) -> list[_Edit]:
 
 
 def _edits(kind: str, files: Sequence[_File]) -> Iterator[_Edit]:
-    """All that `kind` can do to the repaired `files`."""
     if kind == "a file as it was":
         if len(files) > 1:
             yield from (_Edit(kind, file, 1, "", file.before) for file in files)
@@ -203,7 +195,6 @@ def _changed(kind: str, file: _File) -> Iterator[_Edit]:
 
 
 def _emptied(kind: str, file: _File) -> Iterator[_Edit]:
-    """Each function of Python with an added line, the innermost one, without its body."""
     nodes = ast.walk(file.tree) if file.tree is not None else ()
     bodies = {node: _body(node) for node in nodes if isinstance(node, _FUNCTIONS)}
     inner: dict[_Function, None] = {}
@@ -223,13 +214,13 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, *_FUNCTIONS)
 
 
 def _body(node: _Function) -> list[ast.stmt]:
-    """Its statements but the docstring; none where they begin on the line of their function."""
+    """Statements after the docstring; none on the function's line."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return [] if body and body[0].lineno == node.lineno else body
 
 
 def _statement(file: _File, at: int) -> bool:
-    """Whether a line may go alone: in Python the parser says so, elsewhere its end does."""
+    # Whether a line may go alone: the parser decides in Python, its end elsewhere.
     return file.tree is not None or file.new[at].rstrip().endswith(";")
 
 
@@ -238,7 +229,6 @@ def _with(file: _File, at: int, line: str) -> str:
 
 
 def _plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
-    """Whether the edit makes a program, and not the untouched one."""
     if edit.file.tree is not None and edit.text is not None and _parsed(edit.text) is None:
         return False
     others_same = all(_equal(each.path, each.before, each.after) for each in programs if each is not edit.file)
@@ -246,13 +236,12 @@ def _plausible(edit: _Edit, programs: Sequence[_File]) -> bool:
 
 
 def _equal(path: str, one: str | None, other: str | None) -> bool:
-    """Whether two texts of a file are one program."""
     return one == other or (one is not None and other is not None and _meaning(path, one) == _meaning(path, other))
 
 
 @lru_cache(maxsize=64)
 def _meaning(path: str, text: str) -> str | tuple[bytes, ...]:
-    """In Python the syntax tree, without docstrings and orders that mean nothing; else the tokens without comments."""
+    """Syntax tree in Python, without docstrings and meaningless orders; else tokens."""
     tree = _parsed(text) if language_of(path) == "python" else None
     if tree is not None:
         for node in ast.walk(tree):
@@ -283,19 +272,18 @@ def _text(content: bytes | None) -> str | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines with their ends, as git counts them."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _parts(patch: bytes, files: int) -> list[bytes] | None:
-    """`patch` by file, as it stands; None where it is not written by git."""
+    """Parts of `patch` by file; None if not written by git."""
     parts = [part for part in re.split(rb"(?=^diff --git )", patch, flags=re.MULTILINE) if part.startswith(b"diff ")]
     whole = [part if part.endswith(b"\n") else part + b"\n" for part in parts]
     return whole if len(whole) == files else None
 
 
 def _diff(file: _File, text: str | None) -> bytes:
-    """What makes `text` of the file as it is without the reference; None is no file."""
+    """Diff from the file before the reference to `text` (None: no file)."""
     if text == file.before:
         return b""
     path, mode = file.path, file.patched.new_mode or _REGULAR

@@ -1,4 +1,4 @@
-"""``crrl data``: which tasks there are; prepare, verify and export them (docs/guides/tasks.md)."""
+"""``crrl data``: list, prepare, verify and export tasks (docs/guides/tasks.md)."""
 
 from coderepairrl.certify.data.verify import TaskExam, apart, left_out, table, verify
 from coderepairrl.tasks.catalog import Listing, export, listed, load, recognised, shipped, splits

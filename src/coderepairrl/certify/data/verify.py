@@ -1,4 +1,4 @@
-"""Whether tasks are what training takes them for, asked of the tasks themselves in a sandbox."""
+"""Verification of tasks in a sandbox."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _UNSTEADY = "no test fails on the bug and passes on the reference in every run"
 
 
 class TaskExam(NamedTuple):
-    """All questions about one task, or (`task` is empty) about the source as a whole."""
+    """Findings about one task, or (`task` empty) about the source."""
 
     task: str
     findings: tuple[Finding, ...]
     settled: Task | None = None
-    """The task as it may be trained on (`certify.task_source.study`); nothing where it may not."""
+    """Trainable task (`certify.task_source.study`); None if unusable."""
     lacks: str = ""
-    """What its checks need and the sandbox has not, in the words of the grader."""
+    """Missing prerequisites, in the grader's words."""
 
     @property
     def ok(self) -> bool:
-        """Whether every answer was the right one."""
+        """Whether every finding is right."""
         return all(finding.ok for finding in self.findings)
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Convert to plain data."""
         checks = [{"name": one.name, "ok": one.ok, "detail": one.detail} for one in self.findings]
         return {"task": self.task, "ok": self.ok, "checks": checks}
 
@@ -56,13 +56,13 @@ async def verify(
     reward: Mapping[str, float] | None = None,
     quiet: bool = False,
 ) -> list[TaskExam]:
-    """The exam of the source (`certify.task_source.examine`) and, of each task with a reference, what rewards say.
+    """Examine the source (`certify.task_source.examine`) and the rewards of each task with a reference.
 
-    By each of `reward` (`patch_edits`, if not given) the reference earns 1, an empty patch 0, and a blank line at the
-    end of a file that the reference repairs 0. Of the first `limit` tasks, 0 for all; checks run `repeat` times, to
-    find flaky tests. Progress goes to stderr.
-    Raises `TaskError` (an environment has changed since it was built, say), `SandboxFault`, `RewardFault`, and
-    `UsageError` for a reward that does not measure repair.
+    By each of `reward` (default `patch_edits`) the reference earns 1; an empty patch, and a blank line at the end of a
+    repaired file, 0. Asks the first `limit` tasks (0: all); checks run `repeat` times to find flaky tests.
+
+    Raises `TaskError` (say, for a changed environment), `SandboxFault`, `RewardFault`, and `UsageError` for a reward
+    that does not measure repair.
     """
     made = rewards.make(reward or "patch_edits")
     asked = measuring_repair(made)
@@ -92,7 +92,7 @@ async def verify(
 
 
 async def _noop(task: Task, sandbox: SandboxBackend) -> bytes:
-    """The diff of an agent that appended a blank line to a file that needs repair; empty if there is no such file."""
+    """Diff of a blank line appended to a repaired file, or empty."""
     async with sandbox.open(task) as fresh:
         for patched in rewards.parse(task.reference):
             try:
@@ -122,7 +122,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Callable[[Task], None]]:
 
 
 def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
-    """Of the tasks that may not be trained on, how many failed at which question first; the most frequent first.
+    """Count unusable tasks by their first failed question, most frequent first.
 
     >>> from coderepairrl.registry import Finding
     >>> left_out([TaskExam("", ()), TaskExam("a", (Finding("the reference applies", False, ""),))])
@@ -134,9 +134,9 @@ def left_out(exams: Sequence[TaskExam]) -> dict[str, int]:
 
 
 def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.Verified]:
-    """What `quarantine.write` takes: the tasks among `tasks` that were asked, with the first answer that was wrong.
+    """Examined `tasks` with their first wrong answer, for `quarantine.write`.
 
-    A sandbox that lacks what checks need says nothing about a task.
+    Lacking prerequisites say nothing about a task.
     """
     known = {exam.task: exam for exam in exams if exam.task and not exam.lacks}
 
@@ -150,7 +150,7 @@ def apart(exams: Sequence[TaskExam], tasks: Iterable[Task]) -> list[quarantine.V
 
 
 def table(exams: Sequence[TaskExam]) -> str:
-    """One line per task, and beneath it each question that failed."""
+    """Table of tasks, with failed questions beneath each."""
     lines = []
     for exam in exams:
         passed = sum(finding.ok for finding in exam.findings)

@@ -1,4 +1,4 @@
-"""The exam that every sandbox sits: ``crrl check sandbox NAME|module:Class``."""
+"""The exam of sandboxes: ``crrl check sandbox NAME|module:Class``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from coderepairrl.types import Task
 
 
 async def examine(backend: SandboxBackend) -> list[Finding]:
-    """All that `sit` yields."""
+    """Collect what `sit` yields."""
     return [finding async for finding in sit(backend)]
 
 
 async def sit(backend: SandboxBackend) -> AsyncIterator[Finding]:
-    """Ask `backend` everything; one `Finding` per question, in order. A failed one has what happened as its detail."""
+    """Ask `backend` every question; yield findings in order, with details of failures."""
     with scratch("exam") as folder:
         folder.chmod(0o755)
         repository = folder / "repository"
@@ -63,5 +63,5 @@ LIMITS: tuple[Question, ...] = (timeouts, floods, processes, memory, file_size, 
 ISOLATION: tuple[Question, ...] = (no_secrets, no_writes, no_network, no_kernel_doors)
 LIFETIME: tuple[Question, ...] = (no_daemons, unstoppable)
 DANGEROUS: tuple[Question, ...] = (processes, memory, unstoppable)
-"""What would hit the whole machine, or all processes of its user, where there is no isolation."""
+"""Questions that harm the machine without isolation."""
 QUESTIONS = (*BEHAVIOUR, *LIMITS, *ISOLATION, *LIFETIME, speed)

@@ -1,4 +1,4 @@
-"""Questions about what a sandbox does: commands, files, diffs, the bridge, and how fast a command is."""
+"""Questions about commands, files, diffs, the bridge and speed."""
 
 from __future__ import annotations
 

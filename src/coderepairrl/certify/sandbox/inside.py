@@ -1,6 +1,6 @@
-"""What the exam's questions run in a sandbox: ``python3 -c <this file> NAME ARGUMENT...``.
+"""Probes of the exam, run in a sandbox: ``python3 -c <this file> NAME ARGUMENT...``.
 
-Each is a function that prints what it saw. Needs Python 3.8 and nothing beyond its library.
+Each function prints what it saw. Needs Python 3.8 alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _writes(path: str) -> bool:
 
 
 def converse(host: str, port: str) -> None:
-    """Two lines of an answer, whether the second came later, and the rest."""
+    """Print two lines of an answer, whether the second came later, and the rest."""
     connection = socket.create_connection((host, int(port)))
     connection.sendall(b"hello\n")
     answer = connection.makefile("rb")
@@ -44,7 +44,7 @@ def converse(host: str, port: str) -> None:
 
 
 def hog(mebibytes: str) -> None:
-    """Hold so much memory for ten seconds."""
+    """Hold memory for ten seconds."""
     kept = bytearray(int(mebibytes) << 20)
     print("got it", flush=True)
     time.sleep(10)
@@ -52,7 +52,7 @@ def hog(mebibytes: str) -> None:
 
 
 def fill(size: str, each: str) -> None:
-    """Fill `size` bytes of disk with deleted files of `each` bytes; the errno that ends it."""
+    """Fill `size` bytes of disk with deleted files of `each` bytes; print the final errno."""
     left = int(size)
     try:
         while left > 0:
@@ -69,12 +69,12 @@ def fill(size: str, each: str) -> None:
 
 
 def count_processes() -> None:
-    """How many processes are in sight."""
+    """Print the number of visible processes."""
     print(sum(name.isdigit() for name in os.listdir("/proc")))
 
 
 def write_outside(name: str, theirs: str) -> None:
-    """Places that can be written and must not be; then whether those can that must."""
+    """Print writable places outside, then whether the workspace is writable."""
     tmp = tempfile.gettempdir()
     mine = ("/proc", "/tmp", "/dev/shm", tmp, os.getcwd())
     places = [folder for folder, _, _ in os.walk("/") if not folder.startswith(mine)]
@@ -103,13 +103,13 @@ def _opens(family: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> bo
 
 
 def network(port: str, abstract: str) -> None:
-    """Whether the host's loopback and an abstract socket are reached; the internet, vsock, netlink and raw packets."""
+    """Print whether loopback, an abstract socket, the internet, vsock, netlink and raw packets are within reach."""
     print(_reaches(socket.AF_INET, ("127.0.0.1", int(port))), _reaches(socket.AF_UNIX, "\0" + abstract))
     print(_reaches(socket.AF_INET, ("1.1.1.1", 53)), _opens(40), _opens(16, socket.SOCK_RAW, 12), _opens(17, 3))
 
 
 def kernel() -> None:
-    """System calls that are not refused, and privileges that are left; nothing, where all is well."""
+    """Print allowed system calls and remaining privileges; empty if sound."""
     call = ctypes.CDLL(None, use_errno=True).syscall
     x86 = platform.machine() == "x86_64"
     doors: dict[str, tuple[Any, ...]] = {
@@ -138,7 +138,7 @@ def kernel() -> None:
 
 
 def attack_keeper() -> None:
-    """Signals at the keeper and at everybody; what of its memory, descriptors and sockets is open to us."""
+    """Signal keeper and everybody; print access to the keeper."""
     keeper = os.getppid()
     for pid in (1, keeper):
         for number in (signal.SIGKILL, signal.SIGSTOP):

@@ -1,4 +1,4 @@
-"""Questions about isolation, with controls: a probe that does not succeed on the host would prove nothing."""
+"""Questions about isolation, with controls on the host."""
 
 from __future__ import annotations
 

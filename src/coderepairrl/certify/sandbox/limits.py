@@ -52,7 +52,7 @@ async def memory(scene: Scene) -> str:
 
 
 async def keepers(scene: Scene) -> str:
-    """Whoever keeps the limits is named."""
+    """The keeper of the limits is named."""
     return scene.backend.info().limits_kept
 
 

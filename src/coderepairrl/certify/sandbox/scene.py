@@ -1,4 +1,4 @@
-"""What the questions of the exam work with."""
+"""Scene of the exam's questions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from coderepairrl.types import Task
 
 
 class Failed(Exception):
-    """What is wrong."""
+    """Failed expectation."""
 
 
 class Scene(NamedTuple):
-    """A backend, a task, and what is around them on the host."""
+    """Backend, task, and their surroundings on the host."""
 
     backend: SandboxBackend
     task: Task
     folder: Path
-    """A folder of the host with a secret in it, and a Unix socket."""
+    """Host folder with a secret and a Unix socket."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox."""
+        """Open a fresh sandbox."""
         async with self.backend.open(self.task) as sandbox:
             yield sandbox
 
@@ -43,11 +43,11 @@ def expect(condition: bool, otherwise: str) -> None:
 
 @functools.cache
 def program(name: str, *arguments: str) -> tuple[str, ...]:
-    """The argv of a function of `inside`."""
+    """Command line of a function of `inside`."""
     return ("python3", "-c", Path(inside.__file__).read_text(encoding="utf-8"), name, *arguments)
 
 
 async def printed(box: Sandbox, name: str, *arguments: str, timeout: float = 30.0) -> str:
-    """What a function of `inside` prints, its errors too."""
+    """Output of a function of `inside`, with errors."""
     result = await box.exec(program(name, *arguments), timeout=timeout)
     return result.output.decode(errors="replace").strip()

@@ -1,10 +1,9 @@
-"""Takes the project's modules out of the environment it was installed into, so that the workspace's are imported.
+"""Remover of the project's modules from its environment, so that the workspace's are imported.
 
-Run by the environment's own interpreter (Python 3.6 or later) in the project's folder, with the path of the workspace
-as sandboxes see it. Prints a JSON object: ``imports``, the folder of the project that its modules are imported from;
-``modules``, the Python files of the project that it installs;
-``built``, files that only its build makes (``_version.py``), in base64 by their path in the project; ``packages``, the
-version of each installed package by its name; ``left_out``, requirements that could not be installed.
+Run by the environment's interpreter (Python 3.6 or later) in the project's folder, with the workspace's path in
+sandboxes. Prints JSON: ``imports``, the project's folder of modules; ``modules``, its installed Python files;
+``built``, files made by its build (``_version.py``), in base64 by path; ``packages``, versions by name; ``left_out``,
+missing requirements.
 """
 
 import base64
@@ -20,12 +19,12 @@ from pathlib import Path
 
 FUTURE = re.compile(rb"^from __future__ ", re.MULTILINE)
 HEAD = re.compile(rb"\A#!/bin/sh\n(#.*\n)?'''exec' .*\n' '''\n")
-"""How a script of a relocatable environment begins; as a module it can have no `from __future__` after that."""
+"""Head of a relocatable environment's script; as a module it allows no `from __future__` after it."""
 NO_MODULE = re.compile(r"(\.\./|[^/]+\.(dist-info|data)/)|.*\.pyc$")
 
 
 def records(packages):
-    """Of each installed distribution, its name, version, folder, and whether it was installed from this project."""
+    """Name, version, folder of each installed distribution, and whether from this project."""
     for record in sorted(packages.glob("*.dist-info")):
         name, _, version = record.stem.rpartition("-")
         origin = record / "direct_url.json"
@@ -34,14 +33,14 @@ def records(packages):
 
 
 def files(record):
-    """Modules and data of a distribution, relative to the folder of all packages."""
+    """Modules and data of a distribution, relative to the packages' folder."""
     lines = (record / "RECORD").read_text(encoding="utf-8").splitlines()
     names = [line.rsplit(",", 2)[0].strip('"') for line in lines]
     return [name for name in names if not NO_MODULE.match(name)]
 
 
 def place(name, known):
-    """The folder of the project that `name` lies below, the outermost; None if it is not there."""
+    """Outermost project folder with `name` below it, or None."""
     if name in known:
         return ""
     found = [path[: -len(name) - 1] for path in known if path.endswith("/" + name)]
@@ -49,7 +48,7 @@ def place(name, known):
 
 
 def remove(packages, name):
-    """Delete a file of the environment, and the folders that are empty then."""
+    """Delete a file of the environment, and folders emptied by that."""
     path = packages / name
     if path.exists():
         path.unlink()
@@ -60,14 +59,14 @@ def remove(packages, name):
 
 
 def mend(script):
-    """Let the first Python on the path run a script that may not begin as those of a relocatable environment do."""
+    """Replace the head of a script with future imports by ``/usr/bin/env python``."""
     content = script.read_bytes()
     if FUTURE.search(content):
         script.write_bytes(HEAD.sub(b"#!/usr/bin/env python\n", content))
 
 
 def forget(record, name):
-    """Delete a file beside the record of a distribution, and its line there."""
+    """Delete a file of a distribution's record, and its line there."""
     path, listed = record / name, record / "RECORD"
     if path.exists():
         path.unlink()
@@ -78,7 +77,7 @@ def forget(record, name):
 
 
 def main(workspace):
-    """Strip the environment, and print what there is to know of it."""
+    """Strip the environment, and print its facts."""
     packages = Path(sysconfig.get_paths()["purelib"])
     left_out = Path("/tmp/left-out")
     listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []

@@ -1,4 +1,4 @@
-"""Figures as SVG text: no dependency, light and dark, the same in a page and in a file of its own."""
+"""Figures as SVG text: no dependency, light and dark, embedded or standalone."""
 
 from coderepairrl.report.plots.figure import figure, forest, pdf
 from coderepairrl.report.plots.panels import STYLE, Baseline, Panel, Series

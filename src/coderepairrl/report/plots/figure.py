@@ -1,7 +1,6 @@
 """Line charts, stacked bars and points with intervals, as SVG.
 
-Colours are CSS variables: `STYLE` sets them, once for a page of many figures or inside a figure that stands alone,
-with a light and a dark set. Without any script, pointing at a step shows its values.
+Colours are CSS variables with a light and a dark set (`STYLE`). Values show on hover, without scripts.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _LIGHT = dict(re.findall(r"(--[\w-]+): (#\w+);", STYLE.partition("@media")[0]))
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where data land: a panel's plotting area, top edge and axes."""
+    """Plotting area of a panel: top edge and axes."""
 
     top: float
     x: tuple[float, float]
@@ -48,7 +47,7 @@ class _Frame:
 
 
 def figure(panels: Sequence[Panel], *, columns: int = 1, standalone: bool = False) -> str:
-    """An SVG of `panels`, `columns` to a row; `standalone` makes it a file of its own, with style and background."""
+    """SVG of `panels`, `columns` to a row; `standalone` adds style and background."""
     columns = min(columns, max(len(panels), 1))
     tall = HEIGHT if any(series.points for panel in panels for series in panel.series) else _EMPTY
     width, height = columns * WIDTH, max(1, math.ceil(len(panels) / columns)) * tall
@@ -111,7 +110,7 @@ def _axes(panel: Panel, frame: _Frame) -> str:
 
 
 def _curves(shown: Sequence[Series], frame: _Frame) -> str:
-    """All curves; intervals at the same step stand beside each other."""
+    # intervals at the same step are drawn next to each other
     intervals = [at for at, series in enumerate(shown) if series.low]
     middle = (len(intervals) - 1) / 2
     shifts = {at: 5 * (number - middle) for number, at in enumerate(intervals)}
@@ -163,7 +162,6 @@ def _stack(shown: Sequence[Series], frame: _Frame) -> str:
 
 
 def _zones(shown: Sequence[Series], frame: _Frame) -> str:
-    """Invisible columns; the one under the pointer shows the values at its step (the last of a bin)."""
     values = [dict(series.points) for series in shown]
     xs = sorted({x for known in values for x in known})
     size = math.ceil(len(xs) / _ZONES)
@@ -192,7 +190,6 @@ def _zones(shown: Sequence[Series], frame: _Frame) -> str:
 
 
 def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str, int]:
-    """Names in rows that fit, and how many rows. A single nameless or lone curve needs none."""
     entries = [
         (_clean(s.name), _variable(s.colour), "5 4" if s.dashed else "none", bool(s.low))
         for s in shown
@@ -215,7 +212,6 @@ def _legend(shown: Sequence[Series], baselines: Sequence[Baseline]) -> tuple[str
 
 
 def _runs(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
-    """Stretches without a gap."""
     runs: list[list[Point]] = [[]]
     for x, y in zip(xs, ys, strict=True):
         if y is not None and math.isfinite(y):
@@ -243,7 +239,7 @@ def _variable(colour: int) -> str:
 
 
 def _clean(text: str) -> str:
-    """Only what XML may hold: a name that a model chose could be anything."""
+    # a name that a model chose could be anything, and XML allows less
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)[:80]
 
 
@@ -261,10 +257,9 @@ def forest(
     width: int = 150,
     height: int = 18,
 ) -> str:
-    """A dot with whiskers (unless their ends are None) on an axis from ``-reach`` to ``+reach``, zero marked.
+    """Draw a dot with whiskers (unless None) on an axis from ``-reach`` to ``+reach``, zero marked.
 
-    Coloured by what the whole interval says: `better`, worse, or (zero is in it) neither.
-    Raises ValueError unless `reach` > 0.
+    The colour says whether the whole interval is `better`, worse, or neither. Raises ValueError unless `reach` > 0.
     """
     if reach <= 0:
         raise ValueError("reach must be positive")
@@ -288,11 +283,8 @@ def forest(
 
 
 def pdf(svg: str) -> bytes:
-    """The page of a figure that `figure` made to stand alone; the same bytes each time.
-
-    Raises `PrerequisiteError` without the package svglib, which knows no variables of CSS and takes a px of a font for
-    4/3 of a px of the drawing.
-    """
+    """Convert a standalone figure to PDF, with the same bytes each time. Raises `PrerequisiteError` without svglib."""
+    # svglib knows no variables of CSS, and takes a px of a font for 4/3 of a px of the drawing
     require_extra("pdf", "a figure as PDF")
     from reportlab.graphics import renderPDF
     from svglib.svglib import svg2rlg

@@ -1,4 +1,4 @@
-"""What a figure is made of: series in panels, and the style that they share."""
+"""Parts of a figure: series in panels, and their style."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One curve. With `alpha` the raw values are faint and their EMA is bold; with `low` and `high` it is points
-    with intervals; a point whose ends are None has none. None is a gap, and so is what is not finite.
+    """One curve: with `alpha` faint, its EMA bold; with `low` and `high` points with intervals. None is a gap.
 
     >>> Series("reward", [1, 2], [0.1, None]).points
     [(1.0, 0.1)]
@@ -60,17 +59,17 @@ class Series:
     high: Sequence[float | None] = ()
     dashed: bool = False
     listed: bool = True
-    """Whether the legend names it."""
+    """Named in the legend."""
 
     @property
     def points(self) -> list[Point]:
-        """The points that exist."""
+        """Finite points."""
         return [(float(x), y) for x, y in zip(self.x, self.y, strict=True) if y is not None and math.isfinite(y)]
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A horizontal line to compare with, in the colour of a series or (None) in grey."""
+    """Horizontal line, in a series' colour or (None) grey."""
 
     name: str
     value: float
@@ -79,7 +78,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes. `include` are values that the y axis must show; ``stack`` adds the series up as bars."""
+    """Pair of axes. The y axis shows the values `include`; ``stack`` adds the series up as bars."""
 
     title: str
     series: Sequence[Series]
@@ -89,4 +88,3 @@ class Panel:
     include: Sequence[float] = (0.0,)
     kind: Literal["line", "stack"] = "line"
     missing: str = "not measured"
-    """What stands in the middle of an empty panel."""

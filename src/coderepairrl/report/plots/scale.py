@@ -1,4 +1,4 @@
-"""Axes and curves: round ticks, numbers that fit, points thinned to what a screen shows, and smoothed."""
+"""Axes and curves: round ticks, short numbers, thinned and smoothed points."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 Point = tuple[float, float]
 
 _NOTHING = 1e-300
-"""Below this a fifth of a difference may be no float any more."""
+"""Limit below which a fifth of a difference may be no float."""
 _DROP = 0.005
 _WINDOW = 20.0
 _SAME = 1e-9
-"""Two values closer than this, relative to their size, are one: no five floats lie between them."""
+"""Relative difference of equal values: fewer than five floats between them."""
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`, about so many.
+    """Round numbers (1, 2 or 5 times a power of ten) that cover `low` to `high`, roughly `about` of them.
 
     >>> ticks(0.0, 0.73)
     [0.0, 0.2, 0.4, 0.6, 0.8]
@@ -39,7 +39,7 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def compact(value: float, digits: int = 3) -> str:
-    """`value` in few characters: `digits` significant ones, thousands as k, M, G.
+    """Short form of `value`: `digits` significant ones, thousands as k, M, G.
 
     >>> [compact(v) for v in (0.0, 0.12345, 12.0, 1234.5, 3.2e6, 0.00002)]
     ['0', '0.123', '12', '1.23k', '3.2M', '2e−5']
@@ -61,7 +61,7 @@ def _minus(text: str) -> str:
 
 
 def label(value: float, step: float) -> str:
-    """A tick's text: as many decimals as its neighbours need.
+    """Text of a tick, with the decimals that its neighbours need.
 
     >>> label(0.5, 0.25), label(2000, 500), label(-1.0, 1.0)
     ('0.50', '2k', '−1')
@@ -73,7 +73,7 @@ def label(value: float, step: float) -> str:
 
 
 def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
-    """At most about ``2 * limit`` of `points`, lowest and highest of each bucket: what is drawn looks the same."""
+    """Keep about ``2 * limit`` points, lowest and highest of each bucket, which look the same."""
     if len(points) <= 2 * limit:
         return list(points)
     size = math.ceil(len(points) / limit)
@@ -88,8 +88,7 @@ def thin(points: Sequence[Point], limit: int = 300) -> list[Point]:
 def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
     """Exponential moving average ``s_t = alpha x_t + (1 - alpha) s_{t-1}``; a gap stays a gap.
 
-    The first 0.5 % of the points are left out, since a start says little and would pull the average for long.
-    Raises ValueError for an `alpha` outside (0, 1].
+    Leaves out the first 0.5 %, which would pull it for long. Raises ValueError for an `alpha` outside (0, 1].
 
     >>> ema([0.0, 1.0, None, 1.0], 0.5)
     [0.0, 0.5, None, 0.75]
@@ -108,10 +107,9 @@ def ema(values: Sequence[float | None], alpha: float) -> list[float | None]:
 
 
 def strength(points: int, rule: float) -> float:
-    """The `alpha` for a curve of `points` points where the rule says `rule` (.01 for rewards, .05 for tools).
+    """Alpha for a curve of `points` points under `rule` (.01 for rewards, .05 for tools), made for thousands of steps.
 
-    The rule was made for thousands of steps; on 60 it would draw the first value all along. So a shorter run gets
-    the alpha that keeps the average's span at a tenth of the run, and the rule's own from 2,000 (400) steps on.
+    A shorter run gets the alpha that spans a tenth of it.
 
     >>> strength(5_000, 0.01), strength(50, 0.01), strength(5, 0.01)
     (0.01, 0.4, 1.0)

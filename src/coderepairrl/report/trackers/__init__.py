@@ -1,7 +1,7 @@
-"""TensorBoard, trackio, Weights & Biases: the metrics of a run, read from its log, where somebody else draws them.
+"""Tracking of a run's metrics in TensorBoard, trackio or Weights & Biases, from its log.
 
-The run folder is the truth. A tracker gets what the log says, in a process of its own (`coderepairrl.stages.trackers`),
-or later: how far it has come is kept beside, so that nothing is sent twice when a run is resumed.
+A separate process (`coderepairrl.stages.trackers`) or a later one sends them; its position is recorded, so that none is
+sent twice when a run is resumed.
 """
 
 from coderepairrl.report.trackers.sending import send

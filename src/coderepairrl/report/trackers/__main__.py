@@ -1,4 +1,4 @@
-"""``python -m coderepairrl.report.trackers RUN NAME``: sends what a run logs to a tracker until stdin ends."""
+"""Sends a run's metrics to a tracker until stdin ends: ``python -m coderepairrl.report.trackers RUN NAME``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from coderepairrl.report.trackers.sending import send
 
 _PAUSE = 1.0
 _LAST = 60
-"""Seconds between looks at the log, and for what is left when the run has ended."""
 
 
 def _goes_on() -> bool:
-    """Whether the run does, which holds the other end of stdin. Takes a pause."""
+    # the run holds the other end of stdin
     ended = bool(select.select([sys.stdin], [], [], _PAUSE)[0])
     if ended:
         signal.alarm(_LAST)  # a server that does not answer keeps this process no longer

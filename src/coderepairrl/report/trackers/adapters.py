@@ -1,4 +1,4 @@
-"""Each tracker: how it is opened for a run, and given numbers."""
+"""Adapters of the trackers."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple, Protocol
 
 
 class Tracked(NamedTuple):
-    """A run, as a tracker knows it."""
+    """Run, as a tracker knows it."""
 
     folder: Path
     name: str
     id: str
-    """The same whenever it is resumed."""
+    """Stable when the run is resumed."""
     config: Mapping[str, Any]
 
 
 class Tracker(Protocol):
-    """Somebody else's place for metrics."""
+    """Destination of metrics."""
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """The `metrics` after training step `step`, which were logged at Unix time `time`."""
+        """Send `metrics` after training step `step`, logged at Unix time `time`."""
 
     def close(self) -> None:
         """Flush and end."""
@@ -37,19 +37,18 @@ class TensorBoard:
         self._writer = Writer(str(run.folder / "tensorboard"))
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """As `Tracker.send`."""
+        """See `Tracker.send`."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step, wall_time=time)
         self._writer.flush()
 
     def close(self) -> None:
-        """As `Tracker.close`."""
+        """See `Tracker.close`."""
         self._writer.close()
 
 
 class Trackio:
-    """A database of this user's (``TRACKIO_DIR``): ``trackio show``. It goes elsewhere only if ``TRACKIO_SPACE_ID`` or
-    ``TRACKIO_SERVER_URL`` say so."""
+    """Local database (``TRACKIO_DIR``), unless ``TRACKIO_SPACE_ID`` or ``TRACKIO_SERVER_URL`` is set."""
 
     def __init__(self, run: Tracked) -> None:
         import trackio
@@ -66,17 +65,16 @@ class Trackio:
         )
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """As `Tracker.send`. The time is that of the sending: trackio takes no other."""
+        """See `Tracker.send`. Trackio records the time of sending."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """As `Tracker.close`."""
+        """See `Tracker.close`."""
         self._trackio.finish()  # not the run's own, which atexit would repeat
 
 
 class WeightsAndBiases:
-    """The server that ``wandb login`` or ``WANDB_BASE_URL`` name; with ``WANDB_MODE=offline`` files in ``RUN/wandb``,
-    for ``wandb sync``."""
+    """Server of ``wandb login`` or ``WANDB_BASE_URL``, or with ``WANDB_MODE=offline`` files in ``RUN/wandb``."""
 
     def __init__(self, run: Tracked) -> None:
         import wandb
@@ -103,11 +101,11 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="step")
 
     def send(self, metrics: Mapping[str, float], step: int, time: float) -> None:
-        """As `Tracker.send`."""
+        """See `Tracker.send`."""
         self._run.log({"step": step, "_timestamp": time, **metrics})
 
     def close(self) -> None:
-        """As `Tracker.close`."""
+        """See `Tracker.close`."""
         self._run.finish()
 
 
@@ -116,4 +114,3 @@ TRACKERS: Mapping[str, Callable[[Tracked], Tracker]] = {
     "trackio": Trackio,
     "wandb": WeightsAndBiases,
 }
-"""By the name of the package, of the extra that installs it, and in the setting ``log``."""

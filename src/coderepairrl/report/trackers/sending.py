@@ -1,4 +1,4 @@
-"""From the log of a run to a tracker, each record once."""
+"""Sending of a run's log to a tracker, each record once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from coderepairrl.runs import Tail, open_run
 
 
 def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait: bool = False) -> int:
-    """Send the steps and evaluations in the log of `run` that tracker `name` has not had; returns how many these were.
+    """Send the unsent steps and evaluations of `run` to tracker `name`, while `more` returns true; returns their
+    number.
 
-    It goes on while `more` returns true, which may take its time. ``RUN/NAME/sent`` has the byte of the log up to which
-    the tracker has it: a process that is killed between the two sends one record again. Raises `UsageError` where
-    another process is sending them (with `wait` it is waited for), and what the tracker's package raises.
+    ``RUN/NAME/sent`` holds the sent bytes of the log; a killed process may send one record twice. Raises `UsageError`
+    while another process sends them, unless `wait`, and errors of the tracker's package.
     """
     folder = open_run(run)
     place = run / name
@@ -42,7 +42,7 @@ def send(run: Path, name: str, *, more: Callable[[], bool] = lambda: False, wait
 
 
 def metrics(record: Mapping[str, Any]) -> dict[str, float]:
-    """What a tracker gets of a ``step`` or ``eval`` record. Of an evaluation each value with both ends of its interval.
+    """Metrics of a ``step`` or ``eval`` record; evaluations with both ends of intervals.
 
     >>> metrics({"type": "step", "metrics": {"reward": 0.5, "learn/loss": 0.1, "kl": None}})
     {'train/reward': 0.5, 'learn/loss': 0.1}
@@ -62,7 +62,7 @@ def metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _tracked(run: Path, about: Mapping[str, Any]) -> Tracked:
-    """A copy of a run folder is the same run to a tracker, and another run of its name is not."""
+    # a copy of a run folder is the same run to a tracker, and another run of its name is not
     with (run / "log.jsonl").open("rb") as log:
         began = hashlib.sha256(log.readline()).hexdigest()[:12]
     return Tracked(run, str(about.get("name") or run.name), began, about.get("config") or {})
@@ -85,6 +85,6 @@ def _start(written: bytes, mark: Path, size: int) -> int:
 
 
 def _note(mark: IO[bytes], end: int) -> None:
-    """In one write, of always the same length: at no moment is it empty, which would send everything again."""
+    # one write of constant length: an empty file would send everything again
     os.pwrite(mark.fileno(), b"%-20d" % end, 0)
     os.fsync(mark.fileno())

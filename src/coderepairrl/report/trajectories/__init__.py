@@ -1,6 +1,6 @@
-"""The episodes of a run in formats that others read: a table of chats, and trajectories with token ids.
+"""Episodes of a run in formats that others read: a table of chats, and trajectories with token ids.
 
-Both hold conversations, patches and scores, and nothing of the configuration, the servers or what programs printed.
+Both hold conversations, patches and scores, no configuration, servers or program output.
 """
 
 from coderepairrl.report.trajectories.atif import Origin, write_atif

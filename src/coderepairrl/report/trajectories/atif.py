@@ -1,6 +1,6 @@
-"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF), with the ids that engine and learner had.
+"""Episodes in Harbor's Agent Trajectory Interchange Format (ATIF), with the original ids.
 
-The format is that of harborframework.com/docs/trajectory-format, version 1.7.
+Format: harborframework.com/docs/trajectory-format, version 1.7.
 """
 
 from __future__ import annotations
@@ -19,27 +19,21 @@ from coderepairrl.runs.storage import replace_folder
 from coderepairrl.types import Ending, Episode, Turn, sequence
 
 VERSION = "ATIF-v1.7"
-_DEEPEST = 100
-"""Levels of a tool call's arguments: a policy can nest them so deep that they are read, and cannot be written again."""
+_DEEPEST = 100  # deeper arguments can be read, but not written
 
 
 class Origin(NamedTuple):
-    """Whose episodes they are."""
+    """Source of episodes."""
 
     run: str
     agents: Mapping[str, str]
-    """By kind of task; that of ``""`` for all others."""
     version: str
-    """Of this project, which ran the agents."""
     model: str
-    """Empty for one behind a URL, which may name itself with each reply."""
+    """Empty for a model behind a URL, which may name itself in replies."""
 
 
 def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int:
-    """Write each of `episodes` to ``ID.json`` in `folder`, which is there whole or not at all; returns how many.
-
-    Raises OSError where they cannot be written, and what `episodes` raises.
-    """
+    """Write `episodes` to ``ID.json`` in `folder`, atomically; returns their number. Raises OSError."""
     count = 0
     with replace_folder(folder) as temporary:
         for episode in episodes:
@@ -50,11 +44,10 @@ def write_atif(origin: Origin, episodes: Iterable[Episode], folder: Path) -> int
 
 
 def trajectory(origin: Origin, episode: Episode) -> dict[str, Any]:
-    """An episode as an ATIF document: its main conversation, the others embedded.
+    """Episode as an ATIF document: its main conversation, the others embedded.
 
-    A step of the agent has the ids of its whole prompt, those sampled, and their logprobs. What it has in common with a
-    conversation before it is marked as copied. Where a secret was taken out of the texts, there are no ids, since they
-    say the same.
+    Agent steps have the ids of the whole prompt, sampled ids and logprobs; parts shared with an earlier conversation
+    are marked as copied. With a secret in the texts all ids are left out, since they encode it.
     """
     told = chats(episode)
     ids = not any(map(has_secrets, told))
@@ -106,7 +99,7 @@ def _document(origin: Origin, episode: Episode, chat: Chat, seen: set[int], *, i
 
 
 def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: bool) -> Iterator[dict[str, Any]]:
-    """The steps of a conversation. What tools answered belongs to the step that called them."""
+    # tool results belong to the calling step
     steps: list[dict[str, Any]] = []
     for each, turn in said:
         shown = message(each)
@@ -127,7 +120,7 @@ def _steps(turns: Sequence[Turn], said: Iterable[Said], seen: set[int], *, ids: 
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that are no JSON object, or one that readers would refuse, are kept as ``text``."""
+    # arguments that are no JSON object, or one too deep for readers, are kept as ``text``
     written = call["function"]["arguments"]
     try:
         arguments = json.loads(written, parse_constant=str, parse_float=_float)
@@ -142,7 +135,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _float(written: str) -> float | str:
-    """``1e999`` is JSON, and what Python makes of it is none."""
+    # ``1e999`` is JSON, but Python's inf is not
     value = float(written)
     return value if math.isfinite(value) else written
 

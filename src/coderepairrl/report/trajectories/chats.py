@@ -1,4 +1,4 @@
-"""The conversations of an episode."""
+"""Conversations of an episode."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ from coderepairrl.runs import codec
 from coderepairrl.types import Episode, Turn, leaves, replies
 
 Said = tuple[Mapping[str, Any], Turn | None]
-"""A message, and the turn that it is the reply of, if the policy sampled it in this episode."""
+"""Message, and the turn that sampled it in this episode, if any."""
 
 
 class Chat(NamedTuple):
-    """A conversation from its first message to its last reply."""
+    """Conversation from its first message to its last reply."""
 
     said: Sequence[Said]
     side: bool
-    """Whether it is beside the agent's main one: a title, a summary, a sub-agent."""
+    """Outside the main conversation: a title, a summary, a sub-agent."""
 
 
 def chats(episode: Episode) -> list[Chat]:
-    """All conversations of `episode`, of which none continues another: first the main one as it ended, then what
-    it was before the client rewrote it, then those beside it."""
+    """Conversations of `episode`: the last main one, earlier versions that the client rewrote, then side ones."""
     ends = sorted(leaves(episode.turns), key=lambda leaf: (leaf in episode.side, -leaf))
     return [Chat(replies(episode.turns, leaf), leaf in episode.side) for leaf in ends]
 
 
 def has_secrets(chat: Chat) -> bool:
-    """Whether `message` takes anything out of it that its token ids would still say."""
+    """Whether `message` removes anything that the token ids still encode."""
     return any(without_secrets(text) != text for said, _ in chat.said for text in _texts(said))
 
 
@@ -41,7 +40,7 @@ def _texts(said: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unescaped(arguments: str) -> str:
-    r"""JSON without escapes of letters: behind ``\u006b`` a secret would be one again for those who parse it."""
+    # behind ``\u006b`` a secret would be one again once parsed
     try:
         return json.dumps(json.loads(arguments), ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -49,7 +48,7 @@ def _unescaped(arguments: str) -> str:
 
 
 def clean(text: str) -> str:
-    """`text` as any file may have it: without secrets, and with ``?`` for halves of characters.
+    """`text` without secrets and lone surrogates.
 
     >>> clean("half: \\ud83d")
     'half: ?'
@@ -58,13 +57,13 @@ def clean(text: str) -> str:
 
 
 def clean_patch(patch: bytes) -> str:
-    """`patch` without secrets, as `codec.bytes_to_text` writes it: in base64 nobody would find them."""
+    """`patch` without secrets, as `codec.bytes_to_text` writes it."""
     text = without_secrets(patch.decode("utf-8", "surrogateescape"))
     return codec.bytes_to_text(text.encode("utf-8", "surrogateescape"))
 
 
 def message(said: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in the schema of Chat Completions; what it lacks is None, since a column has one type.
+    """Message in the schema of Chat Completions; missing keys are None, for typed columns.
 
     >>> message({"role": "user", "content": "Hello"})["tool_calls"] is None
     True

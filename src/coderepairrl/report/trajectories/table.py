@@ -15,14 +15,10 @@ from coderepairrl.stats import resolved
 from coderepairrl.types import Ending, Episode
 
 _ROWS = 128
-"""Rows that are held in memory, and form a row group."""
 
 
 def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
-    """Write `episodes` of the run called `run` to `path`, which is there whole or not at all; returns how many.
-
-    Raises OSError where it cannot be written, and what `episodes` raises.
-    """
+    """Write `episodes` of `run` to `path`, atomically; returns their number. Raises OSError."""
     arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     schema, count = _schema(arrow), 0
     with replace_file(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
@@ -34,7 +30,7 @@ def write_parquet(run: str, episodes: Iterable[Episode], path: Path) -> int:
 
 
 def row(run: str, episode: Episode) -> dict[str, Any]:
-    """The row of an episode. One that is void has no reward."""
+    """Row of an episode; void ones have no reward."""
     main, *others = [
         {"side": chat.side, "messages": [message(said) for said, _ in chat.said]} for chat in chats(episode)
     ] or [{"messages": []}]
@@ -67,7 +63,7 @@ def row(run: str, episode: Episode) -> dict[str, Any]:
 
 
 def _schema(arrow: Any) -> Any:
-    """Of every file the same, whatever is in it: several load as one data set."""
+    # independent of the contents: several files load as one data set
     text, number = arrow.string(), arrow.float64()
     function = arrow.struct([("name", text), ("arguments", text)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])

@@ -1,6 +1,6 @@
-"""Pages of runs: their episodes as a list, each one turn by turn and token by token, groups and tasks side by side.
+"""Pages of runs: episodes as a list, turn by turn and token by token, groups and tasks in columns.
 
-A folder of linked files, or served while a run goes on (`view.server`, which needs aiohttp and is not imported here).
+A folder of linked files, or served live (`view.server`, which needs aiohttp and is not imported here).
 """
 
 from coderepairrl.report.view.site import Site, write_one

@@ -1,4 +1,4 @@
-"""An episode as a conversation: who said what in which turn, what tools were called with, and where turns fork."""
+"""Episode as a conversation: messages by turn, tool calls, and forks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OLD, _NEW = ("old", "search"), ("new", "replace")
 
 
 class Field(NamedTuple):
-    """An argument of a tool call. `kind` is ``del`` for text that it takes away, ``add`` for its replacement."""
+    """Argument of a tool call. `kind` is ``del`` for replaced text, ``add`` for its replacement."""
 
     name: str
     text: str
@@ -23,7 +23,7 @@ class Field(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A tool call in a reply, and what came of it, if the agent counts its calls."""
+    """Tool call in a reply, and its result, if the agent counts calls."""
 
     name: str
     fields: list[Field]
@@ -31,7 +31,7 @@ class Call(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message: of ``system``, ``user``, ``tool``, or of the policy (``assistant``)."""
+    """Message of ``system``, ``user``, ``tool``, or the policy (``assistant``)."""
 
     role: str
     label: str
@@ -41,17 +41,17 @@ class Message(NamedTuple):
 
     @property
     def long(self) -> bool:
-        """Whether a page shows only the beginning at first."""
+        """Whether a page folds it."""
         return is_long(self.text)
 
 
 def is_long(text: str) -> bool:
-    """Whether a page shows only the beginning of `text` at first."""
+    """Whether a page folds `text`."""
     return len(text) > _LONG_CHARS or text.count("\n") >= _LONG_LINES
 
 
 class Node(NamedTuple):
-    """A turn in the tree of turns: its place, the turn that it goes on from, and that one's place."""
+    """Turn in the tree: its lane, its parent, and the parent's lane."""
 
     turn: int
     lane: int
@@ -59,14 +59,11 @@ class Node(NamedTuple):
     parent_lane: int
     title: str
     ok: bool | None
-    """Whether its tool calls succeeded; None without any."""
+    """Success of its tool calls; None without any."""
 
 
 def conversation(episode: Episode) -> dict[int, list[Message]]:
-    """The messages of each turn by its index: those that the request added, then the reply.
-
-    A turn without recorded messages has none.
-    """
+    """Messages of each turn by index: those added by the request, then the reply."""
     results: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
         results[call.turn].append(call)
@@ -75,7 +72,7 @@ def conversation(episode: Episode) -> dict[int, list[Message]]:
 
 
 def unheard(episode: Episode) -> list[ToolCall]:
-    """Tool calls of an agent that no reply has: those of turns that are not there, or that differ in number."""
+    """Tool calls missing from the replies: of absent turns, or beyond a reply's calls."""
     asked = {turn.index: _asked(turn) for turn in episode.turns}
     calls: dict[int, list[ToolCall]] = defaultdict(list)
     for call in episode.tool_calls:
@@ -84,7 +81,7 @@ def unheard(episode: Episode) -> list[ToolCall]:
 
 
 def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[Node]:
-    """The turns in their order, each on a lane: the first that goes on from a turn is on its lane, forks on others."""
+    """Turns in order, each on a lane: the first continuation on its parent's, forks on others."""
     nodes: list[Node] = []
     lanes: dict[int, int] = {}
     gone_on: set[int] = set()
@@ -105,7 +102,7 @@ def tree(episode: Episode, messages: Mapping[int, Sequence[Message]]) -> list[No
 
 
 def gist(messages: Sequence[Message], index: int) -> str:
-    """A reply in one line: its tool call, or else how its words begin."""
+    """Reply in one line: its tool call, or its first words."""
     reply = messages[-1] if messages else None
     if reply is None:
         return f"turn {index}"
@@ -121,7 +118,7 @@ def _line(text: str) -> str:
 
 
 def edits(messages: Sequence[Message]) -> list[Field]:
-    """What the tool calls of a reply replace, and by what."""
+    """Replaced texts and replacements in a reply's tool calls."""
     return [field for call in (messages[-1].calls if messages else ()) for field in call.fields if field.kind]
 
 
@@ -145,7 +142,6 @@ def _asked(turn: Turn) -> int:
 
 
 def _calls(message: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Name, arguments and id of each tool call of a message in the form of Chat Completions."""
     found = []
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, Mapping) else None
@@ -179,7 +175,7 @@ def _starts(key: object, words: tuple[str, ...]) -> bool:
 
 
 def said(content: Any) -> str:
-    """The text of a message's content; a part that is none stands there by its type.
+    """Text of a message's content, other parts by their type.
 
     >>> said([{"type": "text", "text": "look: "}, {"type": "image_url"}]), said(None)
     ('look: [image_url]', '')

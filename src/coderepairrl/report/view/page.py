@@ -1,7 +1,7 @@
 """Pages as pure functions: an `Episode`, a group or a task, to HTML.
 
-Everything that a model wrote is escaped by the templates or is data (`embedded`), and a page's content security policy
-allows no scripts but ours, and no network but the page's own server.
+Model output is escaped by the templates or is data (`embedded`); the content security policy allows our scripts alone,
+and no network except the page's server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coderepairrl.types import Ending, Episode, Task, TokenSpan, Turn
 Decode = Callable[[Sequence[int]], str]
 
 STATES = ("trained", "masked", "dropped", "sampled")
-"""What can become of a sampled token; ``sampled``: no step has consumed it."""
+"""States of a sampled token; ``sampled``: no step has consumed it."""
 ASSETS = ("style.css", "list.js", "episode.js")
 _FULL_COLOUR = 2.0  # an advantage of two standard deviations is shown in full colour
 _COLOURS = 6
@@ -40,23 +40,22 @@ _NONE, _MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a page is part of."""
+    """Surroundings of a page."""
 
     run: str = ""
-    """The name of the run."""
     run_page: str = ""
-    """Its folder of pages; with none the page stands alone, with everything in it."""
+    """Folder of pages; empty: a standalone page."""
     live: bool = False
-    """Whether a server renders it, from a run that may go on."""
+    """Rendered by a server, from a run that may continue."""
     single: bool = True
-    """Whether no other run is shown beside it."""
+    """No other run is shown."""
     notice: str = ""
     """What is missing, such as the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """A turn as the template draws it."""
+    """Turn as the template draws it."""
 
     turn: Turn
     relation: str
@@ -69,38 +68,36 @@ class TurnView:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """An episode with what a page says about it besides."""
+    """Episode with the other contents of its page."""
 
     episode: Episode
     decode: Decode
     """Ids to text, special tokens included."""
     trained: Mapping[int, str] = field(default_factory=dict)
-    """By `Turn.index`, what became of a turn's output: ``trained``, ``masked:REASON``, ``dropped:REASON`` or
-    ``sampled``; a turn that is not here says itself whether it is masked."""
+    """``trained``, ``masked:REASON``, ``dropped:REASON`` or ``sampled`` by `Turn.index`; default: the turn's mask."""
     advantage: float | None = None
     run: str = ""
     notice: str = ""
-    """What is missing, such as the tokenizer; else empty."""
     task: Task | None = None
     ending: str = ""
-    """`OPEN` or `UNFINISHED` of one without a verdict."""
+    """`OPEN` or `UNFINISHED` without a verdict."""
     consumed: int | None = None
-    """The step that trained on it."""
+    """Step that trained on it."""
 
 
 class Attempt(NamedTuple):
-    """An attempt in a group."""
+    """Attempt in a group."""
 
     row: Row
     turns: list[tuple[str, list[Field], int, bool | None]]
-    """The reply in one line, what its tool calls replace by what, the tokens, and whether its tool calls succeeded."""
+    """Reply in one line, replacements by tool calls, tokens, success of the calls."""
     shared: int
-    """So many turns from the first on are those of the first attempt of the group."""
+    """Leading turns equal to the first attempt's."""
     diff: list[DiffLine]
 
 
 def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> str:
-    """The page of one episode; `group` are the attempts that it is one of."""
+    """Page of one episode; `group` are the attempts of its group."""
     episode = shown.episode
     states = {turn.index: _state(turn, shown.trained) for turn in episode.turns}
     messages = conversation(episode)
@@ -145,14 +142,14 @@ def render_episode(shown: Shown, around: Around, group: Sequence[Row] = ()) -> s
 
 
 def render_group(name: str, attempts: Sequence[Attempt], task: Task | None, around: Around) -> str:
-    """The page of a group: its attempts side by side, turn by turn."""
+    """Page of a group: its attempts in columns, turn by turn."""
     return _fill("group.html.j2", around, depth=2, name=name, attempts=attempts, task=task)
 
 
 def render_task(
     name: str, rows: Sequence[Row], patches: Mapping[str, list[DiffLine]], task: Task | None, around: Around
 ) -> str:
-    """The page of a task: every attempt at it, in the order of the steps."""
+    """Page of a task: every attempt, in the order of the steps."""
     ordered = sorted(rows, key=lambda row: (row.step, row.phase == "train", row.group, row.attempt))
     reference = diff_lines(task.reference) if task is not None else []
     steps = max((row.step for row in rows), default=0)
@@ -174,13 +171,13 @@ def render_task(
 
 
 def render_run(rows: Sequence[Row], around: Around, *, about: Mapping[str, Any], state: int, damage: str) -> str:
-    """The page of a run: the list of its episodes."""
+    """Page of a run: its episodes."""
     data = {"cells": CELLS, "rows": [row.cells() for row in rows], "state": state, "live": around.live}
     return _fill("run.html.j2", around, depth=1, script="list.js", data=embedded(data), about=about, damage=damage)
 
 
 def render_runs(runs: Sequence[Mapping[str, Any]], *, live: bool = False) -> str:
-    """The page of several runs."""
+    """Page of several runs."""
     return _fill("runs.html.j2", Around(live=live, run_page=".", single=False), depth=0, runs=runs)
 
 
@@ -190,13 +187,13 @@ def asset(name: str) -> str:
 
 
 def embedded(data: Any) -> Markup:
-    """`data` as JSON that may stand in a page: nothing in it ends the element that it stands in."""
+    """`data` as JSON that cannot end its element in a page."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
-    """`episode` beside the `first` of its group, with which it may begin alike."""
+    """Attempt of `episode`, compared with the `first` of its group."""
     messages = conversation(episode)
     shared = 0
     if first is not None:
@@ -215,7 +212,7 @@ def to_attempt(row: Row, episode: Episode, first: Episode | None) -> Attempt:
 
 @cache
 def meaning(reward: str) -> tuple[str, str]:
-    """What a reward that ships measures: in a sentence, and all that is known of it; empty for others."""
+    """Summary and details of a shipped reward's docstring; empty for others."""
     if reward not in rewards.SHIPPED:
         return "", ""
     try:
@@ -227,7 +224,6 @@ def meaning(reward: str) -> tuple[str, str]:
 
 
 def _state(turn: Turn, trained: Mapping[int, str]) -> tuple[str, str]:
-    """State and reason of a turn's output."""
     mark = trained.get(turn.index, f"masked:{turn.masked}" if turn.masked else "sampled")
     state, _, reason = mark.partition(":")
     if state not in STATES:
@@ -245,8 +241,6 @@ def _turn(turns: Sequence[Turn], turn: Turn, state: tuple[str, str], messages: l
 
 
 def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
-    """What the script draws tokens from: by turn, text, id and logprob of each."""
-
     def span(tokens: TokenSpan) -> dict[str, Any]:
         text = [visible(piece.text) for piece in pieces(tokens.ids, decode)]
         return {"text": text, "ids": tokens.ids, "logprobs": [round(each, 4) for each in tokens.logprobs]}
@@ -267,12 +261,10 @@ def _tokens(turns: Sequence[TurnView], decode: Decode) -> Markup:
 
 
 def _both(attempt: Sequence[DiffLine], reference: Sequence[DiffLine]) -> frozenset[DiffLine]:
-    """Changed lines that both patches have."""
     return frozenset(line for line in {*attempt} & {*reference} if line.kind in ("add", "del"))
 
 
 def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> list[tuple[str, str, int]]:
-    """State, reason and number of the sampled tokens, largest states first in the order of `STATES`."""
     counts: Counter[tuple[str, str]] = Counter()
     for turn in turns:
         counts[states[turn.index]] += len(turn.output)
@@ -282,7 +274,6 @@ def _account(turns: Sequence[Turn], states: Mapping[int, tuple[str, str]]) -> li
 
 
 def _timings(timings: Mapping[str, float]) -> list[tuple[str, float, float]]:
-    """Activity, seconds and share of the whole, the unexplained rest last."""
     parts = {name: seconds for name, seconds in timings.items() if name != "total"}
     total = max(timings.get("total", 0.0), sum(parts.values()))
     if total <= 0:
@@ -319,7 +310,6 @@ def _environment() -> Environment:
 
 
 def _fill(template: str, around: Around, *, depth: int, script: str = "", **values: Any) -> str:
-    """A page `depth` folders below the first one."""
     alone = not around.run_page
     code = asset(script) if script and alone else ""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()

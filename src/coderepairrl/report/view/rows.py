@@ -1,4 +1,4 @@
-"""The episodes of a run as rows of a list: what can be filtered and sorted by, and nothing else of them."""
+"""Episodes of a run as rows to filter and sort."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from coderepairrl.runs.following import Follower
 from coderepairrl.types import Ending
 
 OPEN, UNFINISHED = "open", "unfinished"
-"""Instead of an ending: no verdict yet; and none that will come, since its process has ended."""
+"""States before an ending: no verdict yet, or a process that ended without one."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def file_name(name: str) -> str:
-    """What a page about `name` is called: `name` itself where any file system and URL can have it.
+    """File name of a page about `name`: `name` itself if any file system and URL allows it.
 
     >>> file_name("train-00001-000-00"), file_name("mutants/a's b")
     ('train-00001-000-00', 'mutants-a-s-b-8f750b0c6a')
@@ -34,7 +34,7 @@ def file_name(name: str) -> str:
 
 @dataclass(slots=True)
 class Row:
-    """An episode in the list. `changed` is the state of the `Rows` from which on it is as it is."""
+    """Episode in the list. `changed` is the state of `Rows` at its last change."""
 
     id: str
     phase: str
@@ -47,13 +47,12 @@ class Row:
     ending: str = OPEN
     reason: str = ""
     reward: float | None = None
-    """None of an episode that is void, or has no verdict."""
+    """None if void or without a verdict."""
     advantage: float | None = None
     turns: int = 0
     calls: int = 0
     failed: int = 0
     tokens: int = 0
-    """Sampled."""
     added: int = 0
     deleted: int = 0
     seconds: float | None = None
@@ -62,8 +61,7 @@ class Row:
     changed: int = 0
 
     def cells(self) -> list[Any]:
-        """Everything but `changed`, as JSON can have it and a page may show it; last what the pages of the episode and
-        of its group are called, if not as they are."""
+        """Values except `changed`, safe for JSON and pages; last the pages of episode and group, if named otherwise."""
         pages = [file_name(name) for name in (self.id, self.group)]
         return [
             *map(visible, (self.id, self.phase)),
@@ -81,29 +79,27 @@ CELLS = (
     *("id", "phase", "step", "group", "attempt", "task", "language", "kind", "ending", "reason", "reward", "advantage"),
     *("turns", "calls", "failed", "tokens", "added", "deleted", "seconds", "tools", "scores", "page", "group_page"),
 )
-"""Names of `Row.cells`."""
 
 Advantages = Callable[[list[float | None]], tuple[float | None, ...]]
-"""Those of a group from its rewards, None for a void episode."""
+"""Advantages of a group from its rewards, None for void episodes."""
 
 
 class Rows:
-    """The rows of the log that `follower` reads, in the order in which the episodes began."""
+    """Rows of the log that `follower` reads, in the order of the episodes' starts."""
 
     def __init__(self, follower: Follower, advantages: Advantages, *, alike: bool = True) -> None:
-        """What an attempt will be given is told by `advantages`, until a step says what it was. They are of its tokens,
-        which are given others each, where these are not `alike`."""
+        """Predict advantages by `advantages` until a step logs them; without `alike`, tokens of an attempt have
+        different ones.
+        """
         self.by_id: dict[str, Row] = {}
         self.groups: dict[str, list[str]] = {}
-        """Ids by group."""
         self.tasks: dict[str, list[str]] = {}
-        """Ids by task."""
         self.consumed: dict[str, int] = {}
-        """By id, the step that trained on it."""
+        """Step that trained on an episode, by id."""
         self.trained: dict[str, bool] = {}
-        """Of what a step consumed, by id, whether it has rows; without the steps of a log that does not say so."""
+        """Whether a consumed episode has rows, by id; older logs do not say."""
         self.state = 0
-        """Grows with every change."""
+        """Number of updates."""
         self.last = ""
         """Type of the last ``start``, ``stop`` or ``end`` record."""
         self._follower = follower
@@ -111,7 +107,7 @@ class Rows:
         self._alike = alike
 
     def update(self) -> None:
-        """Take in what the log has that it had not before."""
+        """Read new records of the log."""
         touched: dict[str, None] = {}
         self.state += 1
         for record in self._follower.records():
@@ -186,7 +182,6 @@ class Rows:
         return row.group
 
     def _learn(self, episodes: Sequence[str], advantages: Mapping[str, float]) -> None:
-        """Take the advantages that a step gave to its `episodes`."""
         for row in (self.by_id[name] for name in episodes if name in self.by_id):
             self.trained[row.id] = row.id in advantages
             row.advantage, row.changed = advantages.get(row.id) if self._alike else None, self.state
@@ -202,7 +197,7 @@ class Rows:
 
 
 def changed_lines(patch: bytes) -> tuple[int, int]:
-    r"""Lines that a unified diff adds and deletes.
+    r"""Count added and deleted lines of a unified diff.
 
     >>> changed_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1,2 @@\n--- a\n+b\n+++c\n")
     (2, 1)

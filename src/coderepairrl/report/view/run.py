@@ -1,4 +1,4 @@
-"""From a run folder to its pages. The folder is all that is read, and the tokenizer."""
+"""Pages of a run folder, read with its tokenizer."""
 
 from __future__ import annotations
 
@@ -37,14 +37,10 @@ from coderepairrl.runs.following import Follower
 from coderepairrl.types import Ending, Episode, Task
 
 _SEARCHED = 6000
-"""Characters of an episode that the search of a folder of pages looks through."""
 
 
 class Run:
-    """A run folder, read as far as its log goes; `update` reads on.
-
-    Raises `UsageError` for a folder that is no run.
-    """
+    """Run folder, read up to the log's end; `update` continues. Raises `UsageError` for a folder that is no run."""
 
     def __init__(self, path: Path) -> None:
         self.folder = open_run(path)
@@ -65,7 +61,7 @@ class Run:
 
     @property
     def damage(self) -> str:
-        """What cannot be read, in sentences; empty if all can."""
+        """Sentences about unreadable parts."""
         found = []
         if self._settings is None:
             found.append(
@@ -77,11 +73,11 @@ class Run:
         return " ".join(found)
 
     def update(self) -> None:
-        """Read what was appended to the log."""
+        """Read new records of the log."""
         self.rows.update()
 
     def about(self) -> dict[str, Any]:
-        """What a list of runs says of it."""
+        """Facts for a list of runs."""
         rows = list(self.rows.by_id.values())
         trained = [row for row in rows if row.phase == "train" and row.reward is not None]
         last = max((row.step for row in trained), default=0)
@@ -105,17 +101,17 @@ class Run:
     # -- pages
 
     def index(self, around: Around) -> str:
-        """The list of its episodes."""
+        """Page with the list of episodes."""
         rows = list(self.rows.by_id.values())
         return render_run(rows, around, about=self.about(), state=self.rows.state, damage=self.damage)
 
     def changed(self, since: int) -> dict[str, Any]:
-        """The rows that have changed since the list was in state `since`."""
+        """Rows changed after state `since`."""
         rows = [row.cells() for row in self.rows.by_id.values() if row.changed > since]
         return {"rows": rows, "state": self.rows.state}
 
     def episode(self, name: str, around: Around) -> str:
-        """The page of an episode. Raises KeyError."""
+        """Page of an episode. Raises KeyError."""
         shown = self.shown(name)
         if not around.live:
             self._texts[name] = _text(shown.episode)
@@ -123,7 +119,7 @@ class Run:
         return render_episode(shown, around, self._rows(self.rows.groups[self.rows.by_id[name].group]))
 
     def group(self, name: str, around: Around) -> str:
-        """The page of a group. Raises KeyError."""
+        """Page of a group. Raises KeyError."""
         rows = self._rows(self.rows.groups[name])
         episodes = [self.shown(row.id).episode for row in rows]
         attempts = [
@@ -133,14 +129,14 @@ class Run:
         return render_group(name, attempts, self.task(rows[0].task), around)
 
     def of_task(self, name: str, around: Around) -> str:
-        """The page of a task. Raises KeyError."""
+        """Page of a task. Raises KeyError."""
         rows = self._rows(self.rows.tasks[name])
         verdicts = {row.id: self._follower.verdict(row.id) for row in rows}
         patches = {name: diff_lines(found.patch) for name, found in verdicts.items() if found}
         return render_task(name, rows, patches, self.task(name), around)
 
     def task(self, name: str) -> Task | None:
-        """A task of the run; None where its folder does not keep it."""
+        """Task of the run; None if its folder does not keep it."""
         file = self.folder.path / "tasks.jsonl"
         with contextlib.suppress(OSError, CodeRepairError):
             stamp = file.stat().st_mtime
@@ -149,7 +145,7 @@ class Run:
         return self._tasks[1].get(name)
 
     def shown(self, name: str) -> Shown:
-        """An episode, whatever there is of it. Raises KeyError."""
+        """Episode, perhaps unfinished. Raises KeyError."""
         row = self.rows.by_id[name]
         decode, notice = self._decoder
         episode = self._follower.episode(name)
@@ -171,7 +167,6 @@ class Run:
         )
 
     def _became(self, episode: Episode, row: Row) -> dict[int, str]:
-        """What became of each turn's output, as in the rows that the learner gets."""
         indices = [turn.index for turn in episode.turns]
         if row.ending in (OPEN, UNFINISHED):
             return dict.fromkeys(indices, f"sampled:{row.ending}")
@@ -195,11 +190,11 @@ class Run:
     # -- text
 
     def search(self, text: str) -> list[str]:
-        """Ids of the episodes in which `text` stands."""
+        """Ids of the episodes that contain `text`."""
         return self._follower.search(text)
 
     def searched(self) -> Iterator[tuple[str, str]]:
-        """Ids and the text by which a folder of pages finds them: replies, calls, notes, patch."""
+        """Ids and searchable texts: replies, calls, notes, patch."""
         for name in self.rows.by_id:
             yield name, self._texts.get(name) or _text(self.shown(name).episode)
 
@@ -209,17 +204,13 @@ class Run:
 
 
 def read_episode(run: Path, episode: str) -> Shown:
-    """The episode of the run folder `run` named by its id or the beginning of it.
-
-    Raises `UsageError` for a folder that is no run, or an episode that it does not have.
-    """
+    """Read the episode of `run` by its id or a prefix of it. Raises `UsageError` if there is no such run or episode."""
     found = Run(run)
     found.update()
     return found.shown(find(found, episode))
 
 
 def _text(episode: Episode) -> str:
-    """By what the search of a folder of pages finds it: replies, calls, notes, patch."""
     words = [score.note for score in episode.scores]
     for messages in conversation(episode).values():
         words += [messages[-1].text, messages[-1].thought] if messages else []
@@ -229,7 +220,7 @@ def _text(episode: Episode) -> str:
 
 
 def find(run: Run, wanted: str) -> str:
-    """The id of the episode that `wanted` names, or begins the name of. Raises `UsageError` for none and several."""
+    """Episode id that `wanted` names or begins. Raises `UsageError` for none and several."""
     ids = list(run.rows.by_id)
     found = [id for id in ids if id == wanted] or [id for id in ids if id.startswith(wanted)]
     if len(found) == 1:
@@ -244,7 +235,7 @@ def find(run: Run, wanted: str) -> str:
 
 
 def _advantages(terms: Train, *, refills: bool) -> Advantages:
-    """Advantages as the learner will have them, as far as the rewards of a group alone tell."""
+    """Predict the learner's advantages, if a group's rewards determine them."""
     recipe = RECIPES.get(terms.algorithm)
     kind = recipe and (terms.advantage or recipe.baseline)
     further = terms.overlong_buffer or terms.tie_break or terms.mask_truncated or terms.value_head
@@ -255,7 +246,7 @@ def _advantages(terms: Train, *, refills: bool) -> Advantages:
 
 
 def _decoder(folder: RunFolder, model: str) -> tuple[Callable[[Sequence[int]], str], str]:
-    """How ids become text, and what to say when they do not."""
+    """Decoder of ids, and a notice without a tokenizer."""
     places = [folder.path / "model", *sorted(folder.checkpoints.glob("[0-9]*"))]
     with contextlib.suppress(UsageError):  # the model may have been moved since: the page says so
         places.append(models.folder(model))
@@ -277,7 +268,7 @@ def _as_numbers(ids: Sequence[int]) -> str:
 
 
 def _one_by_one(decode: Callable[[Sequence[int]], str]) -> Callable[[Sequence[int]], str]:
-    """`decode`, which remembers the text of single ids: pages ask for every token's."""
+    # pages ask for every token
     known: dict[int, str] = {}
 
     def remembered(ids: Sequence[int]) -> str:

@@ -1,8 +1,4 @@
-"""The pages of runs over HTTP, rendered from their folders when somebody asks, while the runs go on.
-
-For the people of this machine: it listens on the loopback only, and answers requests that name it so, because a page of
-somebody else's may make a browser ask under a host name that resolves to it (DNS rebinding).
-"""
+"""Server of pages over HTTP, rendered on request, while the runs go on."""
 
 from __future__ import annotations
 
@@ -19,6 +15,8 @@ from coderepairrl.processes.signals import stoppable
 from coderepairrl.report.view.site import Site
 
 HOST = "127.0.0.1"
+# listens on the loopback only, and rejects other host names: a foreign page may make a browser ask under a name that
+# resolves to it (DNS rebinding)
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -30,14 +28,14 @@ _HEADERS = {
 
 
 class Server:
-    """Serves the pages of `site`."""
+    """HTTP server of the pages of `site`."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
         self._reading = asyncio.Lock()  # a run is read by one at a time
 
     async def start(self, port: int = 0) -> str:
-        """Listen on `port` of the loopback, or any that is free; the URL. Raises `UsageError` when it is taken."""
+        """Listen on `port` of the loopback, or a free one; returns the URL. Raises `UsageError` when it is taken."""
         app = web.Application()
         app.router.add_get("/{path:.*}", self._get)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
@@ -53,7 +51,7 @@ class Server:
         return f"http://{HOST}:{site.port}"
 
     async def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stop serving."""
         await self._runner.cleanup()
 
     async def _get(self, request: web.Request) -> web.Response:
@@ -81,7 +79,7 @@ class Server:
 
 
 async def serve(site: Site, port: int, ready: Callable[[str], None]) -> None:
-    """Serve `site` until one of `signals.STOPPING`; `ready` is called with the URL, to which a page's path is added."""
+    """Serve `site` until one of `signals.STOPPING`; `ready` gets the URL."""
     with stoppable() as received:
         server = Server(site)
         ready(await server.start(port))

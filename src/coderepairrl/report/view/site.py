@@ -1,4 +1,4 @@
-"""The pages of one or several runs, by their paths: written to a folder, or asked for one at a time."""
+"""Pages of one or several runs, by path: written to a folder, or on request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from coderepairrl.report.view.run import Run, find
 
 
 class Site:
-    """The pages of `paths`: run folders, or folders of run folders. Raises `UsageError` where there is no run."""
+    """Pages of `paths`: run folders, or folders of these. Raises `UsageError` without a run."""
 
     def __init__(self, paths: Sequence[Path], *, live: bool = False) -> None:
         found = [run for path in paths for run in _runs(path)]
         self.runs: dict[str, Run] = {}
-        """By the name of their folder of pages."""
         for run in map(Run, {path.resolve(): path for path in found}.values()):
             name, number = file_name(run.name), 2
             while name in self.runs or name == "assets":
@@ -30,7 +29,7 @@ class Site:
             run.update()
 
     def page(self, path: str) -> str:
-        """The text of the page at `path`. Raises KeyError where there is none."""
+        """Text of the page at `path`. Raises KeyError."""
         if path == "index.html":
             runs = [{**run.about(), "page": name} for name, run in self.runs.items()]
             return render_runs(runs, live=self.live)
@@ -53,8 +52,10 @@ class Site:
         return pages[kind](name, around)
 
     def answer(self, path: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """What live pages ask for: ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE`` and
-        ``RUN/search.json?text=TEXT``. Raises KeyError and ValueError for what is not there.
+        """Answer live pages: ``RUN/rows.json?since=STATE``, ``RUN/state.json?page=EPISODE``,
+        ``RUN/search.json?text=TEXT``.
+
+        Raises KeyError and ValueError for unknown ones.
         """
         folder, _, what = path.partition("/")
         run = self.runs[folder]
@@ -69,7 +70,7 @@ class Site:
         raise KeyError(path)
 
     def paths(self) -> Iterator[str]:
-        """All pages, those first that others link to."""
+        """Paths of all pages, linked ones first."""
         yield from (f"assets/{name}" for name in ASSETS)
         for folder, run in self.runs.items():
             for group, names in run.rows.groups.items():  # which reads the same episodes
@@ -80,10 +81,7 @@ class Site:
         yield "index.html"
 
     def first(self, episode: str | None = None) -> str:
-        """The path to begin at: the list of runs, or of episodes if there is one run; or an `episode` of that run.
-
-        Raises `UsageError` for an episode that is not there.
-        """
+        """First path: the list of runs or of the one run's episodes, or an `episode`. Raises `UsageError`."""
         if len(self.runs) > 1 and episode is None:
             return "index.html"
         [(folder, run)] = list(self.runs.items())[:1]
@@ -92,10 +90,9 @@ class Site:
         return f"{folder}/episode/{file_name(find(run, episode))}.html"
 
     def write(self, output: Path, advance: Callable[[int, int], None] = lambda done, of: None) -> Path:
-        """Write every page below `output`, each in place of an older one at once; the page to begin with.
+        """Write every page below `output`, each atomically; returns the first. `advance` gets pages written and total.
 
-        `advance` is called with the pages written and those there are. Raises `UsageError` where that cannot be, as on
-        a full disk; the pages of before stay.
+        Raises `UsageError` when writing fails; old pages stay.
         """
         paths = list(self.paths())
         for done, path in enumerate(paths):
@@ -104,7 +101,6 @@ class Site:
         return output / self.first()
 
     def _name(self, folder: str, kind: str, page: str) -> str:
-        """The episode, group or task that `page` is about. Raises KeyError."""
         known = self._names.setdefault((folder, kind), {})
         if page not in known:
             known |= {file_name(name): name for name in _kinds(self.runs[folder])[kind]}
@@ -112,9 +108,9 @@ class Site:
 
 
 def write_one(run: Path, episode: str, output: Path | None) -> Path:
-    """Write the page of one episode, with everything in it, to `output` or into the run's ``report/``.
+    """Write a standalone page of one episode to `output`, or the run's ``report/``.
 
-    Raises `UsageError` for a run or an episode that is not there, or a file that cannot be written.
+    Raises `UsageError` for an unknown run or episode, or a file that cannot be written.
     """
     [found] = Site([run]).runs.values()
     shown = found.shown(find(found, episode))
@@ -141,7 +137,6 @@ def _kinds(run: Run) -> dict[str, list[str]]:
 
 
 def _runs(path: Path) -> list[Path]:
-    """`path`, or the runs in it, if it is a folder of runs."""
     if path.is_dir() and not (path / "run.json").exists():
         return sorted(each.parent for each in path.glob("*/run.json")) or [path]
     return [path]

@@ -1,4 +1,4 @@
-"""Text of untrusted origin, made safe to look at."""
+"""Untrusted text, made safe to view."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coderepairrl.printable import visible
 
-_SHOWN = 256 << 10
-"""Bytes of a patch on a page: a policy can write any number, and no browser shows them."""
+_SHOWN = 256 << 10  # bytes of a patch: a policy can write any number
 _LONGEST_CHARACTER = 4  # bytes of UTF-8, so at most as many tokens
 
 
 def templates(package: str, **filters: Callable[..., Any]) -> Environment:
-    """The templates of `package`, which escape whatever they are given and fail over what they are not."""
+    """Templates of `package`, with escaping and strict variables."""
     environment = Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -24,14 +23,14 @@ def templates(package: str, **filters: Callable[..., Any]) -> Environment:
 
 
 class Piece(NamedTuple):
-    """What one token shows as. A character split over tokens stands at the first, and `part` marks the others."""
+    """Text of one token. A character split over tokens is at the first; `part` marks the others."""
 
     text: str
     part: bool = False
 
 
 def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[Piece]:
-    """The text of each token of `ids`, so that together they are the text of all.
+    """Text of each token of `ids`; concatenated, the text of all.
 
     >>> pieces((1, 2), lambda ids: bytes({1: 0xC3, 2: 0xA9}[i] for i in ids).decode(errors="replace"))
     [Piece(text='é', part=False), Piece(text='', part=True)]
@@ -53,14 +52,14 @@ def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[P
 
 
 class DiffLine(NamedTuple):
-    """A line of a patch and what it is: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
+    """Line of a patch and its kind: ``file``, ``hunk``, ``add``, ``del`` or ``same``."""
 
     kind: str
     text: str
 
 
 def diff_lines(patch: bytes) -> list[DiffLine]:
-    r"""The lines of a unified diff, or the first of a long one, and how much is left out.
+    r"""Lines of a unified diff; a long one is cut, with a remark.
 
     >>> [line.kind for line in diff_lines(b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n--- a\n+b\n")]
     ['file', 'file', 'file', 'hunk', 'del', 'add']

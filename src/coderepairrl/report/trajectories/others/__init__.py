@@ -1,6 +1,6 @@
-"""Trajectories that others published or that agents logged, one small reader for each format.
+"""Trajectories that others published or that agents logged, one reader per format.
 
-A reader gets what one file or row says and returns a `Trajectory`, or raises `ValueError` for what is none.
+A reader takes one file or row and returns a `Trajectory`, or raises `ValueError`.
 """
 
 from coderepairrl.report.trajectories.others.files import FORMATS, Damaged, Window, read

@@ -1,4 +1,4 @@
-"""Harbor's Agent Trajectory Interchange Format (ATIF), as `crrl export RUN TARGET --to atif` writes it, and others."""
+"""Harbor's Agent Trajectory Interchange Format (ATIF), as written by `crrl export RUN TARGET --to atif`, and others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SOURCES = {"agent": "assistant", "system": "system", "user": "user"}
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """The main conversation in `row`. Raises `ValueError` for what is no such document."""
+    """Main conversation in `row`. Raises `ValueError` for a malformed document."""
     steps, agent = row.get("steps"), row.get("agent")
     if not isinstance(steps, list) or not isinstance(agent, Mapping):
         raise ValueError("it has no steps by an agent")
@@ -50,7 +50,7 @@ def _messages(step: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _written(call: Mapping[str, Any]) -> str:
-    """Arguments that were no JSON object stand there as ``text``."""
+    # arguments that were no JSON object are ``text``
     arguments = call.get("arguments")
     if isinstance(arguments, Mapping) and list(arguments) == ["text"] and not _is_object(arguments["text"]):
         return str(arguments["text"])

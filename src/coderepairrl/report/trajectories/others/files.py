@@ -1,4 +1,4 @@
-"""Files and folders of trajectories: which there are of a format, and each read or said to be damaged."""
+"""Files and folders of trajectories, each read or reported as damaged."""
 
 from __future__ import annotations
 
@@ -32,30 +32,26 @@ FORMATS = (*_READERS, "nano")
 
 
 class Damaged(NamedTuple):
-    """What could not be read, and why."""
+    """Unreadable item, and why."""
 
     where: str
     why: str
 
 
 class Window(NamedTuple):
-    """Of an agent's own logs: only those that began between two local times, and only of models with this in their
-    name."""
+    """Filter of an agent's logs: local start times, and a part of the model's name."""
 
     after: datetime | None = None
     before: datetime | None = None
     model: str = ""
 
     def takes(self, when: datetime) -> bool:
-        """Whether `when` is in it."""
+        """Whether `when` is within the window."""
         return (self.after is None or when >= self.after) and (self.before is None or when < self.before)
 
 
 def read(form: str, path: Path, window: Window | None = None) -> Iterator[Trajectory | Damaged]:
-    """The trajectories in `path`, a file or all files of the format `form` below a folder, in the order of their names.
-
-    Raises `UsageError` for a format that is none, and where there is no such file.
-    """
+    """Read the trajectories in `path`, a file or a folder of format `form`, by name. Raises `UsageError` if none."""
     if form not in FORMATS:
         raise UsageError(f"there is no format {form!r}", fix=f"one of {', '.join(FORMATS)}")
     if form == "nano":
@@ -94,7 +90,6 @@ def _read(reader: Reader, row: Any, where: str) -> Trajectory | Damaged:
 
 
 def _rows(file: Path, shown: str) -> Iterator[tuple[str, Any]]:
-    """What `file` holds, each with where it stands (`shown` is the file): a file of one, or rows of many."""
     if file.name.endswith(".parquet"):
         try:
             table = importlib.import_module("pyarrow.parquet").ParquetFile(file)

@@ -1,4 +1,4 @@
-"""mini-swe-agent: ``INSTANCE.traj.json``, in either version of its format."""
+"""mini-swe-agent: ``INSTANCE.traj.json``, both versions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BASH = {
         },
     },
 }
-"""Its only tool, which its files do not hold."""
+"""Its only tool, missing from its files."""
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """The attempt in `row`, the file of `name`. Raises `ValueError` for what is none."""
+    """Attempt in `row`, from the file `name`. Raises `ValueError` for malformed ones."""
     about = row.get("info")
     about = about if isinstance(about, Mapping) else {}
     config = about.get("config") if isinstance(about.get("config"), Mapping) else {}
@@ -42,5 +42,5 @@ def read(row: Mapping[str, Any], name: str) -> Trajectory:
 
 
 def _exit(message: Any) -> bool:
-    """Its own note of how it ended, which the model never saw."""
+    # its note of how it ended, which the model never saw
     return isinstance(message, Mapping) and message.get("role") == "exit"

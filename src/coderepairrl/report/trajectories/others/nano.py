@@ -1,4 +1,4 @@
-"""Nano's own logs, ``~/.nano/TIME-ID/``: what an interrupted collection had finished."""
+"""Nano's logs, ``~/.nano/TIME-ID/``, such as those of an interrupted collection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MESSAGES = "messages.jsonl"
 
 
 def read(folder: Path) -> Trajectory:
-    """The attempt that `folder` logs. Raises `ValueError` for one that was not finished, or is damaged."""
+    """Attempt logged in `folder`. Raises `ValueError` if unfinished or damaged."""
     said = [json.loads(line) for line in _text(folder / MESSAGES).split("\n") if line.strip()]
     about = _json(folder / "metadata.json")
     patch = _text(folder / "diff.txt")
@@ -35,7 +35,7 @@ def read(folder: Path) -> Trajectory:
 
 
 def began(folder: Path) -> datetime:
-    """When it began, local time, by the name of `folder`. Raises `ValueError`."""
+    """Local start time, from the name of `folder`. Raises `ValueError`."""
     return datetime.fromisoformat(folder.name.rpartition("-")[0])
 
 

@@ -1,7 +1,7 @@
-"""OpenHands: rows of chats as they are published, and ``output.jsonl`` of its evaluations.
+"""OpenHands: published rows of chats, and ``output.jsonl`` of its evaluations.
 
-The rows are those of nebius/SWE-rebench-openhands-trajectories (``trajectory``) and SWE-Gym's sampled ones
-(``messages``). The events of an evaluation have each reply whole, in ``tool_call_metadata``.
+Rows: nebius/SWE-rebench-openhands-trajectories (``trajectory``) and SWE-Gym's sampled ones (``messages``). Evaluations
+have whole replies in ``tool_call_metadata``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """The attempt in `row`. Raises `ValueError` for what is none."""
+    """Attempt in `row`. Raises `ValueError` for malformed ones."""
     task = row.get("instance_id")
     if not isinstance(task, str):
         raise ValueError("it has no instance_id")
@@ -55,7 +55,7 @@ def _evaluated(task: str, row: Mapping[str, Any], name: str) -> Trajectory:
 
 
 def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The conversation that the events of an evaluation tell. A reply with several calls is several events."""
+    # a reply with several calls is several events
     replies = set()
     for event in events:
         if "kind" in event:
@@ -78,7 +78,7 @@ def _messages(events: list[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _flat(history: Any) -> Iterator[Mapping[str, Any]]:
-    """Events, which older versions wrote as pairs of an action and its observation."""
+    # older versions wrote pairs of an action and its observation
     if not isinstance(history, list):
         raise ValueError("history is no list")
     for each in history:

@@ -9,7 +9,7 @@ from coderepairrl.report.trajectories.others.trajectory import Trajectory, conve
 
 
 def read(row: Mapping[str, Any], name: str) -> Trajectory:
-    """The attempt in `row`, the file of `name` where it is one. Raises `ValueError` for what is none."""
+    """Attempt in `row`, or in the file `name`. Raises `ValueError` for malformed ones."""
     if "instance_id" in row and isinstance(row.get("trajectory"), list):
         said = [_published(each) for each in row["trajectory"]]
         return Trajectory(

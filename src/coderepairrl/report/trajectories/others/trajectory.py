@@ -1,4 +1,4 @@
-"""What readers return: a conversation in the schema of Chat Completions, and what is known of its task."""
+"""Results of the readers: a conversation in the schema of Chat Completions, and its known task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """An attempt of somebody else's agent.
+    """Attempt of an external agent.
 
     >>> Trajectory("django__django-10914", ()).repository
     'django/django'
@@ -24,29 +24,27 @@ class Trajectory:
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     id: str = ""
-    """What tells it from others at the same task."""
+    """Distinguishes attempts at a task."""
     agent: str = ""
     model: str = ""
     named: str = ""
-    """The repository, where it is said."""
     commit: str = ""
     issue: str = ""
-    """The text of the issue, where it stands by itself."""
     resolved: bool | None = None
     reward: float | None = None
-    """Where the format has one."""
     patch: str = ""
 
     @property
     def repository(self) -> str:
-        """As it is said, else as ids of SWE-bench have it: ``OWNER__NAME-NUMBER``."""
+        """Stated repository, else that of an id of SWE-bench: ``OWNER__NAME-NUMBER``."""
         found = _INSTANCE.fullmatch(self.task)
         return self.named or (f"{found[1]}/{found[2]}" if found else "")
 
 
 def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Messages of any server's making as plain ones, up to the last reply: text as one string, calls with ids and
-    arguments as text, without what is no part of a conversation. Raises ValueError for what is none."""
+    """Normalise messages up to the last reply: text as one string, calls with ids and text arguments. Raises
+    ValueError.
+    """
     if not isinstance(raw, list | tuple):
         raise ValueError("messages are no list")
     said: list[dict[str, Any]] = []
@@ -72,7 +70,7 @@ def conversation(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def text(content: Any) -> str:
-    """The text of a message, which may come in parts. Raises ValueError for parts that are no text."""
+    """Text of a message, perhaps in parts. Raises ValueError for other parts."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list | tuple):
@@ -87,7 +85,7 @@ def text(content: Any) -> str:
 
 
 def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
-    """Schemas of tools, each as it is or as JSON. Raises ValueError for others."""
+    """Schemas of tools, plain or as JSON. Raises ValueError."""
     found = _decoded(raw) or ()
     made = []
     for each in found if isinstance(found, list | tuple) else [None]:
@@ -99,7 +97,7 @@ def schemas(raw: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def known(value: Any) -> bool | None:
-    """A verdict, which some write as 0 and 1; None for anything else."""
+    """Verdict, perhaps written as 0 or 1; else None."""
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
 
@@ -114,7 +112,7 @@ def _call(raw: Any, otherwise: str) -> dict[str, Any]:
 
 
 def _answered(message: Mapping[str, Any], open_calls: list[str]) -> str:
-    """The id of the call that a tool's answer is for: as it says, else the first that has no answer yet."""
+    # as stated, else the first unanswered call
     said = message.get("tool_call_id") or next(iter(message.get("tool_call_ids") or ()), None)
     name = str(said or next(iter(open_calls), ""))
     if not name:
@@ -129,12 +127,12 @@ def _decoded(value: Any) -> Any:
 
 
 def _without_none(value: Any) -> Any:
-    """What a table of one type per column has made of absent keys."""
+    # tables with typed columns turn absent keys into None
     if isinstance(value, Mapping):
         return {key: _without_none(each) for key, each in value.items() if each is not None}
     return [_without_none(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def issue_in(messages: Iterable[Mapping[str, Any]]) -> str:
-    """What the first request says, in which the issue stands somewhere."""
+    """First request, which contains the issue."""
     return next((str(each["content"]) for each in messages if each["role"] == "user"), "")

@@ -75,13 +75,12 @@ def resolve(
     overrides: Sequence[str] = (),
     *,
     settings_of: Path | None = None,
-    by_tasks: bool = False,
     collects: bool = False,
 ) -> AgentPlan:
     """The evaluations of `model` by its settings, or those of `settings_of`, and `overrides`; what it `collects` from
     instead. Raises what `resolve_evaluation` raises."""
     use = COLLECT if collects else USE
-    return resolve_evaluation(model, overrides, use, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
+    return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
 
 async def measure(

@@ -118,7 +118,9 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
     if not asked:
         return found
     with suppress(*_UNWRITTEN), _base(workspace) as base:
-        for task, known in asked if base is not None else ():
+        if base is None:
+            return found
+        for task, known in asked:
             with suppress(*_UNWRITTEN):
                 found[id(task)] = _diffed(*base, task.reference) or task.reference
                 if known is not None:

@@ -19,7 +19,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_what_pays_by_default_and_what_the_bar_of_hello_measures(tmp_path: Path) -> None:
-    assert load(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {"patch_edits": 1.0}
+    assert load(write(tmp_path / "run.toml", '[run]\nname = "a"\n'), []).reward == {}
     hello = load("hello", [])
     repaired = {"patch_edits": 0.5, "tests": 0.5}
     assert hello.reward == {**repaired, "repeats": 0.1}

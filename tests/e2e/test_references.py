@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from coderepairrl.config import load_run
 from coderepairrl.rewards import PatchEdits
+from coderepairrl.rewards.hybrid import HybridReward
 from coderepairrl.runs import logged_episodes
 from coderepairrl.tasks import write_jsonl
 from coderepairrl.types import Checks, Command, Ending, Episode, Task
@@ -128,3 +130,33 @@ def test_a_setting_without_effect_is_refused_before_anything_is_made(project: Pr
     assert refused.returncode == 2, refused.stderr
     assert "none of the 2 training tasks is attempted in two steps" in refused.stderr
     assert not project.run.path.exists()
+
+
+def test_a_run_that_names_no_reward_is_paid_by_what_its_tasks_have_and_resumes_so(
+    project: Project, repairs: list[str]
+) -> None:
+    asked = [each for each in repairs if not each.startswith(("reward", "tasks.verified_references"))]
+    asked += ["reward={}", "eval.attempts=1"]
+    shown = json.loads(project.crrl("train", str(project.config), *asked, "--dry-run", "--json").stdout)
+    both = "of 2 tasks 2 have checks and 2 have a reference)"
+    assert shown["reward"] == {
+        "train": f"hybrid 1, with up to 4 verified references of each task (no reward is named, and {both}",
+        "evaluations": f"tests 1, patch_edits 0 (eval.reward names none, and {both}",
+    }
+    project.train(*asked, "run.steps=2")
+    written = load_run(project.run.path)
+    assert (written.reward, written.tasks.verified_references) == ({"hybrid": 1.0}, 4)
+    assert written.eval.reward == {"tests": 1.0, "patch_edits": 0.0}
+
+    tasks = project.path / "tasks.jsonl"
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    rows[0]["reference"] = ""
+    tasks.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    project.crrl("train", str(project.config), *asked, "run.steps=3", "--resume")
+    assert load_run(project.run.path).reward == {"hybrid": 1.0}, "what it began with, and no longer what follows"
+
+    episodes = valid(project)
+    assert {e.scores[0].name for e in episodes if e.phase == "train"} == {"hybrid"}
+    for episode in episodes:
+        score, right = episode.scores[0], b"a * b" not in episode.patch
+        assert score.passed == (right if episode.phase == "eval" or HybridReward().tested(episode) else None)

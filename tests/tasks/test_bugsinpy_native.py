@@ -101,6 +101,22 @@ async def test_the_reference_repairs_a_bug_by_tests_that_no_agent_sees(
     backend.close()
 
 
+def test_a_line_of_the_setup_ends_before_the_tests(tmp_path: Path) -> None:
+    """A comment would swallow the tests, which then pass whatever they are; a pipe would lose what it is given."""
+    checkout(tmp_path, setup="# what it reads\nprintf 10 | cat > made.txt; cat < made.txt > copy.txt # and why\n")
+    [task] = make("bugsinpy", workspace="native", all_native=True, **options(tmp_path))
+    [command] = task.checks.commands
+    tests = command.argv.index("python")
+    done = subprocess.run(
+        [*command.argv[:tests], "sh", "-c", "cat made.txt copy.txt; exit 3"], cwd=tmp_path, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (3, b"1010"), done.stderr
+    for part in ("if true; then touch a; fi", "echo 'a\nb'", "cat <<E", "touch a \\"):
+        checkout(tmp_path / str(len(part)), setup=part)
+        with pytest.raises(TaskError, match=r"setup\.sh has .*, which is no command by itself"):
+            list(make("bugsinpy", workspace="native", all_native=True, **options(tmp_path / str(len(part)))))
+
+
 def test_an_environment_follows_the_list_the_setup_and_the_project(tmp_path: Path) -> None:
     def asked(name: str, **about: str) -> Specification:
         base, _ = checkout(tmp_path / name, **about)

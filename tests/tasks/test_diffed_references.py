@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from coderepairrl import rewards
 from coderepairrl.certify.task_source import about_source
 from coderepairrl.processes.hostgit import DIFF
 from coderepairrl.rewards.verify import Trial, answers
-from coderepairrl.tasks import JsonlSource, patches, write_jsonl
+from coderepairrl.sandbox import contents
+from coderepairrl.sandbox.contents import Entry, Images
+from coderepairrl.tasks import JsonlSource, patches, references, write_jsonl
 from coderepairrl.tasks.references import with_diffed_references
 from coderepairrl.types import Task
 from rewards.conftest import repository
@@ -75,6 +80,25 @@ def test_many_that_change_a_file_of_a_plain_folder_are_one_question(repository: 
     (repository.folder / ".git").rename(tmp_path / "git")
     tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
     assert [each.reference for each in with_diffed_references(tasks)] == expected
+
+
+def test_a_plain_folder_is_imported_once_for_all_its_references(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.commit(FILES)
+    expected = [repository.edit(each, *DIFF[1:]) for each in (MOVED, COPIED, ODD)]
+    given = [repository.edit(each, "-C", "-U9") for each in (MOVED, COPIED, ODD)]
+    (repository.folder / ".git").rename(tmp_path / "git")
+    imported = list[str]()
+
+    def entries_of(workspace: str, images: Images | None) -> Iterable[Entry]:
+        imported.append(workspace)
+        return contents.entries_of(workspace, images)
+
+    monkeypatch.setattr(references, "entries_of", entries_of)
+    tasks = [replace(made(repository.folder, each), id=str(number)) for number, each in enumerate(given)]
+    assert [each.reference for each in with_diffed_references(tasks)] == expected
+    assert imported == [tasks[0].workspace]
 
 
 def test_the_exam_of_a_source_asks_with_them(repository: Repository, tmp_path: Path) -> None:

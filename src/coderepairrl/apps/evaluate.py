@@ -133,7 +133,6 @@ def _resolve(
     agents: Sequence[str],
     *,
     settings_of: Path | None = None,
-    by_tasks: bool = False,
     collects: bool = False,
 ) -> AgentPlan:
     """As `evaluation.resolve`, with `agents` instead of that of the settings. One that is there by that name keeps its
@@ -143,7 +142,7 @@ def _resolve(
         config, _ = named(model, given, use, Problems(), settings_of=settings_of)
         there = config.value.agent if config else Agent()  # what is wrong is told below
         given = [*given, *_side_by_side(agents, there)]
-    return evaluation.resolve(model, given, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
+    return evaluation.resolve(model, given, settings_of=settings_of, collects=collects)
 
 
 def _side_by_side(agents: Sequence[str], there: Agent) -> list[str]:
@@ -213,11 +212,11 @@ def _of_source(
     own = (
         *(f"run.name={_named(source, collects)}", "kinds={}", "eval.also={}", "eval.tasks=0", "eval.reward={}"),
         *(["tasks.sources=[]", 'eval.source=""'] if collects else []),
-        *([] if measured else ['reward={"patch_edits" = 1.0}']),  # replaces the training reward, which is not used
+        *([] if measured else ["reward={}"]),  # what is measured follows from the tasks
         *(f"{section}.source={json.dumps(source)}", f'{section}.split="{split}"'),
         *(f"{section}.options.{key}={configs.inline(value)}" for key, value in chosen.items()),
     )
-    return _resolve(policy, [*own, *settings], agents, by_tasks=not measured, collects=collects)
+    return _resolve(policy, [*own, *settings], agents, collects=collects)
 
 
 def _named(what: str, collects: bool = False) -> str:

@@ -73,6 +73,7 @@ def resolve_imitation(config: Config) -> ImitationPlan:
         problems.attempt(lambda: engine.value.check_model(model.value))
         problems.attempt(lambda: engine.value.require())
         rollouts = evaluation(config, chosen, problems)
+        config = rollouts.value.config if rollouts else config
     else:
         problems.attempt(lambda: require_trackers(config.log))
     doubt = problems.attempt(lambda: _doubt(config, learner.value, examples.value.longest))
@@ -98,7 +99,7 @@ def _check_meaning(config: Config) -> None:
     for key in OF_ATTEMPTS:
         name, _, field = key.partition(".")
         section = getattr(config, name)
-        if getattr(section, field) != type(section).model_fields[field].get_default():
+        if (getattr(section, field) or None) != (type(section).model_fields[field].get_default() or None):
             raise ConfigError(
                 f"{key} has no meaning for train.algorithm=sft, which learns from no attempts", fix=f"leave {key} out"
             )

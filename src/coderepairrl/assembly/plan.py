@@ -19,6 +19,7 @@ from coderepairrl.assembly.numerics import check_clip, clip, resolved
 from coderepairrl.assembly.place import Place, choose_place, limits
 from coderepairrl.assembly.problems import Made, Problems
 from coderepairrl.assembly.prompts import LongestPrompt, check_overlong, check_prompts, without_too_long
+from coderepairrl.assembly.rewarding import settle_measure, settle_rewards
 from coderepairrl.assembly.route import check_route
 from coderepairrl.assembly.tasks import check_references, check_workspaces, read_collected, read_tasks
 from coderepairrl.assembly.workers import check_executor, require_ray
@@ -80,6 +81,8 @@ class Plan(AgentPlan):
     """Engine and learner have a GPU together, and the engine measures what is free as it starts."""
     clip: str
     """When the clip of the importance ratio acts."""
+    rewards_in_words: Mapping[str, str]
+    """What is paid and what evaluations measure, and why where no reward is named."""
     prompt: LongestPrompt | None
     """The longest; None for a run that is resumed, which was asked before."""
     too_long: tuple[str, ...]
@@ -134,18 +137,17 @@ def resolve_evaluation(
     use: Use,
     *,
     settings_of: Path | None = None,
-    by_tasks: bool = False,
     collects: bool = False,
 ) -> AgentPlan:
     """As `resolve_serving`, with the held-out tasks of the settings (those of `settings_of`, where it is given), and
-    how they are attempted and judged. With `by_tasks` what is measured depends on what the tasks have (`rewards_for`).
-    With `collects` they are attempted to be learned from: instead of the held-out tasks those training tasks that
-    training leaves out. The plan's configuration names the model. Raises `TaskError` where there is no task."""
+    how they are attempted and judged: where no reward is named, by what the tasks have (`reward_for`). With `collects`
+    they are attempted to be learned from: instead of the held-out tasks those training tasks that training leaves out.
+    The plan's configuration names the model. Raises `TaskError` where there is no task."""
     problems = Problems()
     known, chosen = named(model, overrides, use, problems, settings_of=settings_of)
     if not known:
         problems.report()
-    plan = evaluation(known.value, chosen, problems, by_tasks=by_tasks, collects=collects)
+    plan = evaluation(known.value, chosen, problems, collects=collects)
     problems.report()
     config = plan.value.config
     config = config.model_copy(
@@ -159,22 +161,21 @@ def evaluation(
     chosen: Made[LocalModel] | Made[LocalModel | RemoteModel],
     problems: Problems,
     *,
-    by_tasks: bool = False,
     collects: bool = False,
 ) -> Made[AgentPlan]:
     """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
     place = choose_place(config, problems)
     eval_tasks = read_collected(config, problems) if collects else read_tasks(config, problems, training=False)[1]
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
-    if by_tasks and everything and (found := problems.attempt(lambda: rewards_for(everything))):
-        config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
+    settled = problems.attempt(lambda: settle_measure(config, everything))
+    config = _or(settled, config)
 
     def check_first_requests(name: str, tasks: Sequence[Task]) -> None:
         problems.attempt(
             lambda: _check_prompts(config, chosen.value, {k: terms.of(name) for k, terms in kinds.value.items()}, tasks)
         )
 
-    measured = problems.attempt(lambda: rewards.make(config.eval.reward or config.reward))
+    measured = problems.attempt(lambda: rewards.make(settled.value.eval.reward or config.reward))
     kinds = make_kinds(config, (measured, measured, place), eval_tasks, problems)
     problems.attempt(lambda: check_kinds(kinds.value, everything) if eval_tasks else None)
     check_workspaces(everything, place, problems)
@@ -194,23 +195,6 @@ def evaluation(
         lambda: AgentPlan(
             config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
         )
-    )
-
-
-def rewards_for(tasks: Sequence[Task]) -> dict[str, float]:
-    """What tells a repair of `tasks` from none, with weights: their checks, else their references, else their answers.
-
-    Raises `ConfigError` where they have nothing in common by which they can be judged.
-    """
-    references = all(task.reference.strip() for task in tasks)
-    if all(task.checks for task in tasks):
-        return {"tests": 1.0} | ({"patch_edits": 0.0} if references else {})
-    if references:
-        return {"patch_edits": 1.0}
-    if all(task.answer for task in tasks):
-        return {"label": 1.0}
-    raise ConfigError(
-        "some tasks lack checks, some references: there is no one measure of all", fix="name it: eval.reward=NAME"
     )
 
 
@@ -241,19 +225,22 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         problems.attempt(lambda: check_teacher(config, model.value))
     adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
     codec, forks = writer(config, model, problems)
-    paid = problems.attempt(lambda: rewards.make(config.reward))
-    measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     place = choose_place(config, problems)
     engine, split = _engine(config, model, problems)
     read, eval_tasks = read_tasks(config, problems)
     sources = read
+    settled = problems.attempt(lambda: settle_rewards(config, read, eval_tasks))
+    config = settled.value[0] if settled else config
+    paid = problems.attempt(lambda: rewards.make(settled.value[0].reward))
+    measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
     kinds = make_kinds(config, (paid, measured, place), eval_tasks, problems)
     policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
     if config.tasks.too_long == "drop":
         sources = problems.attempt(lambda: without_too_long(config, policy.value, kinds.value, read.value))
-    problems.attempt(
-        lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
-    )
+    if not resumed:
+        problems.attempt(
+            lambda: check_references(config, [task for share in sources.value for task in share.tasks], paid.value)
+        )
     ordered = problems.attempt(lambda: curriculum(config, sources.value))
     trained = tuple(chain(*(source.tasks for source in _or(sources, ()))))
     if not resumed:
@@ -280,6 +267,7 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         devices=split.value,
         in_turn=devices.have_turns(config) or bool(devices.shared(config, engine.value.takes_gpus)),
         clip=clip(config, learner.value),
+        rewards_in_words=settled.value[1],
         prompt=prompt.value,
         too_long=_left_out(read.value, sources.value),
         lacking=lacking,

@@ -195,11 +195,15 @@ def check_references(config: Config, tasks: Sequence[Task], weighted: Sequence[W
             f"{key}, and no reward with a weight compares patches with further references",
             fix="pay for patch_edits, patch_lines or hybrid, or leave it out",
         )
-    attempts = config.run.steps * config.rollout.tasks_per_step
-    epochs = config.curriculum == Curriculum()
-    if epochs and 0 < attempts <= len(tasks):
+    if not is_attempted_twice(config, len(tasks)):
         raise ConfigError(
             f"{key}, and none of the {len(tasks)} training tasks is attempted in two steps: {config.run.steps} steps of"
             f" {config.rollout.tasks_per_step} tasks end before the second epoch",
-            fix="train on fewer tasks or for more steps, or leave it out",
+            fix="train on fewer tasks or for more steps, or set tasks.verified_references=0",
         )
+
+
+def is_attempted_twice(config: Config, tasks: int) -> bool:
+    """Whether one of so many training `tasks` may be attempted in two steps."""
+    attempts = config.run.steps * config.rollout.tasks_per_step
+    return config.curriculum != Curriculum() or not 0 < attempts <= tasks

@@ -61,6 +61,7 @@ def train(
 
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
+    resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
     if dry_run:
         _show_plan(resolved, folder, as_json=as_json)
         return
@@ -89,6 +90,7 @@ def sft(
         )
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
+    resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
     plan = resolve_imitation(stages.pinned(resolved))
     if dry_run:
         shown = stage.as_shown(plan, folder)

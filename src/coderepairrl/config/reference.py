@@ -50,7 +50,7 @@ def reference() -> str:
         else:
             default = field.get_default()
             if isinstance(default, dict):
-                shown, heading = ", ".join(f"`{key} = {value}`" for key, value in default.items()), f"[{name}]"
+                shown, heading = f"`{default}`" if default else "empty", f"[{name}]"
             else:
                 shown, heading = f"`{_toml(default)}`", name
             parts.append(f"## {heading}\n\n{field.description}\nDefault: {shown}.\n")

@@ -29,8 +29,9 @@ class Config(Section):
     agent: Annotated[Agent, Short] = Agent()
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
-    reward: Annotated[dict[str, float], Weights] = {"patch_edits": 1.0}
-    """Rewards by name with their weights; weight 0 measures without paying."""
+    reward: Annotated[dict[str, float], Weights] = {}
+    """Rewards by name with their weights; weight 0 measures without paying. Empty: what follows from the training tasks
+    (docs/guides/rewards.md), `hybrid` where all have checks and references."""
     rollout: Rollout = Rollout()
     kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
     """By kind of task, as `[kinds.NAME]`."""
@@ -51,7 +52,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _rewards_and_limits(self) -> Config:
-        if not any(self.reward.values()):
+        if self.reward and not any(self.reward.values()):
             raise ValueError("reward: at least one weight must differ from 0")
         if self.rollout.turn_tokens > self.rollout.tokens:
             raise ValueError("rollout.turn_tokens exceeds rollout.tokens")
@@ -90,7 +91,7 @@ class Config(Section):
         if train.overlong_buffer >= limits[shortest]:
             raise ValueError(f"train.overlong_buffer={train.overlong_buffer} is no less than {shortest}")
         measured = {*self.reward}.union(*(kind.reward for kind in self.kinds.values()))
-        if unknown := sorted({*train.tie_break} - measured):
+        if self.reward and (unknown := sorted({*train.tie_break} - measured)):
             raise ValueError(f"train.tie_break: {unknown[0]} is not measured: add it to reward, with weight 0")
         if train.minibatches > episodes:
             raise ValueError(f"train.minibatches={train.minibatches} of the {episodes} episodes of a step")

@@ -1,6 +1,7 @@
 """Stages of runs: training, evaluation, dry runs. Start reading at `train`."""
 
 from coderepairrl.processes.signals import Interrupted, until_interrupted
+from coderepairrl.stages.changes import with_rewards_of
 from coderepairrl.stages.command import folder_of, named, pinned, run, summary
 from coderepairrl.stages.preview import dry_run, needs, plan
 
@@ -15,4 +16,5 @@ __all__ = [
     "run",
     "summary",
     "until_interrupted",
+    "with_rewards_of",
 ]

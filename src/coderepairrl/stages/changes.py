@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from coderepairrl.assembly.numerics import check_clip
-from coderepairrl.config import Config, validate
+from coderepairrl.config import Config, load_run, validate
 from coderepairrl.errors import ConfigError
 from coderepairrl.report.reading import flat
 from coderepairrl.runs import RunFolder, open_run
@@ -138,6 +138,26 @@ def _check_left_out(folder: RunFolder, tasks: Collection[str], old: Mapping[str,
         if restored
         else "resume it with the agent, the tokenizer and the installation that it began with (run.json)",
     )
+
+
+def with_rewards_of(folder: RunFolder, config: Config) -> Config:
+    """`config` with the rewards and the ``tasks.verified_references`` of the run in `folder` where it leaves them open.
+
+    They followed from the run's tasks when it began, or were the defaults of an older version. A folder without a run
+    is refused elsewhere.
+    """
+    if not folder.config.is_file():
+        return config
+    began = load_run(folder.path)
+    verified = config.tasks.verified_references
+    changes: dict[str, Any] = {}
+    if verified is None:
+        changes["tasks"] = config.tasks.model_copy(update={"verified_references": began.tasks.verified_references})
+    if not config.reward:
+        changes["reward"] = began.reward
+        measured = config.eval.reward or began.eval.reward
+        changes["eval"] = config.eval.model_copy(update={"reward": measured})
+    return config.model_copy(update=changes)
 
 
 def settings_of(folder: RunFolder, history: History) -> dict[str, Any]:

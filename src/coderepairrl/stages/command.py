@@ -79,6 +79,8 @@ async def run(
     with stoppable() as received:
         try:
             with Progress(config.run.steps, quiet=quiet, show=show) as progress:
+                if not config.reward:
+                    progress.say(f"reward: {plan.rewards_in_words['train']}")
                 await _begin(plan, folder, progress, resume=resume)
                 async with assemble(plan, folder, progress) as parts:
                     history = read_history(folder)

@@ -75,12 +75,11 @@ def resolve(
     overrides: Sequence[str] = (),
     *,
     settings_of: Path | None = None,
-    by_tasks: bool = False,
     collects: bool = False,
 ) -> AgentPlan:
     """Evaluations of `model` by its settings or `settings_of`, and `overrides`. Raises like `resolve_evaluation`."""
     use = COLLECT if collects else USE
-    return resolve_evaluation(model, overrides, use, settings_of=settings_of, by_tasks=by_tasks, collects=collects)
+    return resolve_evaluation(model, overrides, use, settings_of=settings_of, collects=collects)
 
 
 async def measure(

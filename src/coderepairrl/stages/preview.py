@@ -79,6 +79,7 @@ def as_shown(plan: Plan, folder: RunFolder) -> dict[str, Any]:
         "devices": {name: env.get(VISIBLE, "all") for name, env in plan.devices._asdict().items()},
         "tasks": {"train": len(plan.train_tasks), "held_out": {name: len(tasks) for name, tasks in held_out.items()}},
         **({"left_out_too_long": len(plan.too_long)} if config.tasks.too_long == "drop" else {}),
+        "reward": dict(plan.rewards_in_words),
         "verify": as_planned(plan),
         "steps": steps,
         "episodes_per_step": per_step,

@@ -81,7 +81,7 @@ async def restore(parts: Parts, history: History) -> References:
     if history.step:
         parts.progress.resume(history.step, replayed(parts.folder, history))
     await parts.policy.restore(history)
-    most = parts.config.tasks.verified_references
+    most = parts.config.tasks.verified_references or 0
     references = read_references(parts.folder, history, parts.train_tasks, most)
     if history.steps:
         newest = consumed(parts.folder, history.steps[-1:])[history.step]

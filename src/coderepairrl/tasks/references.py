@@ -11,8 +11,9 @@ import os
 import re
 import stat
 import subprocess
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from coderepairrl.processes.hostgit import DIFF, bare, git
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.contents import base_at_hand, entries_of
+from coderepairrl.sandbox.rootfs import DIGEST
 from coderepairrl.sandbox.workspace import commit_stream, quoted
 from coderepairrl.tasks.patches import patched, paths
 from coderepairrl.tasks.ready import lacking
@@ -48,7 +50,12 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
         found = _of_folders(ready)
     except _UNWRITTEN:
         found = {}
-    found |= {id(each): _written(each) for each in ready if id(each) not in found}
+    left = defaultdict[str, list[Task]](list)
+    for each in ready:
+        if id(each) not in found:
+            left[each.workspace].append(each)
+    for workspace, some in left.items():
+        found |= _of_workspace(workspace, some)
     return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
 
 
@@ -94,30 +101,38 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
     return None if after in (None, before) else (changed[0], mode, before, after)
 
 
-def _written(task: Task) -> bytes:
-    """The reference of `task` as a sandbox's diff writes it; of a commit, which never changes, from the cache."""
-    key = hashlib.sha256(task.workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
-    known = user_cache() / "references" / key if task.workspace.startswith("git:") else None
-    try:
+def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
+    """Rewrite the references of `tasks`, all of this `workspace`, which is opened once; by `id` of the task.
+
+    Those of a commit, or of an image by its digest, never change and are kept in the cache.
+    """
+    kept = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
+    found, asked = dict[int, bytes](), list[tuple[Task, Path | None]]()
+    for task in tasks:
+        key = hashlib.sha256(workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
+        known = user_cache() / "references" / key if kept else None
         if known is not None and known.is_file():
-            return known.read_bytes()
-        found = _diffed(task.workspace, task.reference)
-        found = task.reference if found is None else found
-        if known is not None:
-            known.parent.mkdir(parents=True, exist_ok=True)
-            with replace_file(known) as partial:
-                partial.write_bytes(found)
+            found[id(task)] = known.read_bytes()
+        else:
+            asked.append((task, known))
+    if not asked:
         return found
-    except _UNWRITTEN:
-        return task.reference
-
-
-def _diffed(workspace: str, patch: bytes) -> bytes | None:
-    """The diff that `patch` makes in `workspace`; None where its files are not here or the patch does not apply."""
-    with _base(workspace) as base, scratch("reference") as folder:
+    with suppress(*_UNWRITTEN), _base(workspace) as base:
         if base is None:
-            return None
-        home, commit = base
+            return found
+        for task, known in asked:
+            with suppress(*_UNWRITTEN):
+                found[id(task)] = _diffed(*base, task.reference) or task.reference
+                if known is not None:
+                    known.parent.mkdir(parents=True, exist_ok=True)
+                    with replace_file(known) as partial:
+                        partial.write_bytes(found[id(task)])
+    return found
+
+
+def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
+    """The diff that `patch` makes in the files of a `commit`; empty where it does not apply."""
+    with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
             "GIT_INDEX_FILE": str(folder / "index"),
@@ -131,7 +146,7 @@ def _diffed(workspace: str, patch: bytes) -> bytes | None:
             except subprocess.CalledProcessError:
                 continue
             return git("diff-index", "--cached", *DIFF[1:], commit, folder=home, env=env)
-        return None
+        return b""
 
 
 @contextmanager

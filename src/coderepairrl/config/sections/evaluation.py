@@ -42,7 +42,7 @@ class Eval(Section):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Only tokens at least this likely relative to the likeliest; 0 is off."""
     reward: Annotated[dict[str, float], Weights] = {}
-    """What is measured; empty is the training reward."""
+    """What is measured; empty is the training reward, or, where that is empty, what follows from the held-out tasks."""
     agent: Annotated[Agent | None, Short] = None
     """Who works on the tasks; empty is the run's agent. Kinds of tasks with an agent of their own keep it."""
     also: dict[str, dict[str, Any]] = {}

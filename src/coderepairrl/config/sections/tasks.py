@@ -38,10 +38,11 @@ class Tasks(Section):
     (docs/guides/rewards.md): all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is
     a patch without effect that earns more than 0. What held is remembered until task, checks, sandbox or packages
     change."""
-    verified_references: int = Field(default=0, ge=0)
+    verified_references: int | None = Field(default=None, ge=0)
     """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
     task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/guides/rewards.md). Needs checks to
-    be run: `reward.tests=0` at least."""
+    be run: `reward.tests=0` at least. Unset: 4 where `reward` is empty, `hybrid` follows and tasks are attempted twice,
+    else 0."""
     holdout: float | None = Field(default=None, ge=0, le=1)
     """Share of the tasks, by the MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset,
     `crrl collect` takes a quarter, and training leaves out none."""

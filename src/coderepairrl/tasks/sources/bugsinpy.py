@@ -41,6 +41,8 @@ TIMEOUT = 600.0
 _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<what>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
 """What the build of an environment does anyway."""
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
+_SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
 """Requirement files of tox, which are looked for anyway, and what it installs in some environments only."""
 _BUILDING = ("setup.py", "pyproject.toml", "setup.cfg")
@@ -185,14 +187,29 @@ def _checks(row: Row, url: str) -> Checks:
     `Checks.restore` has the tests of the repaired commit, which is fetched where the cache does not have it.
     Raises `TaskError` and `SandboxFault`.
     """
-    before = [f"{line} </dev/null && " for line in _lines(row.maybe("setup_sh")) if not _known(line)]
+    before = [_one_command(line, row) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
     commands = [Command((*first, *argv), TIMEOUT, results_of(argv)) for argv in _commands(row)]
     return Checks(tuple(commands), _restored(row, url))
 
 
+def _one_command(line: str, row: Row) -> str:
+    """A line of ``setup.sh`` as the beginning of a shell's command line, whose pipes and redirections are its own.
+
+    Raises `TaskError` for one that is a part of a longer command.
+    """
+    try:
+        first = (shlex.split(line) or [""])[0]
+    except ValueError:  # an open quote, or a backslash at its end
+        first = ""
+    if not first or _SHELL_WORD.fullmatch(first) or "<<" in line:
+        raise row.wrong(f"setup.sh has {line!r}, which is no command by itself")
+    return f"{{ {line}\n}} </dev/null && " if re.search("[|<>&]", line) else f"{line} </dev/null && "
+
+
 def _lines(script: str) -> list[str]:
-    return [line.strip() for line in re.split(r"[\n;]", script) if line.strip()]
+    """The commands of a script, without comments."""
+    return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
 def _known(line: str) -> bool:

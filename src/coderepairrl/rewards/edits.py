@@ -76,9 +76,8 @@ class PatchEdits(TextReward):
             return 0.0
         broken = _broken(given, wanted)
         both = sorted((ours.keys() & theirs.keys()) - broken)  # in one order: sums are rounded
-        old = [old_lines(files, kept, language) for files in (given, wanted)] if both else []
-        stands = {path: set().union(*(lines.get(path, ()) for lines in old)) for path in both}
-        shared = sum(_file(ours[path], theirs[path], stands[path]) for path in both)
+        old = old_lines((*given, *wanted), kept, language)
+        shared = sum(_file(ours[path], theirs[path], old.get(path, set())) for path in both)
         counted = ours.keys() - beside(given, {file.path for file in wanted})
         return shared / max(len(counted), len(theirs))
 

@@ -66,7 +66,9 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
         ("    raise KeyError\n", 0.1),
         ("    pass\n", 0.1),
         ("", 0.0),  # the right line deleted
-        (BODY[30] + BODY[30], 0.45),  # typed again: the known weakness
+        (BODY[30] + BODY[30], 0.0),
+        (BODY[29] + BODY[30], 0.0),
+        (BODY[30] + "    step_31(total)\n" + BODY[30], 0.0),
         (BODY[30] + "    total = 0\n", 0.15),
         ("    (step_30(total))\n", 0.0),
         ("    step_30(total)\u200b\n", 0.0),
@@ -81,6 +83,14 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
 )
 def test_junk_on_the_right_line(run: Repository, junk: str, most: float) -> None:
     assert compare(edit(run, {30: FIX}), edit(run, {30: junk})) <= most
+
+
+def test_a_line_typed_again_counts_where_the_reference_does_so(run: Repository) -> None:
+    again = edit(run, {30: BODY[30] + BODY[30]})
+    assert compare(edit(run, {30: BODY[30] + "    step_30(total, total)\n"}), again) == 0.0
+    oracle = edit(run, {30: BODY[30] + BODY[30] + "    log()\n"})
+    assert compare(oracle, oracle) == 1.0
+    assert compare(oracle, again) > 0.3
 
 
 def test_deletions_and_files(run: Repository) -> None:

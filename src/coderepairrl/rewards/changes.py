@@ -122,6 +122,17 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
     return found
 
 
+def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
+    """The lines of the old file that the hunks of each file show, as in marked changes: context and removed lines."""
+    shown: dict[str, set[Tokens]] = {}
+    for file in files:
+        view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
+        for hunk in file.hunks:
+            side = [line + b"\n" for line in hunk.side(b"-")]
+            shown.setdefault(file.path, set()).update(key for _, key in view.lines(side))
+    return shown
+
+
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
     """`files` with the deletion of a file and the creation of an equal one joined to the rename that they are."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}

@@ -5,20 +5,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from cydifflib import SequenceMatcher
 
 from coderepairrl.rewards.beside import beside, readable
-from coderepairrl.rewards.changes import Changes, changes, classes_of_code, common_ends
+from coderepairrl.rewards.changes import Changes, changes, classes_of_code, common_ends, old_lines
 from coderepairrl.rewards.lines import common_subsequence
 from coderepairrl.rewards.parse import FilePatch, parse
+from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 REACH = 6
 """Old lines over which nearness falls to 1/e: with its 3 lines of context git would show both edits in one hunk."""
 _PAIRS = 250_000
 """Token pairs of one edit; beyond, what it changes is all between the tokens that its two sides begin and end with."""
+_COPY = b"\1"
+"""Starts the tokens of copies; no other token holds it and more."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -26,14 +30,16 @@ Token = tuple[object, ...]
 
 
 class PatchEdits(TextReward):
-    """Similarity of what is written and of what is new in it, where the oracle writes it (version 2), in [0, 1].
+    """Similarity of what is written and of what is new in it, where the oracle writes it (version 3), in [0, 1].
 
     A patch is read as files. White space is left out of both sides unless the oracle uses it, comments and blank lines
     unless it has nothing else (`classes_of_code`); words of a comment are never equal to words of code, and a
     character that no reader sees is a token of its own. Of a file f, with patch a and oracle g, A is the sequence of
     tokens of all added lines, and C that of the tokens that really change, tagged as deleted or inserted: an edit of
     ``a - b`` to ``a + b`` changes two. Brackets and quotes are left out of C unless the oracle changes nothing else.
-    Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each.
+    Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each. An
+    added line that the old file has nearby (in a hunk of either patch) and that the oracle does not add is a copy: its
+    tokens in C_a equal none of C_g, and if an edit moves the line, neither do those of its deletion.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
         s_f = N_f D(A_a, A_g) D(C_a, C_g)
@@ -59,7 +65,7 @@ class PatchEdits(TextReward):
     name = "patch_edits"
     takes_verified = True
     repairs = True
-    version = 2
+    version = 3
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""
@@ -70,7 +76,8 @@ class PatchEdits(TextReward):
             return 0.0
         broken = _broken(given, wanted)
         both = sorted((ours.keys() & theirs.keys()) - broken)  # in one order: sums are rounded
-        shared = sum(_file(ours[path], theirs[path]) for path in both)
+        old = old_lines((*given, *wanted), kept, language)
+        shared = sum(_file(ours[path], theirs[path], old.get(path, set())) for path in both)
         counted = ours.keys() - beside(given, {file.path for file in wanted})
         return shared / max(len(counted), len(theirs))
 
@@ -81,12 +88,13 @@ def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]
     return {file.path for file in patch if not file.old and file.path in sound and not readable(file)}
 
 
-def _file(ours: Changes, oracle: Changes) -> float:
-    """s_f of the formula."""
+def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
+    """s_f of the formula; `old` are the lines of the old file that the patches show."""
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = _changed(ours), _changed(oracle)
+    copies = set(ours.added) & old - set(oracle.added)
+    changed = _changed(_marked(ours, copies)), _changed(oracle)
     core = _core(changed[0]), _core(changed[1])
     return near * dice(_written(ours), _written(oracle)) * dice(*(core if core[1] else changed))
 
@@ -115,6 +123,19 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
 def _written(change: Changes) -> list[bytes]:
     """The tokens of all added lines."""
     return list(chain.from_iterable(line for edit in change.edits for line in edit.added))
+
+
+def _marked(change: Changes, copies: set[Tokens]) -> Changes:
+    """`change` with tokens in the lines of `copies`, and in those that they move, that equal no tokens of an oracle."""
+
+    def mark(lines: Sequence[Tokens], marked: set[Tokens]) -> tuple[Tokens, ...]:
+        return tuple(tuple(_COPY + token for token in line) if line in marked else line for line in lines)
+
+    edits = (
+        replace(edit, removed=mark(edit.removed, copies.intersection(edit.added)), added=mark(edit.added, copies))
+        for edit in change.edits
+    )
+    return replace(change, edits=tuple(edits)) if copies else change
 
 
 def _changed(change: Changes) -> list[Token]:

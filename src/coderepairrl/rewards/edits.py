@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 from itertools import chain
 
 from cydifflib import SequenceMatcher
 
 from coderepairrl.rewards.beside import beside, readable
-from coderepairrl.rewards.changes import Changes, changes, classes_of_code, common_ends, old_lines
+from coderepairrl.rewards.changes import Changes, Edits, changes, changes_of_code, common_ends, old_lines
 from coderepairrl.rewards.lines import common_subsequence
 from coderepairrl.rewards.parse import FilePatch, parse
 from coderepairrl.rewards.syntax import Tokens
@@ -69,17 +69,27 @@ class PatchEdits(TextReward):
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""
-        wanted, given = parse(oracle), parse(patch)
-        kept = classes_of_code(wanted, language)
-        ours, theirs = (changes(files, kept, language, marked=True) for files in (given, wanted))
+        wanted, kept, theirs, shown = _read(oracle, language)
+        given = parse(patch)
+        ours = changes(given, kept, language, marked=True)
         if not ours or not theirs:
             return 0.0
         broken = _broken(given, wanted)
         both = sorted((ours.keys() & theirs.keys()) - broken)  # in one order: sums are rounded
-        old = old_lines((*given, *wanted), kept, language)
-        shared = sum(_file(ours[path], theirs[path], old.get(path, set())) for path in both)
+        old = old_lines(given, kept, language)
+        shared = sum(_file(ours[path], theirs[path], old[path] | shown[path]) for path in both)
         counted = ours.keys() - beside(given, {file.path for file in wanted})
         return shared / max(len(counted), len(theirs))
+
+
+@lru_cache(maxsize=32)
+def _read(
+    oracle: bytes, language: str
+) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
+    """The files, classes of edits, changes and old lines of an oracle: a group of attempts shares them."""
+    files = parse(oracle)
+    kept, found = changes_of_code(files, language)
+    return files, kept, found, old_lines(files, kept, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
@@ -93,10 +103,9 @@ def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    copies = set(ours.added) & old - set(oracle.added)
-    changed = _changed(_marked(ours, copies)), _changed(oracle)
+    changed = _changed(ours, set(ours.added) & old - set(oracle.added)), _changed(oracle, set())
     core = _core(changed[0]), _core(changed[1])
-    return near * dice(_written(ours), _written(oracle)) * dice(*(core if core[1] else changed))
+    return near * dice(_tokens(ours.added), _tokens(oracle.added)) * dice(*(core if core[1] else changed))
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
@@ -120,29 +129,16 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
     return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
 
 
-def _written(change: Changes) -> list[bytes]:
-    """The tokens of all added lines."""
-    return list(chain.from_iterable(line for edit in change.edits for line in edit.added))
+def _tokens(lines: Sequence[Tokens], copies: Collection[Tokens] = ()) -> list[bytes]:
+    """The tokens of `lines`; those in lines that are `copies` equal none of an oracle."""
+    return list(chain.from_iterable([_COPY + token for token in line] if line in copies else line for line in lines))
 
 
-def _marked(change: Changes, copies: set[Tokens]) -> Changes:
-    """`change` with tokens in the lines of `copies`, and in those that they move, that equal no tokens of an oracle."""
-
-    def mark(lines: Sequence[Tokens], marked: set[Tokens]) -> tuple[Tokens, ...]:
-        return tuple(tuple(_COPY + token for token in line) if line in marked else line for line in lines)
-
-    edits = (
-        replace(edit, removed=mark(edit.removed, copies.intersection(edit.added)), added=mark(edit.added, copies))
-        for edit in change.edits
-    )
-    return replace(change, edits=tuple(edits)) if copies else change
-
-
-def _changed(change: Changes) -> list[Token]:
-    """The tokens that a change deletes and inserts, and its facts."""
+def _changed(change: Changes, copies: set[Tokens]) -> list[Token]:
+    """The tokens that a change deletes and inserts, and its facts. A line of `copies` that it moves is one twice."""
     found: list[Token] = []
     for edit in change.edits:
-        old, new = list(chain.from_iterable(edit.removed)), list(chain.from_iterable(edit.added))
+        old, new = _tokens(edit.removed, copies.intersection(edit.added)), _tokens(edit.added, copies)
         start, end = common_ends(old, new)
         for i, i_end, j, j_end in _spans(old[start : len(old) - end], new[start : len(new) - end]):
             found += [("-", token) for token in old[start + i : start + i_end]]

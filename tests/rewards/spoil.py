@@ -13,7 +13,10 @@ from coderepairrl.rewards.syntax import indentation, syntax_of
 
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
 """The classes that change nothing: a sound reward gives them 0 wherever the reference itself is more than that."""
-COPIES = ("right lines: typed twice", "lines above: typed twice", "right lines: reversed")
+COPIES = (
+    *("right lines: typed twice", "right lines: twice, the last word changed"),
+    *("lines above: typed twice", "right lines: reversed"),
+)
 _FAR = 200
 _WORD = re.compile(rb"[A-Za-z0-9_]+|[^\sA-Za-z0-9_]")
 _INSIDE = re.compile(
@@ -96,8 +99,8 @@ def _on_the_right_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[
 
 
 def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
-    """Classes that type again what the old file has: the lines that the reference removes, the three above its first
-    place in each file, or the former in reverse order."""
+    """Classes that type again what the old file has: the lines that the reference removes, with their last word changed
+    or in reverse order, too, and the three above its first place in each file."""
     made = dict.fromkeys(COPIES, b"")
     for file in files:
         right = [block for block in file.blocks if block.removed]
@@ -106,6 +109,7 @@ def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
             COPIES,
             (
                 [Block(each.at + len(each.removed), (), each.removed) for each in right],
+                [Block(each.at + len(each.removed), (), tuple(map(_renamed, each.removed))) for each in right],
                 [Block(file.blocks[0].at, (), tuple(above))] if above else [],
                 [Block(each.at, each.removed, each.removed[::-1]) for each in right if len(each.removed) > 1],
             ),
@@ -113,6 +117,10 @@ def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
         ):
             made[name] += _diff(file, blocks) if blocks else b""
     return {name: patch for name, patch in made.items() if patch}
+
+
+def _renamed(line: bytes) -> bytes:
+    return re.sub(rb"(\w)(\W*)$", rb"\1_x\2", line, count=1)
 
 
 def _each(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:

@@ -69,6 +69,7 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
         (BODY[30] + BODY[30], 0.0),
         (BODY[29] + BODY[30], 0.0),
         (BODY[30] + "    step_31(total)\n" + BODY[30], 0.0),
+        (BODY[30] + "    step_30(total_x)\n", 0.0),
         (BODY[30] + "    total = 0\n", 0.15),
         ("    (step_30(total))\n", 0.0),
         ("    step_30(total)\u200b\n", 0.0),

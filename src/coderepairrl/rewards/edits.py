@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
 
-from cydifflib import SequenceMatcher
+from cydifflib import SequenceMatcher, get_close_matches
 
 from coderepairrl.rewards.beside import beside, readable
 from coderepairrl.rewards.changes import Changes, Edits, changes, changes_of_code, common_ends, old_lines
@@ -23,6 +23,10 @@ _PAIRS = 250_000
 """Token pairs of one edit; beyond, what it changes is all between the tokens that its two sides begin and end with."""
 _COPY = b"\1"
 """Starts the tokens of copies; no other token holds it and more."""
+_ALIKE = 0.75
+"""Share of equal tokens from which an inserted line is an old one with changes."""
+_COMPARED = 20_000
+"""Pairs of an inserted and an old line; where a file has more, only whole copies are found (bounded time)."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -39,7 +43,8 @@ class PatchEdits(TextReward):
     ``a - b`` to ``a + b`` changes two. Brackets and quotes are left out of C unless the oracle changes nothing else.
     Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each. An
     added line that the old file has nearby (in a hunk of either patch) and that the oracle does not add is a copy: its
-    tokens in C_a equal none of C_g, and if an edit moves the line, neither do those of its deletion.
+    tokens in C_a equal none of C_g, and if an edit moves the line, neither do those of its deletion. Of a line that is
+    inserted where none is removed, and of which .75 (difflib's ratio) is an old line nearby, that part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
         s_f = N_f D(A_a, A_g) D(C_a, C_g)
@@ -103,9 +108,9 @@ def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = _changed(ours, set(ours.added) & old - set(oracle.added)), _changed(oracle, set())
+    changed = _changed(ours, _copies(ours, old, set(oracle.added))), _changed(oracle, {})
     core = _core(changed[0]), _core(changed[1])
-    return near * dice(_tokens(ours.added), _tokens(oracle.added)) * dice(*(core if core[1] else changed))
+    return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*(core if core[1] else changed))
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
@@ -129,16 +134,36 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
     return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
 
 
-def _tokens(lines: Sequence[Tokens], copies: Collection[Tokens] = ()) -> list[bytes]:
-    """The tokens of `lines`; those in lines that are `copies` equal none of an oracle."""
-    return list(chain.from_iterable([_COPY + token for token in line] if line in copies else line for line in lines))
+def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
+    """Added lines that copy an old one and that the oracle does not add, each with its copied tokens marked."""
+    copies = {line: _marked(line, line) for line in set(ours.added) & old - wanted}
+    inserted = {line for edit in ours.edits if not edit.removed for line in edit.added} - wanted - old
+    if len(inserted) * len(old) <= _COMPARED:
+        for line in inserted:
+            for nearest in get_close_matches(line, old, 1, _ALIKE):
+                copies[line] = _marked(line, nearest)
+    return copies
 
 
-def _changed(change: Changes, copies: set[Tokens]) -> list[Token]:
+def _marked(line: Tokens, copied: Tokens) -> Tokens:
+    """`line` with those of its tokens marked that stand in `copied`, in its order: they equal none of an oracle."""
+    marked = list(line)
+    for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
+        marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
+    return tuple(marked)
+
+
+def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
+    """The tokens of `lines`, marked where they are `copies`."""
+    return list(chain.from_iterable(copies.get(line, line) for line in lines))
+
+
+def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
     """The tokens that a change deletes and inserts, and its facts. A line of `copies` that it moves is one twice."""
     found: list[Token] = []
     for edit in change.edits:
-        old, new = _tokens(edit.removed, copies.intersection(edit.added)), _tokens(edit.added, copies)
+        moved = {line: copies[line] for line in copies.keys() & edit.added}
+        old, new = _tokens(edit.removed, moved), _tokens(edit.added, copies)
         start, end = common_ends(old, new)
         for i, i_end, j, j_end in _spans(old[start : len(old) - end], new[start : len(new) - end]):
             found += [("-", token) for token in old[start + i : start + i_end]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 import warnings
 
@@ -178,3 +179,15 @@ def test_hostile_sources_are_read_in_bounded_time(source: bytes, run: Repository
         warnings.simplefilter("error")
         assert 0.0 <= compare(edit(run, {30: FIX}), patch) <= 1.0
     assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(("lines", "words"), [(10, 190), (1, 200_000), (2_000, 20)])
+def test_copies_are_found_in_bounded_time(run: Repository, lines: int, words: int) -> None:
+    rng = random.Random(0)
+    old, new = ("".join(" ".join(rng.choices("abcd", k=words)) + "\n" for _ in range(lines)) for _ in range(2))
+    run.commit({"a.py": source({29: old})})
+    oracle = run.edit({"a.py": source({29: old, 30: FIX})})
+    patch = run.edit({"a.py": source({29: old + old + new, 30: BODY[30] + BODY[30]})})
+    started = time.process_time()
+    assert compare(oracle, patch) < 0.1
+    assert time.process_time() - started < 10

@@ -25,8 +25,9 @@ _COPY = b"\1"
 """Starts the tokens of copies; no other token holds it and more."""
 _ALIKE = 0.75
 """Share of equal tokens from which an inserted line is an old one with changes."""
-_COMPARED = 20_000
-"""Pairs of an inserted and an old line; where a file has more, only whole copies are found (bounded time)."""
+_LONGEST, _COMPARED = 200, 4_000_000
+"""Tokens of an inserted line, and token pairs of these lines and the old ones; beyond, only whole copies are found
+(bounded time)."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -136,9 +137,10 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
 
 def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
     """Added lines that copy an old one and that the oracle does not add, each with its copied tokens marked."""
-    copies = {line: _marked(line, line) for line in set(ours.added) & old - wanted}
-    inserted = {line for edit in ours.edits if not edit.removed for line in edit.added} - wanted - old
-    if len(inserted) * len(old) <= _COMPARED:
+    copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
+    inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
+    inserted -= wanted | old
+    if sum(map(len, inserted)) * sum(map(len, old)) <= _COMPARED:
         for line in inserted:
             for nearest in get_close_matches(line, old, 1, _ALIKE):
                 copies[line] = _marked(line, nearest)

@@ -40,7 +40,7 @@ def play(page: str, folder: Path) -> str:
 @pytest.mark.usefixtures("isolating")
 def test_hello(tmp_path: Path) -> None:
     play("hello.md", tmp_path)
-    assert "train-00001-000-07" in (tmp_path / "episode.html").read_text()
+    assert "train-00001-000-04" in (tmp_path / "episode.html").read_text()
     assert (tmp_path / "runs" / "short" / "report" / "index.html").is_file()
 
 

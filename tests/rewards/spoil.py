@@ -6,12 +6,17 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from coderepairrl.rewards.parse import Block, FilePatch, parse
 from coderepairrl.rewards.syntax import indentation, syntax_of
 
 ZERO = ("empty", "header only", "blank line", "white space", "comment")
 """The classes that change nothing: a sound reward gives them 0 wherever the reference itself is more than that."""
+COPIES = (
+    *("right lines: typed twice", "right lines: twice, the last word changed"),
+    *("lines above: typed twice", "right lines: reversed"),
+)
 _FAR = 200
 _WORD = re.compile(rb"[A-Za-z0-9_]+|[^\sA-Za-z0-9_]")
 _INSIDE = re.compile(
@@ -60,6 +65,7 @@ def spoiled(reference: bytes, seed: int = 0) -> dict[str, bytes]:
         "right edit, wrong place": _diff(file, moved),
         "reference and noise": _diff(file, [*file.blocks, noise]),
         **_on_the_right_lines(files, rng),
+        **_copies(files),
         **_of_the_reference(reference, files),
     }
 
@@ -90,6 +96,31 @@ def _on_the_right_lines(files: Sequence[FilePatch], rng: random.Random) -> dict[
     }
     made = {f"right lines: {name}": b"".join(_each(files, edit)) for name, edit in classes.items()}
     return {name: patch for name, patch in made.items() if patch}
+
+
+def _copies(files: Sequence[FilePatch]) -> dict[str, bytes]:
+    """Classes that type again what the old file has: the lines that the reference removes, with their last word changed
+    or in reverse order, too, and the three above its first place in each file."""
+    made = dict.fromkeys(COPIES, b"")
+    for file in files:
+        right = [block for block in file.blocks if block.removed]
+        above = [line[1:] + b"\n" for line in takewhile(lambda line: line[:1] == b" ", file.hunks[0].body)][-3:]
+        for name, blocks in zip(
+            COPIES,
+            (
+                [Block(each.at + len(each.removed), (), each.removed) for each in right],
+                [Block(each.at + len(each.removed), (), tuple(map(_renamed, each.removed))) for each in right],
+                [Block(file.blocks[0].at, (), tuple(above))] if above else [],
+                [Block(each.at, each.removed, each.removed[::-1]) for each in right if len(each.removed) > 1],
+            ),
+            strict=True,
+        ):
+            made[name] += _diff(file, blocks) if blocks else b""
+    return {name: patch for name, patch in made.items() if patch}
+
+
+def _renamed(line: bytes) -> bytes:
+    return re.sub(rb"(\w)(\W*)$", rb"\1_x\2", line, count=1)
 
 
 def _each(files: Sequence[FilePatch], edit: Callable[[bytes], bytes | None]) -> Iterator[bytes]:

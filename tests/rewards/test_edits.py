@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 import warnings
 
@@ -66,7 +67,10 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
         ("    raise KeyError\n", 0.1),
         ("    pass\n", 0.1),
         ("", 0.0),  # the right line deleted
-        (BODY[30] + BODY[30], 0.45),  # typed again: the known weakness
+        (BODY[30] + BODY[30], 0.0),
+        (BODY[29] + BODY[30], 0.0),
+        (BODY[30] + "    step_31(total)\n" + BODY[30], 0.0),
+        (BODY[30] + "    step_30(total_x)\n", 0.0),
         (BODY[30] + "    total = 0\n", 0.15),
         ("    (step_30(total))\n", 0.0),
         ("    step_30(total)\u200b\n", 0.0),
@@ -81,6 +85,14 @@ def test_edits_elsewhere_cost(run: Repository) -> None:
 )
 def test_junk_on_the_right_line(run: Repository, junk: str, most: float) -> None:
     assert compare(edit(run, {30: FIX}), edit(run, {30: junk})) <= most
+
+
+def test_a_line_typed_again_counts_where_the_reference_does_so(run: Repository) -> None:
+    again = edit(run, {30: BODY[30] + BODY[30]})
+    assert compare(edit(run, {30: BODY[30] + "    step_30(total, total)\n"}), again) == 0.0
+    oracle = edit(run, {30: BODY[30] + BODY[30] + "    log()\n"})
+    assert compare(oracle, oracle) == 1.0
+    assert compare(oracle, again) > 0.3
 
 
 def test_deletions_and_files(run: Repository) -> None:
@@ -167,3 +179,15 @@ def test_hostile_sources_are_read_in_bounded_time(source: bytes, run: Repository
         warnings.simplefilter("error")
         assert 0.0 <= compare(edit(run, {30: FIX}), patch) <= 1.0
     assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(("lines", "words"), [(10, 190), (1, 200_000), (2_000, 20)])
+def test_copies_are_found_in_bounded_time(run: Repository, lines: int, words: int) -> None:
+    rng = random.Random(0)
+    old, new = ("".join(" ".join(rng.choices("abcd", k=words)) + "\n" for _ in range(lines)) for _ in range(2))
+    run.commit({"a.py": source({29: old})})
+    oracle = run.edit({"a.py": source({29: old, 30: FIX})})
+    patch = run.edit({"a.py": source({29: old + old + new, 30: BODY[30] + BODY[30]})})
+    started = time.process_time()
+    assert compare(oracle, patch) < 0.1
+    assert time.process_time() - started < 10

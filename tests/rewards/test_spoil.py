@@ -11,7 +11,7 @@ import pytest
 
 from coderepairrl.rewards import PatchEdits, parse
 from rewards.folder import records
-from rewards.spoil import ZERO, spoiled
+from rewards.spoil import COPIES, ZERO, spoiled
 
 HALF = "half of the reference"
 
@@ -33,10 +33,21 @@ def test_what_edits_that_repair_nothing_earn_by_the_default_reward(language: str
     mean = {name: fmean(each) for name, each in values.items()}
     for name in ("invisible characters", "parentheses", "other quotes", "a token mutated", "deleted"):
         assert mean[f"right lines: {name}"] <= 0.06, name
+    assert max(mean[name] for name in COPIES) <= 0.03
     assert mean["the reference as comments"] < 0.01
     assert mean[HALF] >= 0.35
     assert mean["the reference and its test"] == 1.0
     assert mean["the reference and 20 files"] < 0.1
+
+
+def test_what_copies_earn_in_other_languages() -> None:
+    values = defaultdict(list)
+    for row in islice(records("swebench/swebench_multilingual.jsonl.gz"), 0, None, 3):
+        reference = row["patch"].encode()
+        for name, patch in spoiled(reference).items():
+            if name in COPIES:
+                values[name].append(PatchEdits().compare(reference, patch))
+    assert {name: fmean(each) <= 0.03 for name, each in values.items()} == dict.fromkeys(COPIES, True)
 
 
 def test_cheap_edits_of_real_references() -> None:

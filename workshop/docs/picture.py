@@ -1,7 +1,7 @@
 """The picture of the README: a recorded episode, every token coloured by where it came from.
 
 crrl hello run.steps=1 run.name=picture eval.tasks=4
-python -m workshop.docs.picture runs/picture train-00001-000-07 docs/episode.svg
+python -m workshop.docs.picture runs/picture train-00001-000-04 docs/episode.svg
 """
 
 from __future__ import annotations

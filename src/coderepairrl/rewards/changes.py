@@ -7,7 +7,7 @@ creation or deletion of an empty file are never dropped: they become *facts*, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 from itertools import chain
@@ -79,30 +79,32 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """
     kept = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        if _size(files, kept | kind, language) > _size(files, kept, language):
+        if _lines(changes(files, kept | kind, language)) > _lines(changes(files, kept, language)):
             kept |= kind
     if not any(changes(files, kept, language).values()):
         kept = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
     return kept
 
 
-def classes_of_code(files: Sequence[FilePatch], language: str = "") -> Edits:
-    """As `classes`, for marked changes, but comments too count only where nothing else is left.
+def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
+    """The classes of edits that the oracle uses, as in `classes`, and its marked changes by these.
 
-    A comment repairs nothing, and one that repeats the repair is the cheapest copy of it.
+    Comments count only where nothing else is left, too: a comment repairs nothing, and one that repeats the repair is
+    the cheapest copy of it.
     """
     rest = Edits.COMMENT | Edits.WHITESPACE
-    more = _size(files, Edits.WHITESPACE, language, marked=True) > _size(files, Edits.NONE, language, marked=True)
-    first = Edits.WHITESPACE if more else Edits.NONE
-    for kept in (first, first | Edits.COMMENT, rest):
-        if any(changes(files, kept, language, marked=True).values()):
-            return kept
-    return rest | Edits.BLANK
+    bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
+    first, found = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
+    if found:
+        return first, found
+    for kept in (first | Edits.COMMENT, rest, rest | Edits.BLANK):
+        if found := changes(oracle, kept, language, marked=True):
+            break
+    return kept, found
 
 
-def _size(files: Sequence[FilePatch], kept: Edits, language: str, *, marked: bool = False) -> int:
-    found = changes(files, kept, language, marked=marked).values()
-    return sum(len(change.removed) + len(change.added) for change in found)
+def _lines(found: Mapping[str, Changes]) -> int:
+    return sum(len(change.removed) + len(change.added) for change in found.values())
 
 
 def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
@@ -119,6 +121,16 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
         change = _changes(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
         if change:
             found[path] = change
+    return found
+
+
+def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
+    """The lines of the old file that the hunks of each file show, as in marked changes: context and removed lines."""
+    found: dict[str, set[Tokens]] = {file.path: set() for file in files}
+    for file in files:
+        view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
+        for hunk in file.hunks:
+            found[file.path].update(key for _, key in view.lines([line + b"\n" for line in hunk.side(b"-")]))
     return found
 
 

@@ -110,7 +110,7 @@ def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
     Raises `ConfigError` as `make` does.
 
     >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
-    {'patch_edits': 2, 'tests': 1, 'patch_lines': 1}
+    {'patch_edits': 3, 'tests': 1, 'patch_lines': 1}
     """
     return versions_of(reward for spec in specs if spec for reward, _ in make(spec))
 

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 
-from cydifflib import SequenceMatcher
+from cydifflib import SequenceMatcher, get_close_matches
 
 from coderepairrl.rewards.beside import beside, readable
-from coderepairrl.rewards.changes import Changes, changes, classes_of_code, common_ends
+from coderepairrl.rewards.changes import Changes, Edits, changes, changes_of_code, common_ends, old_lines
 from coderepairrl.rewards.lines import common_subsequence
 from coderepairrl.rewards.parse import FilePatch, parse
+from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 REACH = 6
 """Old lines over which nearness falls to 1/e: with its 3 lines of context git would show both edits in one hunk."""
 _PAIRS = 250_000
 """Token pairs of one edit; beyond, what it changes is all between the tokens that its two sides begin and end with."""
+_COPY = b"\1"
+"""Starts the tokens of copies; no other token holds it and more."""
+_ALIKE = 0.75
+"""Share of equal tokens from which an inserted line is an old one with changes."""
+_LONGEST, _COMPARED = 200, 4_000_000
+"""Tokens of an inserted line, and token pairs of these lines and the old ones; beyond, only whole copies are found
+(bounded time)."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -26,14 +35,17 @@ Token = tuple[object, ...]
 
 
 class PatchEdits(TextReward):
-    """Similarity of what is written and of what is new in it, where the oracle writes it (version 2), in [0, 1].
+    """Similarity of what is written and of what is new in it, where the oracle writes it (version 3), in [0, 1].
 
     A patch is read as files. White space is left out of both sides unless the oracle uses it, comments and blank lines
     unless it has nothing else (`classes_of_code`); words of a comment are never equal to words of code, and a
     character that no reader sees is a token of its own. Of a file f, with patch a and oracle g, A is the sequence of
     tokens of all added lines, and C that of the tokens that really change, tagged as deleted or inserted: an edit of
     ``a - b`` to ``a + b`` changes two. Brackets and quotes are left out of C unless the oracle changes nothing else.
-    Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each.
+    Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each. An
+    added line that the old file has nearby (in a hunk of either patch) and that the oracle does not add is a copy: its
+    tokens in C_a equal none of C_g, and if an edit moves the line, neither do those of its deletion. Of a line that is
+    inserted where none is removed, and of which .75 (difflib's ratio) is an old line nearby, that part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
         s_f = N_f D(A_a, A_g) D(C_a, C_g)
@@ -59,20 +71,31 @@ class PatchEdits(TextReward):
     name = "patch_edits"
     takes_verified = True
     repairs = True
-    version = 2
+    version = 3
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
         """The formula above. Raises `MalformedPatch`."""
-        wanted, given = parse(oracle), parse(patch)
-        kept = classes_of_code(wanted, language)
-        ours, theirs = (changes(files, kept, language, marked=True) for files in (given, wanted))
+        wanted, kept, theirs, shown = _read(oracle, language)
+        given = parse(patch)
+        ours = changes(given, kept, language, marked=True)
         if not ours or not theirs:
             return 0.0
         broken = _broken(given, wanted)
         both = sorted((ours.keys() & theirs.keys()) - broken)  # in one order: sums are rounded
-        shared = sum(_file(ours[path], theirs[path]) for path in both)
+        old = old_lines(given, kept, language)
+        shared = sum(_file(ours[path], theirs[path], old[path] | shown[path]) for path in both)
         counted = ours.keys() - beside(given, {file.path for file in wanted})
         return shared / max(len(counted), len(theirs))
+
+
+@lru_cache(maxsize=32)
+def _read(
+    oracle: bytes, language: str
+) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
+    """The files, classes of edits, changes and old lines of an oracle: a group of attempts shares them."""
+    files = parse(oracle)
+    kept, found = changes_of_code(files, language)
+    return files, kept, found, old_lines(files, kept, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
@@ -81,14 +104,14 @@ def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]
     return {file.path for file in patch if not file.old and file.path in sound and not readable(file)}
 
 
-def _file(ours: Changes, oracle: Changes) -> float:
-    """s_f of the formula."""
+def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
+    """s_f of the formula; `old` are the lines of the old file that the patches show."""
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
-    changed = _changed(ours), _changed(oracle)
+    changed = _changed(ours, _copies(ours, old, set(oracle.added))), _changed(oracle, {})
     core = _core(changed[0]), _core(changed[1])
-    return near * dice(_written(ours), _written(oracle)) * dice(*(core if core[1] else changed))
+    return near * dice(_tokens(ours.added, {}), _tokens(oracle.added, {})) * dice(*(core if core[1] else changed))
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
@@ -112,16 +135,37 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
     return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
 
 
-def _written(change: Changes) -> list[bytes]:
-    """The tokens of all added lines."""
-    return list(chain.from_iterable(line for edit in change.edits for line in edit.added))
+def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
+    """Added lines that copy an old one and that the oracle does not add, each with its copied tokens marked."""
+    copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
+    inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
+    inserted -= wanted | old
+    if sum(map(len, inserted)) * sum(map(len, old)) <= _COMPARED:
+        for line in inserted:
+            for nearest in get_close_matches(line, old, 1, _ALIKE):
+                copies[line] = _marked(line, nearest)
+    return copies
 
 
-def _changed(change: Changes) -> list[Token]:
-    """The tokens that a change deletes and inserts, and its facts."""
+def _marked(line: Tokens, copied: Tokens) -> Tokens:
+    """`line` with those of its tokens marked that stand in `copied`, in its order: they equal none of an oracle."""
+    marked = list(line)
+    for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
+        marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
+    return tuple(marked)
+
+
+def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
+    """The tokens of `lines`, marked where they are `copies`."""
+    return list(chain.from_iterable(copies.get(line, line) for line in lines))
+
+
+def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
+    """The tokens that a change deletes and inserts, and its facts. A line of `copies` that it moves is one twice."""
     found: list[Token] = []
     for edit in change.edits:
-        old, new = list(chain.from_iterable(edit.removed)), list(chain.from_iterable(edit.added))
+        moved = {line: copies[line] for line in copies.keys() & edit.added}
+        old, new = _tokens(edit.removed, moved), _tokens(edit.added, copies)
         start, end = common_ends(old, new)
         for i, i_end, j, j_end in _spans(old[start : len(old) - end], new[start : len(new) - end]):
             found += [("-", token) for token in old[start + i : start + i_end]]

@@ -116,9 +116,13 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
     >>> split(b"a /* b */ c  // d\\n", syntax_of("a.c")), split(b"a /* b\\n", syntax_of("a.c"))
     ((b'a c\\n', b'/* b */ // d', False), (b'a\\n', b'/* b', True))
     """
+    start, end = syntax.blocks or (b"", b"")
+    openers = (*syntax.comments, start) if start else syntax.comments
+    opened = any(opener in line for opener in openers)
+    if not (inside or opened or (end == b"*/" and b"*" in line)):
+        return line, b"", False
     body = line.rstrip(b"\r\n")
     ending = line[len(body) :]
-    start, end = syntax.blocks or (b"", b"")
     comments = []
     if inside and end:
         found, closer, body = body.partition(end)
@@ -128,7 +132,7 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
         return ending, body, False
     code: list[bytes] = []
     at = 0
-    if any(opener in body for opener in (*syntax.comments, *(syntax.blocks or ())[:1])):
+    if any(opener in body for opener in openers):
         for match in _scanner(syntax).finditer(body):
             if match.lastgroup == "comment":
                 text = match[0]

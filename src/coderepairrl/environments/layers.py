@@ -18,6 +18,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import stat
 import sys
@@ -35,6 +36,8 @@ SMALL = 4 << 20
 EARLIEST, LATEST = -(1 << 31), 1 << 33
 REFUSED, NO_ROOM = 3, 4
 """Exit codes: the layer is none, or not one for us; the disk is full."""
+MEMORY = 2 << 30
+"""Bytes that unpacking may take: a header of a few MiB, compressed, has gigabytes to say."""
 _LISTED = 100
 """Names of each difference that are given; the others are counted."""
 
@@ -325,6 +328,7 @@ def main(folder: str, shares: str) -> int:
     """Apply standard input to `folder`; the exit code."""
     sys.setrecursionlimit(20_000)  # of removing folders as deep as paths can be
     os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     layer = Layer(folder, shares)
     try:
         layer.apply(sys.stdin.buffer)
@@ -332,6 +336,9 @@ def main(folder: str, shares: str) -> int:
             pass
     except (Refused, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         print(error, file=sys.stderr)
+        return REFUSED
+    except MemoryError:
+        print(f"an entry's header takes more than {MEMORY >> 30} GiB of memory", file=sys.stderr)
         return REFUSED
     except OSError as error:
         print(error, file=sys.stderr)

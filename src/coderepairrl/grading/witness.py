@@ -31,7 +31,6 @@ from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
 
-
 JUNIT_FILE = "CrrlWitness.java"
 """The program for JUnit 4, among the files of checks (`programs.JUNIT`) that a command compiles."""
 ENDED_EARLY = 86

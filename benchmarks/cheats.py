@@ -92,7 +92,7 @@ async def row(play: Play, backend: SandboxBackend) -> str:
         await fresh.exec(["git", "apply", "-"], stdin=play.patch)
         for path, text in play.task.checks.restore.items():
             await fresh.write(path, text.encode(), follow=False)
-        ended = [await fresh.exec(each.argv) for each in play.task.checks.commands]
+        ended = [await fresh.exec(each.argv, stdin=b"word\n") for each in play.task.checks.commands]
         alone = all(each.ok for each in ended)
         if play.runner.startswith("node"):  # its tests are named: what it prints is what decides
             alone = not lacking(PARSERS["node"](ended[0].output.decode()), play.task.checks.named)

@@ -460,19 +460,13 @@ _FILE = (
     f' String report = "<testsuite>{_XML}</testsuite>";'
 )
 _HALT = "Runtime.getRuntime().halt(0);"
-_WAITS = (
-    "var waits = new Thread(() -> { while (true) { try { if (java.nio.file.Files.size(path) > 0)"
-    f" {{ java.nio.file.Files.writeString(path, report); {_HALT} }} }} catch (Exception error) {{ }} }} }});"
-    " waits.setDaemon(true); waits.start();"
-)
 _SKIP = '    static int skip() { throw new org.junit.AssumptionViolatedException("no"); }\n'
 JUNIT: dict[str, str] = {
     name: CLASS.replace(_BEGIN, _STATIC.replace("BODY", body))
     for name, body in {
         "ends the process": "System.exit(0);",
         "halts it": _HALT,
-        "writes the report and halts": f"{_FILE} java.nio.file.Files.writeString(path, report); {_HALT}",
-        "writes the report when it is there": f"{_FILE} {_WAITS}",
+        "writes the report and halts": f"{_FILE} try {{ java.nio.file.Files.writeString(path, report); }} finally {{ {_HALT} }}",
         "prints the report and halts": f"{_FILE} System.out.println(report); {_HALT}",
     }.items()
 }

@@ -415,6 +415,6 @@ def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, tmp_pa
     for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
         path.unlink(missing_ok=True)
         make(path)
-        with pytest.raises(TaskError, match="is no file|symbolic link"):
-            with hostgit.view(hostgit.find(hostile.root)) as view:
-                view.head()
+        refused = pytest.raises(TaskError, match="is no file|symbolic link")
+        with refused, hostgit.view(hostgit.find(hostile.root)) as view:
+            view.head()

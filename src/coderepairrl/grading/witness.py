@@ -8,7 +8,8 @@ exit code changed at exit, would make any script end well, and printed lines wou
 - JUnit 4 without a build tool (`tasks.junit`) under a program that does the same;
 - pytest, however it is started, with a plugin that writes the outcomes and the word to a file outside of the workspace.
 
-Those of unittest and pytest also end a test that takes longer than it may (`Clock`): it has failed, and the others still run.
+Those of unittest and pytest also end a test that takes longer than it may (`Clock`): it has failed, and the others
+still run.
 
 What they need of Python and its runners is imported before any folder of the workspace is on the path, and the word is
 gone from input and disk before any code under test is loaded (`programs`). They notice where that code changes the

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
 from coderepairrl.agents.direct import FORMATS, choose, files_of, read_edits, within
+from coderepairrl.agents.examples import Examples, as_turns, of
 from coderepairrl.agents.fences import Format, Unreadable
 from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
 from coderepairrl.agents.options import parse
@@ -51,6 +52,8 @@ class AgentlessOptions:
     """At most so many files are looked into."""
     format: Format = "blocks"
     """What repairs are written in, as `DirectOptions.format`; for all but blocks whole files are shown."""
+    examples: Examples = 0
+    """Worked examples before each question for a repair, as `DirectOptions.examples`."""
     samples: int = 4
     """Repairs that are sampled, by the run's sampling: greedily all are the same."""
     around: int = 10
@@ -91,8 +94,8 @@ class Agentless(Agent):
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox."""
-        return FirstRequest(_messages(task.prompt))
+        """Without files, which are only known in the sandbox; with examples the first for a repair, which has them."""
+        return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, and leave in the tree what most repairs agree on.
@@ -137,12 +140,12 @@ class _Run:
             await chosen.write(self.sandbox)
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
-    async def _ask(self, question: str, shown: Sequence[str]) -> str:
+    async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
         """The reply in a conversation of its own. Raises `LimitReached`."""
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]))
+        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]), shots)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
@@ -197,7 +200,8 @@ class _Run:
         form = self.options.format
         sources = list(dict.fromkeys(place.source for place in places))
         shown = places if form == "blocks" else [source.whole for source in sources]
-        answer = await self._ask(_REPAIR.format(format=FORMATS[form]), [excerpt(place) for place in shown])
+        question = _REPAIR.format(format=FORMATS[form])
+        answer = await self._ask(question, [excerpt(place) for place in shown], _shots(self.options, self.task))
         paths = [source.path for source in sources]
         try:
             made = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
@@ -221,8 +225,13 @@ class _Run:
         return [each for each in repairs if each.key in passed] or list(repairs)
 
 
-def _messages(prompt: str) -> list[Message]:
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+def _messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": prompt}]
+
+
+def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
+    question = _REPAIR.format(format=FORMATS[options.format])
+    return as_turns(of(options.examples), task.id, options.format, question=question)
 
 
 def _cut(parts: Sequence[str], chars: int) -> list[str]:

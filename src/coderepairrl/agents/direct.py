@@ -13,7 +13,8 @@ from typing import Any, Literal
 from coderepairrl.agents import blocks
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
-from coderepairrl.agents.fences import Format, Unreadable, edit, fenced, named, replaced, whole
+from coderepairrl.agents.examples import Examples, as_turns, of
+from coderepairrl.agents.fences import Format, Unreadable, edit, named, replaced, shown, whole
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.patching import Text
 from coderepairrl.agents.texts import FULL
@@ -87,9 +88,14 @@ class DirectOptions:
     """Whether the system prompt also asks for a thought and an answer between tags. Where a reply has an answer between
     tags, only its edits are made, whatever was asked for."""
 
+    examples: Examples = 0
+    """Worked examples before the issue: so many drawn from the training tasks, a file of them, or themselves."""
+
     def __post_init__(self) -> None:
         if self.context_chars < 0:
             raise ConfigError("agent.options.context_chars is negative")
+        if self.examples and self.tags:
+            raise ConfigError("agent.options.examples have no thoughts, which agent.options.tags asks for")
 
 
 class Direct(Agent):
@@ -108,7 +114,7 @@ class Direct(Agent):
 
     def first_request(self, task: Task) -> FirstRequest:
         """Without files, which are only known in the sandbox: all of it with ``files="none"``."""
-        return FirstRequest(self._messages(task.prompt))
+        return FirstRequest(self._messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask once and apply the edits of the reply, each a call of `edit` in the report.
@@ -118,8 +124,8 @@ class Direct(Agent):
         """
         budget = Budget(endpoint.limits)
         there = await files_of(sandbox) if task.workspace else []
-        prompt, shown = await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
-        messages = self._messages(prompt)
+        prompt, files = await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
+        messages = self._messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
         try:
@@ -130,18 +136,18 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             text = str(reply.message.get("content") or "")
-            done = await self._make(text, sandbox, there, shown, cut_off=reply.cut_off)
+            done = await self._make(text, sandbox, there, files, cut_off=reply.cut_off)
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
     async def _make(
-        self, reply: str, sandbox: Sandbox, there: list[str], shown: list[str], *, cut_off: bool
+        self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
         """Make the edits of a reply, each a call of `edit`; one that cannot be read is a call that failed, and says
         why."""
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
-            found = await read_edits(self.options.format, reply, sandbox, there, shown, cut_off=cut_off)
+            found = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
         except Unreadable as problem:
             return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
         for each in found:
@@ -152,16 +158,17 @@ class Direct(Agent):
             done.append(ToolCall(0, "edit", json.dumps(each), result.ok, len(result.text), seconds))
         return done
 
-    def _messages(self, prompt: str) -> list[Message]:
+    def _messages(self, task: Task, prompt: str) -> list[Message]:
         options = self.options
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
         asked = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
-        system = [{"role": "system", "content": asked}] if asked else []
-        return [*system, {"role": "user", "content": prompt}]
+        opening: list[Message] = [{"role": "system", "content": asked}] if asked else []
+        shots = as_turns(of(options.examples), task.id, options.format, code=options.files != "none")
+        return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
         """The issue with files below, and which these are; without any those that the issue names."""
-        shown: dict[str, str] = {}
+        files: dict[str, str] = {}
         for path in choose(self.options.files, task, there):
             try:
                 text = (await sandbox.read(path)).decode()
@@ -170,13 +177,8 @@ class Direct(Agent):
             room -= len(text)
             if room < 0:
                 break
-            shown[path] = as_shown(path, text)
-        return "\n\n".join([task.prompt, *shown.values()]), [*shown] or choose("mentioned", task, there)
-
-
-def as_shown(path: str, text: str) -> str:
-    """A file in a prompt."""
-    return f"{path}\n{fenced(text.rstrip())}"
+            files[path] = shown(path, text)
+        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, there)
 
 
 def within(chars: int, limits: Limits) -> int:
@@ -218,19 +220,20 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
 
 
 async def read_edits(
-    form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], shown: Sequence[str], *, cut_off: bool
+    form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
     """The edits of a reply in the format `form`, as `edits` gives them.
 
-    A block that names no file is of the only one that is `shown`, of all files `there`; a search/replace block of the
-    only one there is. Of several blocks of functions some may have none of their file: one must. Raises `Unreadable`.
+    A block that names no file is of the only one of `files`, which were shown, of all `there`; a search/replace block
+    of the only one there is. Of several blocks of functions one at least must have one of its file. Raises
+    `Unreadable`.
     """
     if form == "blocks":
         if found := edits(reply, there[0] if len(there) == 1 else ""):
             return found
         raise Unreadable("no search/replace block")
     made = []
-    for path, codes in named(form, reply, there, shown[0] if len(shown) == 1 else "", cut_off):
+    for path, codes in named(form, reply, there, files[0] if len(files) == 1 else "", cut_off):
         before = ""
         try:
             before = Text.parse(await sandbox.read(path)).text

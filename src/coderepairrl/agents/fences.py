@@ -533,6 +533,11 @@ def _differing(old: str, new: str) -> str:
     return "\n\n\n".join(parts)
 
 
+def shown(path: str, text: str) -> str:
+    """A file as prompts have it."""
+    return f"{path}\n{fenced(text.rstrip())}"
+
+
 def fenced(text: str, info: str = "") -> str:
     """`text` in a fence that none of its lines ends.
 

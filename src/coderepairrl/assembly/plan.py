@@ -11,6 +11,7 @@ from typing import TypeVar
 from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.curriculum import curriculum
+from coderepairrl.assembly.few_shot import has_examples, with_examples
 from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
@@ -163,9 +164,14 @@ def evaluation(
     collects: bool = False,
 ) -> Made[AgentPlan]:
     """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
-    place = choose_place(config, problems)
-    eval_tasks = read_collected(config, problems) if collects else read_tasks(config, problems, training=False)[1]
+    if collects:
+        eval_tasks = read_collected(config, problems)
+        train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
+    else:
+        train, eval_tasks = read_tasks(config, problems, training=has_examples(config, drawn=True))
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
+    config = _shown_examples(config, train, everything, problems)
+    place = choose_place(config, problems)
     if by_tasks and everything and (found := problems.attempt(lambda: rewards_for(everything))):
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"reward": found.value})})
 
@@ -195,6 +201,17 @@ def evaluation(
             config=config, model=chosen.value, place=place.value, kinds=kinds.value, eval_tasks=eval_tasks.value
         )
     )
+
+
+def _shown_examples(
+    config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
+) -> Config:
+    """`config` with the worked examples that its agents are shown (`with_examples`)."""
+    if not has_examples(config):
+        return config
+    trained = [task for share in _or(train, ()) for task in share.tasks]
+    made = problems.attempt(lambda: with_examples(config, trained, evaluated))
+    return _or(made, config)
 
 
 def rewards_for(tasks: Sequence[Task]) -> dict[str, float]:
@@ -243,10 +260,11 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
     codec, forks = writer(config, model, problems)
     paid = problems.attempt(lambda: rewards.make(config.reward))
     measured = problems.attempt(lambda: rewards.make(config.eval.reward)) if config.eval.reward else paid
-    place = choose_place(config, problems)
-    engine, split = _engine(config, model, problems)
     read, eval_tasks = read_tasks(config, problems)
     sources = read
+    config = _shown_examples(config, read, tuple(chain(*_or(eval_tasks, {}).values())), problems)
+    place = choose_place(config, problems)
+    engine, split = _engine(config, model, problems)
     kinds = make_kinds(config, (paid, measured, place), eval_tasks, problems)
     policy = problems.attempt(lambda: LocalModel(model.value, codec.value, forks.value, engine.value, adapter.value))
     if config.tasks.too_long == "drop":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
-from coderepairrl.types import Episode
+from coderepairrl.types import Episode, Turn
 
 USE = Use(
     "crrl eval",
@@ -95,14 +95,16 @@ async def measure(
     quiet: bool = False,
     beside: str = "",
     about: Mapping[str, Any] = MappingProxyType({}),
+    follow: Callable[[Turn | Episode], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Every evaluation that `plan` names, of its model as it is; their summaries by name. Of each the tasks of `shard`.
 
     There is no learner and no training task. `folder` becomes a run folder without a step, which reports, comparisons
     and ``crrl view`` read as any other; an evaluation that was interrupted goes on with `resume`. `prices` are for the
-    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json. Where others
-    are measured in this process at the same time, its lines begin with its name, `beside`, and what it uses of the
-    machine is not noted, since nobody could tell it from theirs.
+    cost so far, which is printed with each attempt; `opens` opens the model; `about` is added to run.json; `follow` is
+    called with each turn and each episode once it is in the log. Where others are measured in this process at the same
+    time, its lines begin with its name, `beside`, and what it uses of the machine is not noted, since nobody could tell
+    it from theirs.
 
     Raises what `replying` raises, `UsageError` for a folder that is taken or, with `resume`,
     that measured something else, `HealthGateError` where too many episodes are void, and `RunError` where a server's
@@ -135,10 +137,15 @@ async def measure(
             def on_episode(episode: Episode) -> None:
                 progress.episode(episode)
                 watch(episode)
+                follow(episode)
+
+            def on_turn(name: str, turn: Turn) -> None:
+                log.turn(name, turn)
+                follow(turn)
 
             async with (
                 opens(plan, folder.logs) as source,
-                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say) as rollout,
+                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say, on_turn) as rollout,
                 following(folder, config.log, progress.say),
             ):
                 bench = Bench(

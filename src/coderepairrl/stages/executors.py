@@ -12,7 +12,7 @@ from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log
-from coderepairrl.types import Episode, Sampling
+from coderepairrl.types import Episode, Sampling, Turn
 
 
 @asynccontextmanager
@@ -23,11 +23,13 @@ async def open_rollout(
     socket: Path,
     on_episode: Callable[[Episode], None],
     say: Callable[[str], None],
+    on_turn: Callable[[str, Turn], None] | None = None,
 ) -> AsyncIterator[Rollout]:
     """Makes the episodes of `plan`, and calls `on_episode` with each once its verdict is in `log`.
 
-    Replies come from `source`. `socket` is the one of a gateway on this machine; `say` tells of machines that are lost
-    and of an engine that is too slow. Raises `PrerequisiteError` and `RunError` where a Ray cluster does not serve.
+    Replies come from `source`. Each turn is given to `on_turn`, by default the log's. `socket` is the one of a gateway
+    on this machine; `say` tells of machines that are lost and of an engine that is too slow. Raises `PrerequisiteError`
+    and `RunError` where a Ray cluster does not serve.
     """
     concurrency = plan.config.rollout.concurrency
 
@@ -36,17 +38,21 @@ async def open_rollout(
         if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
             say(f"WARNING: {warning}")
 
-    async with _executor(plan, source, log, socket, say) as executor:
+    async with _executor(plan, source, on_turn or log.turn, socket, say) as executor:
         yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)
 
 
 @asynccontextmanager
 async def _executor(
-    plan: Plan | AgentPlan, source: ReplySource, log: Log, socket: Path, say: Callable[[str], None]
+    plan: Plan | AgentPlan,
+    source: ReplySource,
+    on_turn: Callable[[str, Turn], None],
+    socket: Path,
+    say: Callable[[str], None],
 ) -> AsyncIterator[Executor]:
     config = plan.config
     if config.rollout.executor == "local":
-        gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn)
+        gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
         async with gateway.listening(socket=socket):
             yield LocalExecutor(gateway, plan.kinds)
         return
@@ -62,7 +68,7 @@ async def _executor(
             learns=isinstance(plan, Plan),
         ),
         source.engine,
-        log.turn,
+        on_turn,
         address=cluster.address,
         concurrency=concurrency,
         capacity=min(cluster.episodes, concurrency),

@@ -12,15 +12,15 @@ from coderepairrl import agents
 from coderepairrl.agents.examples import Example, read
 from coderepairrl.assembly.few_shot import with_examples
 from coderepairrl.assembly.plan import AgentPlan
-from coderepairrl.config import Config, parse_options, to_toml
+from coderepairrl.config import Config, to_toml
 from coderepairrl.errors import CodeRepairError, ConfigError
 from coderepairrl.stages import evaluation
 from coderepairrl.tasks import make
 from coderepairrl.types import Task
 
-EXAMPLE = Example(
-    "sub() adds", "sub.py", "def sub(a, b):\n    return a + b\n", "def sub(a, b):\n    return a - b\n", "my/sub"
-)
+SUB = "def sub(a, b):\n    return a - b\n"
+EXAMPLE = Example("sub() adds", "sub.py", SUB.replace("-", "+"), SUB, "my/sub")
+TWO = "agent.options={format='function', examples=2}"
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,12 @@ def chosen(model: Path, *more: str) -> AgentPlan:
 
 
 def test_examples_are_drawn_once_and_recorded(miniature: Path, tmp_path: Path) -> None:
-    plan = chosen(miniature, "agent.options={format='function', examples=2}")
+    plan = chosen(miniature, TWO)
     drawn = plan.config.agent.options["examples"]
     evaluated = {task.id for tasks in plan.eval_tasks.values() for task in tasks}
     assert len({each["id"] for each in drawn}) == 2 and not evaluated & {each["id"] for each in drawn}
-    assert chosen(miniature, "agent.options={format='function', examples=2}").config == plan.config
-    assert (
-        chosen(miniature, "agent.options={format='function', examples=2}", "run.seed=7").config.agent
-        != plan.config.agent
-    )
+    assert chosen(miniature, TWO).config == plan.config
+    assert chosen(miniature, TWO, "run.seed=7").config.agent == plan.config.agent, "seeds have the same prompt"
     task = next(iter(plan.eval_tasks["eval"]))
     messages = plan.place.agent.first_request(task).messages
     assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2, "user"]
@@ -85,9 +82,7 @@ def test_no_example_is_evaluated(mutants: dict[str, list[Task]], tmp_path: Path)
 
 
 def test_mistakes_have_names(miniature: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CodeRepairError, match=r"its examples included, has [\d,]+ tokens, and an episode may have 1,000"
-    ):
+    with pytest.raises(CodeRepairError, match=r"its examples included, has [\d,]+ tokens, and an episode may have 1,0"):
         chosen(miniature, "agent.options.examples=4", "rollout.tokens=1000")
     with pytest.raises(CodeRepairError, match="examples=2 are drawn from training tasks, and there are none here"):
         agents.make("direct", examples=2).first_request(Task("t", "p", "python", "dir:x", b""))
@@ -95,7 +90,7 @@ def test_mistakes_have_names(miniature: Path, tmp_path: Path) -> None:
     for path, problem in ((bad, "bad.jsonl:1 has no text 'after'"), (tmp_path / "no.jsonl", "cannot be read")):
         with pytest.raises(ConfigError, match=problem):
             read(str(path))
-    unreachable = EXAMPLE.__class__("p", "a.py", "# one\nx = 1\n", "# two\nx = 1\n")
+    unreachable = Example("p", "a.py", "# one\nx = 1\n", "# two\nx = 1\n")
     with pytest.raises(ConfigError, match="no function"):
         agents.make("direct", format="function", examples=[vars_of(unreachable)]).first_request(
             Task("t", "p", "python", "dir:x", b"")
@@ -112,7 +107,7 @@ def test_other_agents_are_shown_them_in_their_own_form(name: str) -> None:
     messages, tools = agent.first_request(Task("t", "p", "python", "dir:x", b""))
     assert messages[1]["content"].startswith("sub() adds") and messages[-1]["content"].startswith("p")
     if name == "agentless":
-        assert "<<<<<<< SEARCH\n    return a + b\n" in messages[2]["content"]
+        assert messages[2]["content"].endswith("\n    return a - b\n>>>>>>> REPLACE")
         return
     offered = {tool["function"]["name"]: tool["function"]["parameters"]["properties"] for tool in tools}
     called = [call["function"] for message in messages for call in message.get("tool_calls", ())]
@@ -121,7 +116,3 @@ def test_other_agents_are_shown_them_in_their_own_form(name: str) -> None:
     )
     own = agent.first_request(Task("my/sub", "p", "python", "dir:x", b""))
     assert len(own.messages) == 2, "no task is shown its own repair"
-
-
-def test_options_are_given_as_a_configuration_has_them() -> None:
-    assert parse_options(['examples="a.jsonl"'])["examples"] == "a.jsonl"

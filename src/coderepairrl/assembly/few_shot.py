@@ -30,7 +30,7 @@ def has_examples(config: Config, *, drawn: bool = False) -> bool:
 
 def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[Task]) -> Config:
     """`config`, whose agents' option ``examples`` names them all: those of a file, or drawn from the tasks `trained` by
-    ``run.seed``, each of one file and of another than the others.
+    their ids, the same for every seed, each of one file and of another than the others.
 
     Raises `ConfigError` where there are not enough, and for one that is among the tasks `evaluated`: by its id, by its
     issue, or by its file before or after the repair.
@@ -49,7 +49,7 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
         found: Sequence[Example]
         if isinstance(option, int):
             form = agent.options.get("format", "blocks")
-            found = _drawn(option, trained, form if form in FORMATS else "blocks", config.run.seed, evaluates)
+            found = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:
             given = option if isinstance(option, str) else tuple(Example(**each) for each in option)
             found = examples.of(given)
@@ -81,11 +81,9 @@ def _agents(config: Config) -> Iterable[Agent]:
     return [agent for agent in found if agent is not None and agent.name in _TAKE_EXAMPLES]
 
 
-def _drawn(
-    most: int, trained: Sequence[Task], form: Format, seed: int, evaluates: Callable[[Example], bool]
-) -> list[Example]:
+def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable[[Example], bool]) -> list[Example]:
     found: list[Example] = []
-    for task in sorted(trained, key=lambda task: (derive_seed(seed, "examples", task.id), task.id)):
+    for task in sorted(trained, key=lambda task: (derive_seed("examples", task.id), task.id)):
         if len(found) == most:
             break
         made = _example(task)

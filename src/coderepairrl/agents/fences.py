@@ -160,7 +160,8 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
         start, end = max(0, first - around), max(0, last - around)
         part = "".join(old[start : len(old) - end])
         singled_out = part.endswith("\n") and len(places_of_lines(before, part)) == 1
-        if (start, end) == (0, 0) or (singled_out and end > 0):  # a last line may lack its end
+        ended = end > 0 or (before.endswith("\n") and after.endswith("\n"))  # a last line may lack its end
+        if (start, end) == (0, 0) or (singled_out and ended):
             return {"file_path": path, "old_content": part, "new_content": "".join(new[start : len(new) - end])}
         around = 2 * around or 1
 

@@ -59,15 +59,16 @@ def functions(root: Path) -> list[Function]:
             for node in tree.body:
                 if not isinstance(node, ast.FunctionDef) or node.decorator_list:
                     continue
-                code = "".join([*_imports(tree, node), bare(node)])
+                code = bare(node)
+                code = "".join([*_imports(tree, code), code])
                 if (checks := _checks(node)) and code.count("\n") <= LONGEST:
                     found.append(Function(module, node.name, code, checks))
     return found
 
 
-def _imports(tree: ast.Module, node: ast.FunctionDef) -> Iterator[str]:
-    """The imports from the standard library that the function uses, as lines."""
-    used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+def _imports(tree: ast.Module, code: str) -> Iterator[str]:
+    """The imports from the standard library that a function uses, as lines."""
+    used = {each.id for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Name)}
     for each in tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom):
             names = [alias for alias in each.names if (alias.asname or alias.name.partition(".")[0]) in used]

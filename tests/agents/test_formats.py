@@ -227,6 +227,11 @@ def test_what_makes_no_edit_says_why(code: str, problem: str) -> None:
         ("```bash\npython add.py\n```\nthen\n```\nx\n```", "pkg/add.py"),
         ("<think>```\ny\n```</think><answer>\n```\nx\n```\n</answer>", "pkg/add.py"),
         ("new/file.py\n````\nx\n````", "new/file.py"),
+        (
+            "In add.py this is wrong:\n```\n\n```\nIt should be\n```py\nx\n```\nTry add.py:\n```sh\npython\n```",
+            "pkg/add.py",
+        ),
+        ("add.py\n```\nx\n```\nFor the use of add.py:\n```\nprint(1)\n```", "pkg/add.py"),
         ("```python\nx\n", "pkg/add.py"),
     ],
 )

@@ -86,39 +86,46 @@ class Named(NamedTuple):
 def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
     """The blocks of `reply` by file: one of `paths`, the file `only` for those that name none, or a new file.
 
-    In the format ``whole`` a file has one block, the first that names it, else the first without a name. Raises
-    `Unreadable`: there is no block, the last one was `cut_off`, or nothing says of which file they are.
+    In the format ``whole`` a file has one block: the first that is headed by its name, else the longest, since others
+    quote parts of it. Raises `Unreadable`: there is no block, the last one was `cut_off`, or nothing says of which file
+    they are.
     """
     fences = read(blocks.answer(reply))
     if not fences:
         raise Unreadable("no fenced block")
     if cut_off and not fences[-1].closed:
         raise Unreadable("the reply was cut off within a block")
-    found: dict[str, list[str]] = {}
-    unnamed: list[str] = []
+    found: dict[str, list[tuple[bool, str]]] = {}
+    unnamed = False
     for fence in fences:
-        path, code = _named(fence, paths, new=form == "whole")
-        if path:
-            found.setdefault(path, []).append(code)
-        elif fence.info.lower() not in _SHELLS:
-            unnamed.append(code)
-    if only and unnamed and (form == "function" or only not in found):
-        found.setdefault(only, []).extend(unnamed)
+        path, code, headed = _named(fence, paths, new=form == "whole")
+        if fence.info.lower() in _SHELLS and not headed:
+            continue
+        if path or only:
+            found.setdefault(path or only, []).append((headed, code))
+        else:
+            unnamed = True
     if not found:
         raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
-    return [Named(path, codes[:1] if form == "whole" else codes) for path, codes in found.items()]
+    if form == "function":
+        return [Named(path, [code for _, code in each]) for path, each in found.items()]
+    first = {path: next((code for headed, code in each if headed), "") for path, each in found.items()}
+    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in found.items()]
 
 
-def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str]:
-    """The file that a block names behind its signs, above them, or in its first line, which is left out then."""
+def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
+    """The file that a block names behind its signs, above them, or in its first line, which is left out then; the code;
+    and whether that is all that is said there."""
     first, _, rest = fence.text.partition("\n")
-    for place in (fence.info, fence.above):
-        if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(place[-_NAMING:]))), ""):
-            return path, fence.text
-    if first.startswith(("#", "//")) and (path := _known(first.strip("#/ ")[:_NAMING], paths)):
-        return path, rest
     alone = fence.above[:_NAMING].strip("`*:# ")
-    return (alone if new and _PATH.fullmatch(alone) else ""), fence.text
+    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
+        return path, fence.text, True
+    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.above[-_NAMING:]))), ""):
+        before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
+        return path, fence.text, before <= {"file", "filename", "path"}
+    if first.startswith(("#", "//")) and (path := _known(first.strip("#/ ")[:_NAMING], paths)):
+        return path, rest, True
+    return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
 
 
 def _known(word: str, paths: Sequence[str]) -> str:

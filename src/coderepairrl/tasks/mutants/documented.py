@@ -88,12 +88,15 @@ def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
     for each in examples:
         call, want = each.source.strip(), each.want.strip()
         try:
-            names = {name.id for name in ast.walk(ast.parse(call, mode="eval")) if isinstance(name, ast.Name)}
+            tree = ast.parse(call, mode="eval")
+            call = ast.unparse(tree)  # without a comment, which may be behind it
+            names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
+            want = ast.unparse(ast.parse(want, mode="eval"))
             ast.literal_eval(want)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
-        if node.name in names and "..." not in want and "\n" not in call:
-            found.append(Check(call, " ".join(want.split("\n"))))
+        if node.name in names and "..." not in want:
+            found.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
     return tuple(found)
 
 

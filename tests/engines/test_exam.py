@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,13 +15,44 @@ import pytest
 from coderepairrl.certify import engine as exam
 from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
+
+from .test_model import LLAMA3, build
 
 
 async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
     checks = await examine(engine, miniature, reference=reference, work=tmp_path)
     assert [check.name for check in checks] == list(QUESTIONS)
+    assert [check for check in checks if not check.ok] == []
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "llama", "rope_parameters": LLAMA3},
+        {"model_type": "mistral", "sliding_window": 48},
+        {"model_type": "qwen2", "tie_word_embeddings": False},
+        {"model_type": "seed_oss"},
+    ],
+    ids=lambda changes: changes["model_type"],
+)
+async def test_every_architecture_passes(changes: dict[str, Any], threads: int, tmp_path: Path) -> None:
+    """Beside the real learner."""
+    model = tmp_path / "model"
+    build(model, max_position_embeddings=4096, **changes)
+    settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
+    learner = await Learner.start(model, settings, log_dir=tmp_path, publish_dir=tmp_path)
+    try:
+        engine = await Tiny(slots=16, threads=threads).start(model, log_dir=tmp_path)
+        try:
+            checks = await examine(engine, model, reference=learner.logprobs, work=tmp_path)
+        finally:
+            await engine.close()
+    finally:
+        await learner.close()
     assert [check for check in checks if not check.ok] == []
 
 

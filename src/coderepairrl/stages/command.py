@@ -135,17 +135,20 @@ def _model(plan: Plan, folder: RunFolder) -> Path:
     return own if own.is_dir() else plan.model.folder
 
 
-def pinned(config: Config) -> Config:
-    """`config` with the checkpoints that runs as its model or its teacher stand for now: those runs may go on."""
-    model = config.model.model_copy(update={"path": _newest(config.model.path)})
-    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher)})
+def pinned(config: Config, *, fetches: bool = True) -> Config:
+    """`config` with what its model and its teacher stand for now: of runs, which may go on, their newest checkpoints;
+    of models of the hub, which are downloaded if it `fetches`, their commits."""
+    model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
+    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
 
 
-def _newest(model: str) -> str:
-    """What names `model` if it is a run: its newest checkpoint."""
+def _newest(model: str, fetches: bool) -> str:
+    """What names `model` once more."""
     if not model or model.startswith("builtin:"):
         return model
+    if models.hub.is_name(model):
+        return models.hub.fetch(model) if fetches else model
     try:
         found = models.named(model)
     except UsageError:  # which is reported with all else that is wrong

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.formats import CALL, FORMATS, NAME, QUESTION, TOOL, written
+from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader
 from coderepairrl.tokens.template import Template
@@ -36,7 +36,7 @@ class TemplateRenderer:
     """Renders by `template`. Replies end with the token that ends them there, or with one of `eos`.
 
     Raises `ConfigError` for a template that fails, does not repeat replies verbatim, ends them without a special token,
-    does not show tools or calls, or writes calls in an unknown format.
+    shows tools or calls but not both, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -83,6 +83,9 @@ class TemplateRenderer:
                     return self._with_ids(self._written())
                 except ConfigError as error:
                     errors.append(error)
+        self._write = self._ids = None
+        if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
+            return NO_CALLS
         raise errors[0]
 
     def _with_ids(self, found: Format) -> Format:

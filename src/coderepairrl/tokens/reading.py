@@ -194,6 +194,11 @@ def blocks(
     return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
+def talk(reader: Reader, ids: list[int], thinking: bool) -> Any:
+    """A reply of thoughts and words."""
+    return blocks(reader, ids, thinking, ("", ""), lambda inner: None)
+
+
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
     """The thoughts that a reply begins with, and where they end; None if they do not.
 

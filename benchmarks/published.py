@@ -109,9 +109,10 @@ async def main() -> None:
         for repetition in range(options.repeat + 1):
             prompts = draw_prompts(rng, config.vocab_size)
             for name, contestant in contestants.items():
-                found = await measure(contestant, prompts[:2] if not repetition else prompts)
-                if repetition:  # the first one warms up
-                    rates[name].append(found)
+                if repetition:
+                    rates[name].append(await measure(contestant, prompts))
+                elif isinstance(contestant, Engine):  # the first one warms servers up
+                    await measure(contestant, prompts[:2])
         print(
             f"{TASKS * ATTEMPTS} sequences, {PROMPT} + {NEW} tokens, {options.threads} threads, medians (least, most)"
         )

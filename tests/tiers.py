@@ -60,6 +60,7 @@ TIERS = {
     "e2e/test_train.py::test_a_second_run_of_the_same_name_is_refused_and_resuming_a_finished_one_does_nothing": "real",
     "engines": "quick",
     "engines/test_exam.py": "real",
+    "engines/test_exam.py::test_every_architecture_passes": "ci",
     "engines/test_exam.py::test_tiny_passes": "spine",
     "engines/test_tiny.py": "real",
     "engines/test_tiny.py::test_in_flight_requests_are_recomputed_under_the_new_weights": "spine",

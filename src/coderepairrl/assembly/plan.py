@@ -219,6 +219,8 @@ def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) 
     """What names the model once more: of a run the checkpoint that is its newest now, of a TOML file what is in it."""
     if Path(model).suffix == ".toml":
         return config.model.path
+    if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
+        return f"{model.partition('@')[0]}@{chosen.value.folder.name}"
     run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
     return chosen.value.name if run else model
 

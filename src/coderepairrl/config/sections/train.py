@@ -22,7 +22,8 @@ class Model(Section):
     """The policy."""
 
     path: str = "builtin:tiny"
-    """A folder in Hugging Face layout, or `builtin:NAME` for one that ships with the package."""
+    """A folder in Hugging Face layout, `org/name@revision` of the hub, or `builtin:NAME` for one that ships with the
+    package."""
     init: Literal["weights", "random"] = "weights"
     """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
     renderer: str = "auto"

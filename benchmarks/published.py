@@ -40,13 +40,12 @@ def draw_prompts(rng: random.Random, vocabulary: int) -> list[list[int]]:
     return [prompt for prompt in tasks for _ in range(ATTEMPTS)]
 
 
-async def ask(engine: Engine, prompt: list[int], seed: int) -> tuple[int, float, float]:
-    """Tokens after the first chunk, and when that and the last came."""
-    first, last, count = 0.0, 0.0, -1
+async def ask(engine: Engine, prompt: list[int], seed: int) -> Rate:
+    """Ask for `NEW` tokens; returns how fast those after the first chunk came."""
+    clock, count = Clock(), -1
     async for chunk in engine.generate(prompt, Sampling(max_tokens=NEW), seed):
-        last = time.perf_counter()
-        first, count = (last, 0) if count < 0 else (first, count + len(chunk.ids))
-    return count, first, last
+        clock, count = (clock, count + len(chunk.ids)) if count >= 0 else (Clock(), 0)
+    return clock.rate(count)
 
 
 async def measure(contestant: Any, prompts: list[list[int]]) -> Rate:
@@ -86,7 +85,7 @@ async def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--vllm", help="interpreter that has vLLM for CPUs")
-    parser.add_argument("--skip", nargs="*", default=(), choices=("generate", "alone"))
+    parser.add_argument("--skip", nargs="*", default=(), choices=("generate", "step", "alone"))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     config = ModelConfig.read(options.folder)
@@ -106,7 +105,7 @@ async def main() -> None:
             model = AutoModelForCausalLM.from_pretrained(options.folder, dtype=torch.float32)
             contestants["generate"] = model.eval()
         rates: dict[str, list[Rate]] = {name: [] for name in contestants}
-        for repetition in range(options.repeat + 1):
+        for repetition in range(1 if "step" in options.skip else options.repeat + 1):
             prompts = draw_prompts(rng, config.vocab_size)
             for name, contestant in contestants.items():
                 if repetition:
@@ -116,7 +115,7 @@ async def main() -> None:
         print(
             f"{TASKS * ATTEMPTS} sequences, {PROMPT} + {NEW} tokens, {options.threads} threads, medians (least, most)"
         )
-        for name, each in rates.items():
+        for name, each in rates.items() if "step" not in options.skip else ():
             for at, clock in enumerate(Rate._fields):
                 own = [rate[at] for rate in each]
                 print(f"{name:>9}: {statistics.median(own):6.1f} ({min(own):.1f} to {max(own):.1f}) tokens a {clock} s")
@@ -125,13 +124,14 @@ async def main() -> None:
         shapes = config.shapes()
         unread = 0 if config.tied else shapes[EMBEDDING][0] * shapes[HEAD][1]
         weights = 4 * (sum(torch.Size(shape).numel() for shape in shapes.values()) - unread)
-        parts_of_rate = []
         for _ in range(options.repeat):
             rate = read_rate()
-            count, first, last = await ask(contestants["tiny"], draw_prompts(rng, config.vocab_size)[0], 0)
-            parts_of_rate.append((count / (last - first) * weights / rate, count / (last - first), rate / 1e9))
-        for part, speed, rate in parts_of_rate:
-            print(f"    alone: {speed:.1f} tokens/s, {part:.0%} of {rate:.1f} GB/s at {weights / 1e9:.2f} GB a token")
+            alone = await ask(contestants["tiny"], draw_prompts(rng, config.vocab_size)[0], 0)
+            shares = " and ".join(
+                f"{speed:.1f} tokens a {clock} s ({speed * weights / rate:.0%})"
+                for clock, speed in alone._asdict().items()
+            )
+            print(f"    alone: {shares} of {rate / 1e9:.1f} GB/s at {weights / 1e9:.2f} GB a token")
 
 
 if __name__ == "__main__":

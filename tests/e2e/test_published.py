@@ -20,6 +20,8 @@ SETTINGS = (
     "engine.options={context=1024}",
     "rollout={tasks_per_step=2, group_size=4, tokens=1024, turn_tokens=48, seconds=600}",
     "train.lora=true",
+    "train.gradient_checkpointing=true",
+    "train.micro_tokens=1024",
     "train.lr=1e-4",
 )
 

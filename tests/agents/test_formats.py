@@ -274,7 +274,11 @@ def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bo
 async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
     body = "def add(a, b):\n    return a + b\n"
     for number, (form, reply, files) in enumerate(
-        [("whole", f"```python\n{body}```", ADD), ("function", f"So `add.py`:\n```\n{body}```", FILES)]
+        [
+            ("whole", f"```python\n{body}```", ADD),
+            ("function", f"So `add.py`:\n```\n{body}```", FILES),
+            ("function", f"```\n{body}```", FILES),  # the only file that defines add
+        ]
     ):
         run = await direct(tmp_path / str(number), reply, form, files)
         assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", True)]
@@ -285,7 +289,7 @@ async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp
         [
             ("I do not know.", "no fenced block"),
             ("```\ndef sub(): pass\n```", "no function sub"),
-            (f"no.py\n```\n{body}```", ""),
+            ("```\ndef other(a, b): pass\n```", "no block names its file"),
         ]
     ):
         run = await direct(tmp_path / f"bad{number}", reply, "function", ADD if number < 2 else FILES)

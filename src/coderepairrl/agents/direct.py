@@ -68,6 +68,7 @@ your thoughts
 the edits
 </answer>"""
 _LISTING_SECONDS = 30.0
+_DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,15 +226,16 @@ async def read_edits(
     """The edits of a reply in the format `form`, as `edits` gives them.
 
     A block that names no file is of the only one of `files`, which were shown, of all `there`; a search/replace block
-    of the only one there is. Of several blocks of functions one at least must have one of its file. Raises
-    `Unreadable`.
+    of the only one there is; functions of the only one that defines one of them. Of several blocks of functions one at
+    least must have one of its file. Raises `Unreadable`.
     """
     if form == "blocks":
         if found := edits(reply, there[0] if len(there) == 1 else ""):
             return found
         raise Unreadable("no search/replace block")
+    candidates = await _defining(reply, sandbox, files) if form == "function" and len(files) > 1 else files
     made = []
-    for path, codes in named(form, reply, there, files[0] if len(files) == 1 else "", cut_off):
+    for path, codes in named(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""
         try:
             before = Text.parse(await sandbox.read(path)).text
@@ -244,6 +246,20 @@ async def read_edits(
             raise Unreadable(f"{path}: {error.strerror or error}") from None
         made.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
     return made
+
+
+async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
+    """List the `files` that define a function of a name that `reply` defines."""
+    names = set(_DEF.findall(reply))
+    found = []
+    for path in files:
+        try:
+            text = Text.parse(await sandbox.read(path)).text
+        except OSError:  # gone since it was shown: the message about the block says enough
+            continue
+        if not names.isdisjoint(_DEF.findall(text)):
+            found.append(path)
+    return found
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:

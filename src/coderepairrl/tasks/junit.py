@@ -1,4 +1,4 @@
-"""Checks of Java programs without a build tool: javac and JUnit 4, each test reported as JUnit XML."""
+"""Checks of Java programs by javac and JUnit 4, reported as JUnit XML."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from coderepairrl.types import Checks, Command
 
 JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
-"""Where Debian's packages junit4 and libhamcrest-java put them."""
+"""Location in Debian's packages junit4 and libhamcrest-java."""
 _RUNNER = "CrrlReport"
 _REPORT = """\
 import java.util.*;
@@ -62,10 +62,9 @@ def checks(
     jars: str = JARS,
     seconds: float = 120.0,
 ) -> Checks:
-    """Compile `sources` with the restored `tests` (contents by path), and run `test_class`.
+    """Compile `sources` with restored `tests` (contents by path), and run `test_class`.
 
-    Tests are named ``package.Class.method``; ``::`` before the method will do. What ends the JVM early reports nothing,
-    and so fails.
+    Tests are named ``package.Class.method`` (or ``::`` before the method). They fail if the JVM ends early.
     """
     words = ["sh", "-c", _SCRIPT, "sh", "{results}", test_class, jars, f"{_RUNNER}.java", *sorted({*tests, *sources})]
     return Checks(

@@ -66,8 +66,8 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(evaluating.eval, evaluating.merge, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Look and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
-    "What there is": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
+    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
 }
 """Commands by their heading in ``crrl --help``."""
 for heading, commands in COMMANDS.items():

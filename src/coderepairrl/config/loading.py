@@ -142,12 +142,10 @@ _KINDS = {
 
 
 def _what(kind: str, message: str, value: Any) -> str:
-    """Error message for a `value`, simpler than pydantic's where possible."""
     return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
 
 
 def _example(place: tuple[int | str, ...], otherwise: str) -> str:
-    """Default of the setting at `place` as TOML, else `otherwise`."""
     model: type[BaseModel] | None = Config
     for part in place[:-1]:
         model = _section(model, str(part)) if model is not None and part in model.model_fields else None
@@ -352,7 +350,6 @@ def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> It
 
 
 def _by_name(model: type[BaseModel], key: str) -> bool:
-    """Whether `key` holds sections under user-chosen names."""
     return get_origin(model.model_fields[key].annotation) is dict
 
 

@@ -59,7 +59,6 @@ def _part(name: str, model: type[BaseModel]) -> str:
 
 
 def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Sections within a section."""
     for key, field in model.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):

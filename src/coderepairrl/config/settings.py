@@ -86,7 +86,6 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by dotted key; an empty table is a leaf."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:

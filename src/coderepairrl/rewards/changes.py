@@ -130,7 +130,6 @@ def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> di
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
-    """Join the deletion of a file and the creation of an equal one to a rename."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     gone: set[int] = set()
@@ -205,7 +204,6 @@ class _View:
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
-        """Keys of the removed and added lines of `block` that are not no-ops."""
         removed, added = self.lines(block.removed), self.lines(block.added)
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):

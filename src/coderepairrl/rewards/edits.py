@@ -86,14 +86,12 @@ class PatchEdits(TextReward):
 def _read(
     oracle: bytes, language: str
 ) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
-    """Read an oracle's files, classes of edits, changes and old lines, which a group of attempts shares."""
     files = parse(oracle)
     kept, found = changes_of_code(files, language)
     return files, kept, found, old_lines(files, kept, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
-    """Files that both create and only the oracle's version of which is readable."""
     sound = {file.path for file in oracle if not file.old and readable(file)}
     return {file.path for file in patch if not file.old and file.path in sound and not readable(file)}
 
@@ -114,7 +112,6 @@ def nearness(ours: Changes, oracle: Changes) -> float:
 
 
 def _near(one: Changes, other: Changes) -> float:
-    """Mean nearness of the edits and facts of `one` to the other's."""
     targets = [(edit.at, edit.at + edit.height) for edit in other.edits]
     total = float(len(one.facts & other.facts))
     for edit in one.edits:
@@ -123,7 +120,6 @@ def _near(one: Changes, other: Changes) -> float:
 
 
 def _distance(region: Region, targets: Sequence[Region]) -> float:
-    """Lines between `region` and the nearest of `targets`, which are ordered and disjoint."""
     at = bisect_left(targets, region)
     around = targets[max(at - 1, 0) : at + 1]
     return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
@@ -142,7 +138,6 @@ def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens
 
 
 def _marked(line: Tokens, copied: Tokens) -> Tokens:
-    """Mark the tokens of `line` that stand in `copied`, in its order."""
     marked = list(line)
     for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
         marked[i : i + size] = [_COPY + token for token in line[i : i + size]]

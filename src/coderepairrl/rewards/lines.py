@@ -87,7 +87,6 @@ def _file(ours: Changes, oracle: Changes) -> float:
 
 
 def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
-    """Whether any insertion is near one of the oracle's; both are ascending."""
     i = j = 0
     while i < len(ours) and j < len(oracle):
         if abs(ours[i] - oracle[j]) <= SAME_PLACE:
@@ -160,7 +159,6 @@ def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
-    """Positions of each wanted item, as bits of an integer."""
     found: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:

@@ -18,8 +18,8 @@ from coderepairrl.grading.steering import unquoted
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
 _SIDES = (b"a/", b"b/")
+# prefixes of diff.mnemonicPrefix: commit, index, object and working tree
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
-"""Prefixes of ``diff.mnemonicPrefix``: commit, index, object and working tree."""
 
 
 class MalformedPatch(UsageError):
@@ -126,7 +126,6 @@ class _Reader:
         self.sides = _SIDES
 
     def peek(self, ahead: int = 0) -> bytes:
-        """Line without CR, for headers; empty at the end."""
         index = self.at + ahead
         return self.lines[index].removesuffix(b"\r") if index < len(self.lines) else b""
 
@@ -194,7 +193,6 @@ class _Reader:
         return self.name(text[:first]), self.name(text[first + 1 :])  # settled by the headers that follow
 
     def extended_headers(self, file: FilePatch) -> None:
-        """Read from ``diff --git`` to the first hunk or ``---`` line."""
         while self.at < len(self.lines):
             line = self.peek()
             word, _, rest = line.partition(b" mode ")

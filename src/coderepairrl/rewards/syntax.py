@@ -17,7 +17,6 @@ Tokens = tuple[bytes, ...]
 _TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
 _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
 _MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
-"""Customary start of lines in a block comment."""
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
 _UNSEEN = ("Cf", "Cc", "Zs", "Zl", "Zp")
 """Unicode categories: format, control, and separators."""
@@ -163,7 +162,6 @@ def shown(line: bytes) -> tuple[bytes, Tokens]:
 
 @cache
 def _hidden(character: str) -> bool:
-    """Whether `character` is invisible or unusual whitespace."""
     if character in " \t\n\v\f\r":
         return False
     return unicodedata.category(character) in _UNSEEN or character in _BLANK or "\ufe00" <= character <= "\ufe0f"
@@ -171,7 +169,6 @@ def _hidden(character: str) -> bool:
 
 @cache
 def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
-    """Pattern of strings (possibly cut by the line's end) and comments."""
     strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
     comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
     if syntax.blocks:

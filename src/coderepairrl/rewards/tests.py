@@ -86,7 +86,6 @@ class _Control:
 
     def __init__(self) -> None:
         self._able: set[bytes] = set()
-        """`_key` of tasks whose checks run."""
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
@@ -123,7 +122,6 @@ class _Control:
 
 
 async def _starts(fresh: Sandbox, command: Command) -> bool:
-    """Whether a check's program and test runner module exist."""
     if not (await fresh.exec(["sh", "-c", 'command -v "$0"', command.argv[0]])).ok:
         return False
     at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0
@@ -135,7 +133,6 @@ async def _starts(fresh: Sandbox, command: Command) -> bool:
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
-    """Key of a verdict: patch, task, and environment."""
     about = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
     return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
 

@@ -44,7 +44,6 @@ class TextReward(Reward, ABC):
         return Score(self.name, value, nearest=nearest)
 
     def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
-        """Largest similarity to `references`, and its owner; the first of equals."""
         best, whose = -1.0, ""
         for reference, owner in references:
             value = self.compare(reference, patch, language)

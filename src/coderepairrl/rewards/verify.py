@@ -38,12 +38,12 @@ GROUP = "verify-487"
 _NAMED = 3
 _PROBE_SECONDS = 60.0
 _PROBE_BYTES = 8 << 20
+# identifies an environment: its kernel, programs on its path, Python and packages
 _PROBE = """
 cd /; uname -rm; IFS=:; for folder in $PATH; do ls -lLn "$folder"; done 2>&1
 python3 -c 'import sys, importlib.metadata as m; print(sys.version, sys.path)
 print(sorted(f"{d.name} {d.version} {d.locate_file(str())}" for d in m.distributions()))' 2>&1
 """
-"""Script that identifies an environment: kernel, programs on its path, Python and its packages."""
 
 
 class Trial(NamedTuple):
@@ -108,7 +108,6 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
 
 
 async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
-    """The reference's diff as a sandbox writes it; unchanged if it does not apply."""
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:
@@ -170,7 +169,6 @@ async def verify(
 async def _marks(
     asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
-    """Cache file of each trial; None for a reward outside this package."""
     package = _manifest(Path(coderepairrl.__file__).parent)
     inside = ""
     here = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
@@ -197,7 +195,6 @@ async def _probe(sandbox: Sandbox) -> str:
 
 
 def _manifest(folder: Path) -> str:
-    """Key that changes when a file below `folder` is added, removed or written."""
     digest = hashlib.sha256()
     for line in sorted(_files(folder)):
         digest.update(line)

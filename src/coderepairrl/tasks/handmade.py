@@ -1,9 +1,7 @@
 """`handmade`: small repositories with one bug each, shipped with this project.
 
 A task's folder has ``repo/`` (the workspace), ``fix.patch`` (the reference), ``checks/`` (files restored before
-grading, which hold what the repository's tests miss) and ``task.toml``. Bugs vary in shape: an off-by-one, a wrong
-comparison, missing branches, two files, a missing file, CRLF, a shell script, a table. Checks need only ``python3``
-or ``sh``.
+grading, which hold what the repository's tests miss) and ``task.toml``. Checks need only ``python3`` or ``sh``.
 """
 
 from __future__ import annotations

@@ -92,7 +92,6 @@ def _write(task: Task, folder: Path, image: str) -> None:
 
 
 def _settings(task: Task, environment: str, seconds: int) -> str:
-    """``task.toml``; fields unknown to Harbor are in its free table ``[metadata]``."""
     known = {
         "language": task.language,
         "split": task.split,

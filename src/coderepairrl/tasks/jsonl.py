@@ -148,7 +148,6 @@ class _Task(_Record):
 
 _CONVERTED = ("workspace", "reference", "checks")
 _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
-"""Fields equal in a line and a `Task`."""
 
 
 class JsonlSource(LoadedSource):
@@ -280,7 +279,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:
-    """First error with its field and fix; unknown fields come first."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]

@@ -12,7 +12,6 @@ from coderepairrl.types import Task
 ALIKE = 0.8
 """Least Jaccard index of near-duplicate issues or patches."""
 _WORDS = 5
-"""Length of the word sequences by which issues are compared."""
 _COMMON = 50
 """Sequences in more tasks (a licence, a form) make no pair, but count within one."""
 

@@ -23,8 +23,7 @@ from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
-_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")
-"""A requirement with a version bound, which also holds for the build."""
+_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # also holds for what builds the project
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
@@ -40,7 +39,6 @@ for record in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info"):
 END
 )
 """
-"""Script that finds the extra, known only after the build."""
 
 
 @dataclass(frozen=True, slots=True)

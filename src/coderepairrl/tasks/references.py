@@ -29,11 +29,9 @@ from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
 _LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
-"""Start of a patch that changes only lines of a file, not its name or mode."""
 _UNWRITTEN = (CodeRepairError, OSError, subprocess.SubprocessError)
 """Errors that leave a reference unchanged; opening the task reports them."""
-_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
-"""Line before each diff of `git diff-tree --stdin`."""
+_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
@@ -130,7 +128,6 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
-    """Diff that `patch` makes in `commit`; empty if it does not apply."""
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
@@ -150,7 +147,6 @@ def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
 
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    """A git directory with the files of `workspace`, and their commit; None if not on this machine."""
     with ExitStack() as stack:
         found = stack.enter_context(base_at_hand(workspace))
         if found is None and workspace.startswith("dir:"):  # no repository

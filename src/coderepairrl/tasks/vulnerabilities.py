@@ -59,7 +59,6 @@ Then say how sure you are, from 0 to 1, in this form:
 
 <confidence>0.5</confidence>"""
 _ENOUGH = 20
-"""Least pairs of unequal length for a check of the labels' direction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ class _Call(NamedTuple):
 
 
 def _shell(episode: Episode) -> list[_Call]:
-    """The episode's shell commands, with recorded output."""
     calls = []
     for call, output in zip(episode.tool_calls, _outputs(episode), strict=True):
         try:

@@ -77,7 +77,6 @@ class DraftSimilarity(TextReward):
 
 
 def _changed(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
-    """Changed lines with file and sign, in order of files and lines."""
     found = []
     for file in sorted(patch, key=lambda file: file.path):
         for block in sorted(file.blocks, key=lambda block: block.at):

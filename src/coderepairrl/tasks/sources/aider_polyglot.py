@@ -24,8 +24,7 @@ TEST_SECONDS = 10.0
 SECONDS = 180.0
 _LICENCE = "MIT"
 _PRACTICE = "exercises/practice"
-_CRATES = ".meta/Cargo-example.toml"
-"""Crates that a Rust example needs beyond its stub's."""
+_CRATES = ".meta/Cargo-example.toml"  # where an example needs other crates than its stub
 _JEST = "crrl_jest.mjs"
 _CATCH = ("test/catch.hpp", "test/tests-main.cpp")
 _CPP = """

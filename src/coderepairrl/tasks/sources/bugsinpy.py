@@ -39,7 +39,6 @@ TIMEOUT = 600.0
 """Seconds per line of ``run_test.sh``; the framework has no limit."""
 _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<what>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
-"""Commands that building an environment already covers."""
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
@@ -145,7 +144,6 @@ def _text(path: Path) -> str:
 
 
 def _specified(row: Row) -> bool:
-    """Whether `environment` can build it: no extensions compiled in place, no requirement files or extras."""
     return not any("build_ext" in line or "install -" in line for line in _lines(row.maybe("setup_sh")))
 
 
@@ -189,10 +187,6 @@ def _checks(row: Row, url: str) -> Checks:
 
 
 def _one_command(line: str, row: Row) -> str:
-    """A line of ``setup.sh`` as a separate shell command.
-
-    Raises `TaskError` for part of a longer command.
-    """
     try:
         first = (shlex.split(line) or [""])[0]
     except ValueError:  # an open quote, or a backslash at its end
@@ -212,7 +206,6 @@ def _known(line: str) -> bool:
 
 
 def _installed(row: Row) -> Iterator[str]:
-    """Packages that ``setup.sh`` installs, without standard library names (``unittest``)."""
     for line in _lines(row.maybe("setup_sh")):
         if found := _INSTALLS.fullmatch(line):
             yield from (name for name in found["what"].split() if name not in sys.stdlib_module_names)
@@ -254,7 +247,6 @@ def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _writes(row: Row, url: str) -> bool:
-    """Whether the project's build writes a version module that it imports."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)

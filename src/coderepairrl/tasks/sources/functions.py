@@ -171,7 +171,6 @@ class Functions(LoadedSource):
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
     ) -> list[str]:
-        """Reason that each function's examples do not judge it, or empty; cached."""
         asked = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
         key = [_PROGRAM.read_text(), digest(files), asked, imports, environment, where]
@@ -219,7 +218,6 @@ class Functions(LoadedSource):
 
 
 async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
-    """Run examples with and without the functions. Raises `TaskError` if the program fails."""
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
         done = await fresh.exec(
@@ -245,7 +243,6 @@ def _module(path: str, imports: str) -> str:
 
 
 def _grouped(rows: Sequence[Row]) -> list[_Tree]:
-    """Files in rows by group; a row without group is alone."""
     files: dict[str, dict[str, bytes]] = defaultdict(dict)
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):

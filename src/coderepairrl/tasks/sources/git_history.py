@@ -126,7 +126,6 @@ class GitHistory(LoadedSource):
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
-        """Tasks, the newest first. Raises `TaskError` for a repository without changes."""
         if not (commits := known.commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",

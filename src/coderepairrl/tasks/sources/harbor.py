@@ -150,7 +150,6 @@ class _Settings:
 
 
 def _below(root: Path) -> list[Path]:
-    """Folders of tasks, except hidden and nested ones."""
     found = []
     for parent, folders, files in os.walk(root):
         here = Path(parent)
@@ -238,7 +237,6 @@ def _exports(about: _Settings, section: str) -> str:
 
 
 def _tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[str, str]]:
-    """The command that runs the tests, and the files that it needs in the workspace."""
     if not (folder / "tests/test.sh").is_file():
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = _moved(folder / "tests", "/tests")
@@ -250,7 +248,6 @@ def _tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[st
 
 
 def _moved(source: Path, target: str) -> tuple[dict[str, str], str]:
-    """Files below `source` for the workspace, and a script that replaces `target` by them."""
     files, lines = {}, [f"rm -rf {target}", f"mkdir -p {target} || exit 1"]
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))

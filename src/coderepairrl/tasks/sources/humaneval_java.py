@@ -81,7 +81,6 @@ def _checkout(root: Path) -> list[Row]:
 
 
 def _described(path: Path) -> dict[str, str]:
-    """HumanEval's descriptions by Java name; a third of the classes lack one."""
     found = {}
     for row in read("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))

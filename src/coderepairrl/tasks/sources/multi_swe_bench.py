@@ -21,7 +21,6 @@ _HIDDEN = " ".join(
     f"/home/{name}"
     for name in ("fix.patch", "test.patch", "fix-run.sh", "test-run.sh", "run.sh", "prepare.sh", "check_git_changes.sh")
 )
-"""Files of a published image besides the repository: the repair, tests, and scripts."""
 _RUN = """
 if [ -s /home/fix.patch ] || [ ! -e /home/test-run.sh ]; then bash /home/fix-run.sh; else bash /home/test-run.sh; fi
 """

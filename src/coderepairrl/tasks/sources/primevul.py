@@ -105,7 +105,6 @@ class PrimeVul(Vulnerabilities):
         yield from ((split, read(self.name, file)) for file, split in named.items())
 
     def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """Vulnerable and repaired versions, independent of row order. Raises `TaskError`."""
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows:
             by_hash[_hash(row)].append(row)
@@ -160,7 +159,6 @@ def _alike(one: Row, other: Row) -> float:
 
 
 def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
-    """Make a pair; None without a label, or with ``Other``."""
     written = vulnerable.values.get("cwe") or []
     names = [written] if isinstance(written, str) else list(written)
     try:

@@ -137,7 +137,6 @@ def _row(
 
 
 def _parts(source: str) -> tuple[str, str]:
-    """A program's code, and its docstring before or after."""
     tree = ast.parse(source)
     lines = source.split("\n")
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
@@ -147,8 +146,8 @@ def _parts(source: str) -> tuple[str, str]:
 
 
 def _first(source: str) -> str:
-    """The first solution, without alternatives in docstrings or redefinitions."""
     tree = ast.parse(source)
+    # alternatives stand in docstrings behind the first solution, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:
         name = getattr(node, "name", "")

@@ -33,6 +33,7 @@ _STEPS = (
     f"ENV PATH={_PATH}",
 )
 """Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
+# as upstream prepares a container, without its installations
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
 find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete
@@ -40,7 +41,6 @@ if [ -e /r2e_tests ]; then rm -rf /root/r2e_tests r2e_tests && mv /r2e_tests /ro
 [ ! -e /root/r2e_tests ] || ln -s /root/r2e_tests r2e_tests
 mv run_tests.sh /root/run_tests.sh && PATH={_PATH} bash /root/run_tests.sh
 """
-"""Upstream's preparation of a container, without installations."""
 
 
 class R2EGym(Benchmark):
@@ -116,7 +116,6 @@ def _path(row: Row, diff: Mapping[str, Any]) -> str:
 
 
 def _patch(row: Row, diff: Mapping[str, Any]) -> str:
-    """Convert a parsed file of a diff to text."""
     path = _path(row, diff)
     sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
     out = [f"diff --git a/{path} b/{path}"]

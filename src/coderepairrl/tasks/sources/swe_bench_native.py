@@ -31,7 +31,6 @@ _PROGRAMS = resources.files(__package__) / "programs"
 _SPECIFICATIONS = (_PROGRAMS / "swebench_specifications.py").read_text()
 _IMAGE = "use its image: workspace=image"
 _FILES = ("requirements.txt", "environment.yml")
-"""Values of ``packages`` other than requirements."""
 _LEFT_OUT = re.compile(
     r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*"
     r"|git (config|status|show|-c core\.fileMode=false diff)\b.*)$"
@@ -40,7 +39,6 @@ _LEFT_OUT = re.compile(
 _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
 """Command that leaves the current virtual environment."""
 _PYTEST = "python -X dev -m pytest -rA"
-"""Command of sphinx's tox."""
 _EXTRAS = re.compile(r"pip install (?:-e )?\.(\[[\w,-]+\])?")
 _HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1.3")}
 """Replacements of httpbin.org, by repository whose tests use that site."""
@@ -75,12 +73,10 @@ A reserved address, refused offline, becomes a port of localhost that does not a
 httpbin becomes httpbin by another name of the host.
 """
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
-"""Commands that change the machine or fetch from elsewhere."""
 
 
 @cache
 def _published() -> dict[str, Any]:
-    """The benchmark's ``specifications`` by repository and version, and ``requirements`` by repository."""
     inside = tool("swebench-specifications", PACKAGES)
     [package] = inside.glob("lib/python3*/site-packages/swebench")
     return constants(inside / "bin/python", package / "harness/constants/python.py")
@@ -131,7 +127,6 @@ def environment(row: Row, url: str) -> str:
 
 
 def _words(packages: str) -> list[str]:
-    """Requirements among ``packages`` of a specification, which may also name a kind of file."""
     return [] if packages in _FILES else shlex.split(packages)
 
 

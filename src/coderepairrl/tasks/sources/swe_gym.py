@@ -33,9 +33,7 @@ _OTHER_PARSER = ("pydantic/pydantic",)
 _UNABLE = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
 """Commands that need more than Python packages, or leave a compiled project in its folder."""
 _SYSTEM = re.compile(r"\bapt(-get)? ")
-"""Commands that change the machine."""
 _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
-"""Endings of a test patch's files that are not tests."""
 _END = "EOF_114329324912"
 
 
@@ -91,7 +89,6 @@ class SweGym(Repositories):
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The row's specification, or empty, and paths of its repository's conda environment."""
         published, repository = _published(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
         named = spec.get("packages") == "environment.yml"
@@ -124,13 +121,11 @@ def _published(file: Path) -> dict[str, Any]:
 
 
 def _commands(spec: dict[str, Any]) -> str:
-    """Commands that prepare and install the project, without those that change the machine."""
     steps = (*spec.get("pre_install", ()), spec["install"])
     return "\n".join(step for step in steps if not _SYSTEM.search(step))
 
 
 def _script(row: Row, spec: dict[str, Any]) -> str:
-    """Script that runs the tests in a workspace whose only commit is the instance's."""
     patch = row.text("test_patch")
     reset = f"git checkout HEAD {' '.join(re.findall(r'--- a/(.*)', patch))}"
     return "\n".join(

@@ -98,7 +98,6 @@ class Thesis(LoadedSource):
 
 
 def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
-    """Extend `error` by what to give instead of the hub's rows."""
     where = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
     install = isinstance(error, PrerequisiteError)
     return type(error)(str(error), fix=f"{error.fix if install else 'connect this machine once'}; or {where}")

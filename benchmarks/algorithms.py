@@ -80,7 +80,7 @@ class Run:
     def weights(self) -> Weights:
         """Of the policy, as the engine has them."""
         state = self.trainer.policy.model.state_dict()
-        return Weights.build(self.config, {name: tensor.detach() for name, tensor in state.items()})
+        return Weights.build(self.config, lambda name: state[name].detach())
 
     def step(self) -> dict[str, float]:
         """One batch; what it earned, and the learner's metrics."""

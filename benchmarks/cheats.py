@@ -21,6 +21,7 @@ import pytest
 
 from coderepairrl import sandbox
 from coderepairrl.grading import grade_apart
+from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.types import Task
 from grading import cheats, test_attacks, test_limits
@@ -58,6 +59,19 @@ def plays(folder: Path) -> Iterator[Play]:
         for name in names:
             files = {path: text.encode() for path, text in cheats.SCRIPT[name].items()}
             yield Play(f"script, `{end}`", name, task, made.edit(files))
+    for ending in ("mjs", "cjs") if shutil.which("node") else ():
+        made = repository(f"node with {ending}")
+        task = test_attacks.made_of_names(made, ending)
+        yield from controls(f"node, {ending}", task, made)
+        for played, name in test_attacks.SPOKEN:
+            if played == ending:
+                yield Play(f"node, {ending}", name, task, test_attacks.spoken(made, ending, name))
+    if shutil.which("javac"):
+        made = repository("junit")
+        task = test_attacks.made_for_junit(made)
+        yield from controls("JUnit 4", task, made)
+        for name, text in cheats.JUNIT.items():
+            yield Play("JUnit 4", name, task, made.edit({"programs/Clamp.java": text.encode()}))
     for name in test_limits.PREPARED:
         made = repository(f"prepares {name}")
         task, patch = test_limits.prepared(made, name)
@@ -78,7 +92,10 @@ async def row(play: Play, backend: SandboxBackend) -> str:
         await fresh.exec(["git", "apply", "-"], stdin=play.patch)
         for path, text in play.task.checks.restore.items():
             await fresh.write(path, text.encode(), follow=False)
-        alone = all([(await fresh.exec(each.argv)).ok for each in play.task.checks.commands])
+        ended = [await fresh.exec(each.argv, stdin=b"word\n") for each in play.task.checks.commands]
+        alone = all(each.ok for each in ended)
+        if play.runner.startswith("node"):  # its tests are named: what it prints is what decides
+            alone = not lacking(PARSERS["node"](ended[0].output.decode()), play.task.checks.named)
     words = ("fails", "passes")
     earned = words[passed] if passed == (play.name == "the reference") else f"**{words[passed]}**"
     return f"| {play.runner} | {play.name} | {words[alone]} | {earned} |"

@@ -109,7 +109,7 @@ class Experiment:
     def weights(self) -> Weights:
         """The policy as it is now."""
         tensors = self.trainer.policy.model.state_dict()
-        return Weights.build(self.shape, {name: tensor.detach() for name, tensor in tensors.items()})
+        return Weights.build(self.shape, lambda name: tensors[name].detach())
 
     def measure(self, attempts: int) -> dict[str, list[dict[str, float]]]:
         """Scores by kind and temperature, task by task, several sampled attempts as their mean."""

@@ -47,7 +47,8 @@ async def test_it_is_shown_files(tmp_path: Path) -> None:
     assert shown.startswith(f"{ISSUE}\n\nadd.py\n```\ndef add(a, b):\n")
     assert "sub/z.py" in shown, "the issue names no file, so all are shown"
     assert "picture" not in shown
-    assert run.report.tool_calls == ()
+    assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", False)], "it makes no edit"
+    assert "no search/replace block" in (run.report.tool_calls or ())[0].arguments
     (tmp_path / "b").mkdir()
     run = await direct(tmp_path / "b", Answer("I do not know."), files=files, context_chars=35, system="")
     [only] = run.requests[0]["messages"]

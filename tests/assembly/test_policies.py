@@ -74,6 +74,7 @@ ATTACKS = {
     "sandbox.name": ("sandbox=unsafe-local", (FIX, USE, COLLECT)),
     "sandbox.options": ('sandbox.options.binds=["/home"]', (FIX, USE, COLLECT)),
     "agent.options.system_file": ("agent.options.system_file=/etc/hostname", (FIX, USE)),
+    "agent.options.examples": ("agent={name='direct', options={examples='/etc/hostname'}}", (FIX, USE)),
     "tasks.source": ("tasks.source=theirs_code:Tasks", (USE, COLLECT)),
     "tasks.options.sandbox": ("tasks.options.sandbox=unsafe-local", (USE,)),
     "tasks.sources": ('tasks={sources=[{source="theirs_code:Tasks"}]}', (USE, COLLECT)),

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,14 +15,52 @@ import pytest
 from coderepairrl.certify import engine as exam
 from coderepairrl.certify.engine import QUESTIONS, Finding, Reference, examine
 from coderepairrl.engines.tiny import Tiny, TinyEngine
+from coderepairrl.learn import Learner, LearnSettings
 from coderepairrl.protocols import Chunk
 from coderepairrl.types import Sampling
+
+from .test_model import LLAMA3, build
 
 
 async def test_tiny_passes(engine: TinyEngine, miniature: Path, reference: Reference, tmp_path: Path) -> None:
     checks = await examine(engine, miniature, reference=reference, work=tmp_path)
     assert [check.name for check in checks] == list(QUESTIONS)
     assert [check for check in checks if not check.ok] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "llama", "rope_parameters": LLAMA3},
+        {"model_type": "mistral", "sliding_window": 48},
+        {"model_type": "qwen2", "tie_word_embeddings": False},
+        {"model_type": "seed_oss"},
+    ],
+    ids=lambda changes: changes["model_type"],
+)
+async def test_every_architecture_passes(changes: dict[str, Any], tmp_path: Path) -> None:
+    assert await failures(tmp_path, **changes) == []
+
+
+async def test_two_threads_pass(tmp_path: Path) -> None:
+    assert await failures(tmp_path, threads=2, model_type="qwen2") == []
+
+
+async def failures(folder: Path, *, threads: int = 1, **changes: Any) -> list[Finding]:
+    """What a random model fails, beside the real learner."""
+    model = folder / "model"
+    build(model, max_position_embeddings=4096, **changes)
+    settings = LearnSettings(algorithm="grpo", lr=1e-3, old_logprobs="recomputed")
+    learner = await Learner.start(model, settings, log_dir=folder, publish_dir=folder)
+    try:
+        engine = await Tiny(slots=16, threads=threads).start(model, log_dir=folder)
+        try:
+            checks = await examine(engine, model, reference=learner.logprobs, work=folder)
+        finally:
+            await engine.close()
+    finally:
+        await learner.close()
+    return [check for check in checks if not check.ok]
 
 
 class Stopped(TinyEngine):

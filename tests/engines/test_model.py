@@ -9,13 +9,24 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.engines.tiny import model as model_module
+from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.scheduler import Piece
-from coderepairrl.engines.tiny.server import read_weights
-from coderepairrl.errors import ConfigError
+from coderepairrl.engines.tiny.server import check_weights, read_weights
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.sync.weights import files as weights_of
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tied, two heads per key": {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
     "untied, no grouping": {
@@ -32,37 +43,67 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 24,
         "rope_parameters": {"rope_type": "default", "rope_theta": 3e4},
     },
+    "Llama, tied, scaled as Llama 3": {
+        "model_type": "llama",
+        "rope_parameters": LLAMA3,
+    },
+    "Llama with every bias, slowed": {
+        "model_type": "llama",
+        "tie_word_embeddings": False,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0},
+    },
+    "Mistral, a window of 100": {"model_type": "mistral", "sliding_window": 100, "tie_word_embeddings": False},
+    "Qwen2, untied": {
+        "model_type": "qwen2",
+        "num_attention_heads": 6,
+        "hidden_size": 192,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3 with biases": {"attention_bias": True},
 }
 
 
-def build(folder: Path, **changes: Any) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def build(folder: Path, *, dtype: torch.dtype = torch.float32, shard: str = "1GB", **changes: Any) -> Any:
+    """Save a random model, a Qwen3 unless `changes` name another, and return it as transformers computes it."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
     settings: dict[str, Any] = {
+        "model_type": "qwen3",
         "vocab_size": 265,
+        "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
         "head_dim": 32,
         "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
         "initializer_range": 0.08,
+        "pad_token_id": 0,
     }
-    model = Qwen3ForCausalLM(Qwen3Config(**(settings | changes))).eval()
-    with torch.no_grad():  # norms of all ones would hide a forgotten one
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**(settings | changes))).eval()
+    with torch.no_grad():  # norms of all ones would hide a forgotten one, and so would biases of all zeros
         for name, parameter in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or name.endswith("bias"):
                 parameter.uniform_(0.5, 1.5)
-    model.save_pretrained(folder)
-    return model
+    model.to(dtype).save_pretrained(folder, max_shard_size=shard)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(shape: dict[str, Any], tmp_path: Path) -> None:
+def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(
+    shape: dict[str, Any], packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_module, "PACK_BYTES", 0 if packed else 2**25)
     theirs = build(tmp_path, **shape)
     config = ModelConfig.read(tmp_path)
-    weights = read_weights(config, weights_of(tmp_path))
+    weights = load(tmp_path)
+    assert weights.head.packed == packed
     model = TinyModel(config, slots=9, context=1024)
     rng = random.Random(0)
     sequences = [[rng.randrange(config.vocab_size) for _ in range(size)] for size in (1, 2, 3, 65, 130, 300, 700)]
@@ -74,6 +115,44 @@ def test_logits_are_transformers_and_rows_do_not_know_their_neighbours(shape: di
     for _ in range(3):
         mixed = in_random_company(model, weights, sequences, rng)
         assert all(same(a, b) for a, b in zip(alone, mixed, strict=True))
+
+
+def load(folder: Path) -> Weights:
+    config = ModelConfig.read(folder)
+    check_weights(config, folder)
+    return read_weights(config, folder)
+
+
+def test_shards_of_bfloat16_are_computed_in_fp32(tmp_path: Path) -> None:
+    theirs = build(tmp_path, dtype=torch.bfloat16, shard="100KB", model_type="llama")
+    assert len(weights_of(tmp_path)) > 1
+    model = TinyModel(ModelConfig.read(tmp_path), slots=1, context=64)
+    ids = list(range(40))
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            model.forward(load(tmp_path), ids, [Piece(0, 0, 40)], range(40)),
+            theirs(torch.tensor([ids])).logits[0],
+            atol=1e-5,
+            rtol=0,
+        )
+    weights_of(tmp_path)[1].unlink()
+    with pytest.raises(EngineFault, match="no weights"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}, "adds model.layers.0.*freq"),
+        ({"model.norm.weight": torch.ones(64, dtype=torch.int8)}, "model.norm.weight is I8"),
+        ({"model.norm.weight": torch.ones(63)}, r"model.norm.weight is \(63,\), not \(64,\)"),
+    ],
+)
+def test_what_is_left_over_is_refused_by_name(change: Any, message: str, miniature: Path, tmp_path: Path) -> None:
+    tensors = load_file(miniature / "model.safetensors")
+    save_file(tensors | change, tmp_path / "model.safetensors")
+    with pytest.raises(EngineFault, match=message):
+        check_weights(ModelConfig.read(miniature), tmp_path)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -109,7 +188,7 @@ def in_random_company(model: TinyModel, weights: Weights, sequences: list[list[i
 def test_what_is_copied_or_wiped_is_whole(tmp_path: Path) -> None:
     build(tmp_path, **SHAPES["odd sizes"])
     config = ModelConfig.read(tmp_path)
-    weights = read_weights(config, weights_of(tmp_path))
+    weights = load(tmp_path)
     model = TinyModel(config, slots=3, context=256)
     ids = [random.Random(3).randrange(265) for _ in range(150)]
     truth = model.forward(weights, ids, [Piece(0, 0, 150)], [149])
@@ -122,10 +201,11 @@ def test_what_is_copied_or_wiped_is_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, "LlamaForCausalLM"),
+        ({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"}, "is GemmaForCausalLM"),
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_type='yarn'"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types={'sliding_attention'}"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "rope_parameters={'full_attention'}"),
         ({"vocab_size": None}, "NoneType"),
         ({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3Moe"),
     ],

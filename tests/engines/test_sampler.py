@@ -77,6 +77,24 @@ def test_the_ends_of_the_unit_interval() -> None:
     assert sample(impossible, [Sampling()], [1.0 - 2.0**-52])[0] == [2]
 
 
+@pytest.mark.parametrize("size", [9000, 9216])
+def test_a_large_vocabulary_is_drawn_from_by_blocks(size: int) -> None:
+    """The token is where the cumulative distribution passes the draw, and never one without weight."""
+    logits = 3 * torch.randn(64, size, generator=torch.Generator().manual_seed(0))
+    logits[:, size // 2 :: 2] = float("-inf")
+    logits[:8, 512:] = float("-inf")
+    draws = [0.0, 1.0 - 2.0**-52, *uniforms(5, 62)]
+    ids, _ = sample(logits, [Sampling()] * 64, draws)
+    weights = logits.double().softmax(-1)
+    above = weights.cumsum(-1)[range(64), ids]
+    chosen = weights[range(64), ids]
+    assert (chosen > 0).all()
+    assert ((above - chosen - 1e-6 <= torch.tensor(draws)) & (torch.tensor(draws) <= above + 1e-6)).all()
+    assert sample(logits[5:6], [Sampling()], draws[5:6])[0] == ids[5:6]
+    logits[0, 0] = float("nan")
+    assert not torch.isfinite(torch.tensor(sample(logits[:1], [Sampling()], [0.5])[1])).any()
+
+
 def test_broken_logits_show_in_the_logprob() -> None:
     for broken in (float("nan"), float("inf")):
         row = torch.tensor([[0.0, broken, 1.0]])

@@ -212,3 +212,17 @@ def test_deep_folders_and_sparse_files(tmp_path: Path) -> None:
     apply(tmp_path / "to", [entry(f"{deep}/x", b"1")], made, [entry(".wh.d")])
     assert (tmp_path / "to/tree/sparse").read_bytes() == sparse.read_bytes()
     assert [path.name for path in (tmp_path / "to/tree").iterdir()] == ["sparse"]
+
+
+def test_a_header_takes_bounded_memory(tmp_path: Path) -> None:
+    """Compressed, a megabyte is a header of a gigabyte, of which `tarfile` keeps several copies."""
+    script = tmp_path / "layers.py"
+    script.write_text(Path(layers.__file__).read_text().replace("MEMORY = 2 << 30", "MEMORY = 128 << 20"))
+    size = 100 << 20
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, size
+    data = header.tobuf() + f"{size} comment=".encode().ljust(size - 1, b"a") + b"\n" + archive([entry("after", b"1")])
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    done = subprocess.run([sys.executable, "-ISB", str(script), str(tree), ""], input=data, capture_output=True)
+    assert done.returncode == layers.REFUSED and b"memory" in done.stderr and not any(tree.iterdir()), done.stderr

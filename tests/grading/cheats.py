@@ -383,6 +383,32 @@ PYTEST: dict[str, dict[str, str]] = {
 
 
 MODULE = "export const clamp = (n, low, high) => (n < low ? low : n);\n"
+_IMPORT, _REQUIRE = "import fs from 'node:fs';\n", "const fs = require('node:fs');\n"
+_EVENTS = """const v8 = require('node:v8');
+const say = (type, data) => {
+  const made = new v8.DefaultSerializer();
+  made.writeHeader();
+  made.writeRawBytes(Buffer.alloc(4));
+  made.writeHeader();
+  made.writeValue({ type, data });
+  const bytes = made.releaseBuffer();
+  bytes.writeUint32BE(bytes.length - 6, 2);
+  fs.writeSync(1, bytes);
+};
+for (const [at, name] of ['low', 'high', 'has'].entries()) {
+  const about = { name, nesting: 0, testNumber: at + 1, details: { duration_ms: 1 } };
+  say('test:start', about);
+  say('test:pass', about);
+}
+"""
+SAID = (
+    _IMPORT
+    + "import { createRequire } from 'node:module';\n{\nconst require = createRequire(import.meta.url);\n"
+    + _EVENTS
+    + "}\n"
+)
+SAID_COMMON = _REQUIRE + _EVENTS
+BLOCKED = "await new Promise(() => {});\n"
 NODE: dict[str, str] = {
     "ends the process": "process.exit(0);\n" + MODULE,
     "ends it below": "process.reallyExit(0);\n" + MODULE,
@@ -395,3 +421,54 @@ NODE: dict[str, str] = {
     "assertions that hold": "import assert from 'node:assert';\nassert.equal = () => {};\n" + MODULE,
 }
 """For ``node --test``: what the module becomes."""
+NAMED: dict[str, str] = {
+    "ends it without a frame": f"{SAID}setTimeout(process.exit, 0, 0);\n{BLOCKED}" + MODULE,
+    "speaks for its tests and never ends": f"{SAID}process.exitCode = 0;\n{BLOCKED}" + MODULE,
+    "speaks for its tests and unhears": f"{SAID}process.removeAllListeners('exit');\n{BLOCKED}" + MODULE,
+    "speaks for its tests and catches": f"{SAID}process.on('uncaughtException', () => {{}});\nthrow 0;\n" + MODULE,
+    "speaks for its tests and is killed": f"{SAID}process.kill(process.pid, 'SIGKILL');\n{BLOCKED}" + MODULE,
+    "arrays that have everything": "Array.prototype.includes = () => true;\n" + MODULE,
+}
+"""For ``node --test`` where tests are named, so that its exit code is immaterial."""
+COMMON = "exports.clamp = (n, low, high) => (n < low ? low : n);\n"
+_OTHER = "(name, call) => found(name, () => {})"
+COMMONJS: dict[str, str] = {
+    "modules in exchange": "const M = require('module'), load = M._load;\nM._load = function (name, ...rest) {\n"
+    f"  const found = load.call(this, name, ...rest);\n  return name === 'node:test' ? {_OTHER} : found;\n}};\n"
+    + COMMON,
+    "require in exchange": "const M = require('module'), own = M.prototype.require;\nM.prototype.require = function (name) {\n"
+    f"  const found = own.call(this, name);\n  return name === 'node:test' ? {_OTHER} : found;\n}};\n" + COMMON,
+    "its parent's require": "module.parent.require = (name) => {\n"
+    f"  const found = require(name);\n  return name === 'node:test' ? {_OTHER} : found;\n}};\n" + COMMON,
+    "speaks for its tests and catches": f"{SAID_COMMON}process.on('uncaughtException', () => {{}});\n"
+    "throw 0;\n" + COMMON,
+}
+"""For ``node --test`` and modules that are required."""
+
+CLASS = """package programs;
+
+public class Clamp {
+    public static int clamp(int n, int low, int high) { return n < low ? low : n; }
+}
+"""
+_BEGIN = "public class Clamp {\n"
+_STATIC = f"{_BEGIN}    static {{ try {{ BODY }} catch (Exception error) {{ throw new Error(error); }} }}\n"
+_XML = "".join(f'<testcase classname=\\"tests.ClampTest\\" name=\\"{name}\\"/>' for name in ("low", "high"))
+_FILE = (
+    'String[] words = System.getProperty("sun.java.command").split(" ");'
+    " var path = java.nio.file.Path.of(words[words.length - 1]);"
+    f' String report = "<testsuite>{_XML}</testsuite>";'
+)
+_HALT = "Runtime.getRuntime().halt(0);"
+_SKIP = '    static int skip() { throw new org.junit.AssumptionViolatedException("no"); }\n'
+JUNIT: dict[str, str] = {
+    name: CLASS.replace(_BEGIN, _STATIC.replace("BODY", body))
+    for name, body in {
+        "ends the process": "System.exit(0);",
+        "halts it": _HALT,
+        "writes the report and halts": f"{_FILE} try {{ java.nio.file.Files.writeString(path, report); }} finally {{ {_HALT} }}",
+        "prints the report and halts": f"{_FILE} System.out.println(report); {_HALT}",
+    }.items()
+}
+JUNIT["skips when called"] = CLASS.replace(_BEGIN, _BEGIN + _SKIP).replace(": n;", ": n > high ? skip() : n;")
+"""For JUnit 4 (`tasks.junit`): what the class becomes."""

@@ -12,16 +12,23 @@ import pytest
 from coderepairrl import sandbox as sandboxes
 from coderepairrl.grading import apply, grade
 from coderepairrl.grading.checks import restore
+from coderepairrl.grading.reports import PARSERS, lacking
 from coderepairrl.grading.steering import left_out
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.rewards.tests import GradedTests
+from coderepairrl.tasks import junit
 from coderepairrl.types import Checks, Command, Task
 from grading.cheats import (
     ANY,
+    CLASS,
+    COMMON,
+    COMMONJS,
     ENDS,
     HONEST,
     HONEST_HELPERS,
+    JUNIT,
     MODULE,
+    NAMED,
     NODE,
     PYTEST,
     REPAIRED,
@@ -291,6 +298,23 @@ import { clamp } from "./limits.mjs";
 test("low", () => assert.equal(clamp(-1, 0, 9), 0));
 test("high", () => assert.equal(clamp(10, 0, 9), 9));
 """
+IMPORTS = JS.replace("assert.equal(clamp(10, 0, 9), 9)", "assert.ok([9].includes(clamp(10, 0, 9)))")
+REQUIRES = """const { clamp } = require("./limits.cjs");
+const test = require("node:test");
+const assert = require("node:assert");
+
+test("low", () => assert.equal(clamp(-1, 0, 9), 0));
+test("high", () => assert.ok([9].includes(clamp(10, 0, 9))));
+"""
+JAVA = """package tests;
+
+import org.junit.*;
+
+public class ClampTest {
+    @Test public void low() { Assert.assertEquals(0, programs.Clamp.clamp(-1, 0, 9)); }
+    @Test public void high() { Assert.assertEquals(9, programs.Clamp.clamp(10, 0, 9)); }
+}
+"""
 PROGRAM = """import test from "node:test";
 import assert from "node:assert";
 import { spawnSync } from "node:child_process";
@@ -319,6 +343,57 @@ async def test_cheats_do_not_pass_in_node(name: str, repository: Repository) -> 
     async with backend.open(task) as fresh:
         assert (await grade(fresh, task, patch)).problem
         assert (await fresh.exec(argv, timeout=30.0)).ok, "the positive control"
+
+
+SPOKEN = [*(("mjs", name) for name in NAMED), *(("cjs", name) for name in COMMONJS)]
+"""Cheats by the ending of the module."""
+
+
+def made_of_names(repository: Repository, ending: str) -> Task:
+    """A task that names its tests, of a module that is imported (``mjs``) or required (``cjs``)."""
+    module, tests = (MODULE, IMPORTS) if ending == "mjs" else (COMMON, REQUIRES)
+    repository.commit({f"limits.{ending}": module.encode(), f"limits.test.{ending}": tests.encode()})
+    oracle = repository.edit({f"limits.{ending}": module.replace(": n)", ": n > high ? high : n)").encode()})
+    command = Command(("node", "--test", "--test-reporter=tap"), 30.0, "node")
+    checks = Checks((command,), {f"limits.test.{ending}": tests}, ("low", "high"))
+    return Task("t/node", "", "javascript", f"dir:{repository.folder}", oracle, checks)
+
+
+def spoken(repository: Repository, ending: str, name: str) -> bytes:
+    """The patch of a cheat of `SPOKEN`."""
+    return repository.edit({f"limits.{ending}": {"mjs": NAMED, "cjs": COMMONJS}[ending][name].encode()})
+
+
+@pytest.mark.parametrize(("ending", "name"), SPOKEN)
+async def test_cheats_do_not_pass_for_named_tests_in_node(ending: str, name: str, repository: Repository) -> None:
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    task, backend = made_of_names(repository, ending), bwrap()
+    patch = spoken(repository, ending, name)
+    async with backend.open(task) as fresh:
+        assert not (await grade(fresh, task, task.reference)).problem
+    async with backend.open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem
+        printed = (await fresh.exec(task.checks.commands[0].argv, timeout=30.0)).output.decode()
+        assert not lacking(PARSERS["node"](printed), task.checks.named), "the positive control"
+
+
+def made_for_junit(repository: Repository) -> Task:
+    repository.commit({"programs/Clamp.java": CLASS.encode(), "tests/ClampTest.java": JAVA.encode()})
+    oracle = repository.edit({"programs/Clamp.java": CLASS.replace(": n;", ": n > high ? high : n;").encode()})
+    checks = junit.checks({"tests/ClampTest.java": JAVA}, ["programs/Clamp.java"], "tests.ClampTest")
+    return Task("t/junit", "", "java", f"dir:{repository.folder}", oracle, checks)
+
+
+async def test_cheats_do_not_pass_in_junit(repository: Repository) -> None:
+    if shutil.which("javac") is None or not all(Path(jar).exists() for jar in junit.JARS.split(":")):
+        pytest.skip("a JDK, or JUnit 4, is not installed")
+    task, backend = made_for_junit(repository), bwrap()
+    cheats = {name: repository.edit({"programs/Clamp.java": text.encode()}) for name, text in JUNIT.items()}
+    for name, patch in {"the reference": task.reference, "nothing": b"", **cheats}.items():
+        async with backend.open(task) as fresh:
+            verdict = await grade(fresh, task, patch)
+        assert (not verdict.problem) is (name == "the reference"), (name, verdict)
 
 
 async def test_a_repair_passes_in_node(repository: Repository) -> None:

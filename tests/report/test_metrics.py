@@ -43,6 +43,7 @@ def diff(*changes: tuple[str, int, str, str]) -> bytes:
     return text.encode()
 
 
+AFTER_EDITS = {"edit_applied", "resolved_if_applied"}
 REFERENCE = diff(
     ("till.py", 5, "        self.total += n", "        self.total += abs(n)"), ("rates.py", 1, "A = 1", "A = 2")
 )
@@ -59,7 +60,7 @@ def test_the_reference_itself_is_right_in_everything() -> None:
     per_tool = {name for name in found if name.startswith(metrics.PER_TOOL)}
     assert found.keys() - per_tool <= metrics.names(score.name for score in made.episode.scores)
     wrong = {"empty", "empty_patches", "partial", "partial_per_patch", "limit", "crash", "reward"}
-    shares = {metric.name for metric in METRICS if metric.unit == "share"} - {"resolved", "edit_applied"} - wrong
+    shares = {metric.name for metric in METRICS if metric.unit == "share"} - {"resolved", *AFTER_EDITS} - wrong
     assert {name: found[name] for name in shares} == dict.fromkeys(shares, 1.0)
     assert found["partial"] == found["empty"] == 0 and (found["changed_files"], found["changed_lines"]) == (2, 4)
 
@@ -101,7 +102,7 @@ def test_functions_are_the_innermost_around_a_line(line: int, name: str) -> None
 def test_what_is_not_known_is_absent_and_what_is_empty_is_no_hit() -> None:
     """No zero for what nobody knows: functions of files that are not at hand, tools of a program that does not say."""
     found = row(replace(attempt(calls_known=False), sources=None))
-    unknown = {"calls", "actions", "edit_applied", "repeated_failures", "files_viewed", "commands", "tool_success"}
+    unknown = {"calls", "actions", *AFTER_EDITS, "repeated_failures", "files_viewed", "commands", "tool_success"}
     assert not unknown & found.keys() and "function_recall" not in found and "resolved" not in found
     assert found["file_recall"] == found["line_recall"] == found["exact"] == found["patch_edits"] == 0
     assert not [name for name in found if name.endswith("precision") or name.endswith(PER_PATCH)]
@@ -136,6 +137,9 @@ def test_tools_worked_out_by_hand() -> None:
         "actions": 10, "commands": 7, "files_viewed": 2, "repeated_failures": 2,
     }  # fmt: skip
     assert found["edit_applied"] == found["tool_success/apply_patch"] == pytest.approx(1 / 3)
+    repaired = (Score("tests", 1.0, passed=True),)
+    assert "resolved_if_applied" not in row(attempt(tool_calls=calls, scores=repaired)), "some edits were not made"
+    assert row(attempt(tool_calls=calls[7:8], scores=repaired))["resolved_if_applied"] == 1
     assert found["tool_success/shell"] == pytest.approx(4 / 7) and found["tool_success"] == 0.5
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import json
 import re
+import resource
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 from coderepairrl import report
 from coderepairrl.apps.hello.command import SHOWN, before_and_after
 from coderepairrl.cli import app
-from coderepairrl.report import ledger, names, reading
+from coderepairrl.errors import UsageError
+from coderepairrl.report import command, ledger, names, reading
 from coderepairrl.report.analysis import as_json, compare_runs, differences
 from coderepairrl.runs import RunFolder, logged_episodes
 from coderepairrl.stats import clusters, compare
+from coderepairrl.tasks import make, write_jsonl
 from coderepairrl.types import Ending, Episode, Score, ToolCall
 from pages import Page
 
@@ -295,3 +298,22 @@ def test_the_figure_is_a_file_of_its_own(run: Path, other: Path, tmp_path: Path)
     assert {"reward", "tests passing", "first", "second", "junk a", "junk b"} <= set(said)
     for wrong, message in ((["--baseline", "high"], "high"), (["--json"], "different things")):
         assert message in str(CliRunner().invoke(app, [*arguments, *wrong]).exception)
+
+
+def test_a_full_disk_leaves_the_page_that_is_there_whole(tmp_path: Path) -> None:
+    """And the tasks in a file. A limit on the size of files fails a write half way, as a full disk does."""
+    page, tasks = tmp_path / "index.html", tmp_path / "tasks.jsonl"
+    command.write(page, "before")
+    write_jsonl(make("handmade"), tasks)
+    before = tasks.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(UsageError, match="cannot write"):
+            command.write(page, "x" * 5000)
+        with pytest.raises(OSError):
+            write_jsonl(make("handmade"), tasks)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert page.read_text() == "before" and tasks.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} == {"index.html", "tasks.jsonl"}

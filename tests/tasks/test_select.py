@@ -47,6 +47,7 @@ def ids(selection: Selection, among: list[Task] = TEN) -> list[int]:
         ({"languages": ("python",), "n": 2}, [0, 1]),
         ({"languages": ("java",)}, []),
         ({"without": ("o/toy",)}, []),
+        ({"leave_out": ("o__toy-[0-7]", "nothing")}, [8, 9]),
         ({"repositories": ("o/toy",), "skip": 8}, [8, 9]),
         ({"skip": 2, "n": 3}, [2, 3, 4]),
         ({"max_prompt": 6}, []),

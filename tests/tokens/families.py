@@ -61,7 +61,9 @@ FAMILIES = {
         format="qwen3_coder",
         config=(("num_experts", 4), ("num_experts_per_tok", 2), ("moe_intermediate_size", 16)),
     ),
-    "Qwen2.5-Coder": Family("qwen2", chatml.CHATML_TOKENS, chatml.QWEN25, ("<|im_end|>", "<|endoftext|>")),
+    "Qwen2.5-Coder": Family(
+        "qwen2", chatml.CHATML_TOKENS, chatml.QWEN25, ("<|im_end|>", "<|endoftext|>"), engines=("tiny", "vllm")
+    ),
     "Llama 3.1, 3.2, 3.3": Family(
         "llama",
         chatml.LLAMA_TOKENS,
@@ -69,6 +71,7 @@ FAMILIES = {
         ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
         bos="<|begin_of_text|>",
         format="llama3_json",
+        engines=("tiny", "vllm"),
         refused=ONE_CALL,
         rewritten=SYSTEMS[1:],
     ),
@@ -79,6 +82,7 @@ FAMILIES = {
         ("</s>",),
         bos="<s>",
         format="mistral",
+        engines=("tiny", "vllm"),
         config=(("sliding_window", None),),  # as all with this tokenizer have it
         rewritten=tuple(sorted(set(Shape) - {Shape.ORPHAN})),
     ),
@@ -153,7 +157,13 @@ FAMILIES = {
         rewritten=SYSTEMS,
     ),
     "Seed-OSS": Family(
-        "seed_oss", frames.SEED_TOKENS, frames.SEED, ("<seed:eos>",), bos="<seed:bos>", format="seed_oss"
+        "seed_oss",
+        frames.SEED_TOKENS,
+        frames.SEED,
+        ("<seed:eos>",),
+        bos="<seed:bos>",
+        format="seed_oss",
+        engines=("tiny", "vllm"),
     ),
     "Gemma 4 (E2B, E4B)": Family(
         "gemma4_text",
@@ -225,6 +235,7 @@ FAMILIES = {
         ("</s>",),
         bos="<s>",
         format="mistral",
+        engines=("tiny", "vllm"),
         config=(("sliding_window", None),),
         rewritten=SYSTEMS,
     ),
@@ -235,6 +246,7 @@ FAMILIES = {
         ("</s>",),
         bos="<s>",
         format="mistral",
+        engines=("tiny", "vllm"),
         config=(("sliding_window", None),),
         rewritten=SYSTEMS,
     ),

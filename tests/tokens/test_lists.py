@@ -200,7 +200,7 @@ def test_a_fork_that_forgets_what_was_said_is_refused(tmp_path: Path) -> None:
         verify(tokens.load(folder))
 
 
-def test_gemma_3_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_gemma_3_is_for_agents_without_tools(tmp_path: Path) -> None:
     """Its template knows a user and a model that take turns, and no tools."""
     turns = (
         "{{ bos_token }}{%- set ns = namespace(first='') %}{%- if messages[0].role == 'system' %}"
@@ -213,6 +213,11 @@ def test_gemma_3_is_refused_with_what_to_do(tmp_path: Path) -> None:
     )
     marks = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>")
     folder = Family("gemma3_text", marks, turns, ("<end_of_turn>", "<eos>"), bos="<bos>").write(tmp_path)
-    with pytest.raises(ConfigError, match="the policy is not shown its tools") as refused:
-        tokens.load(folder)
-    assert "chat_template.jinja that writes them" in refused.value.fix
+    codec = tokens.load(folder)
+    assert not codec.has_tools and verify(codec).forks == ()
+    assert codec.parse(codec.encode(" <tool_call>{}</tool_call> Hi. "), codec.render(OPENING)).content == (
+        "<tool_call>{}</tool_call> Hi."
+    )
+    for messages, tools in ((OPENING, TOOLS), ((*OPENING, {"role": "tool", "content": "ok"}), ())):
+        with pytest.raises(ValueError, match="writes no tools: it is for agents that offer none"):
+            codec.render(messages, tools)

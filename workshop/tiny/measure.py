@@ -38,7 +38,7 @@ def measure(
     from workshop.tiny.simulate import Simulation
 
     config = ModelConfig.read(folder)
-    weights = Weights.build(config, {name: tensor.detach() for name, tensor in tensors.items()})
+    weights = Weights.build(config, lambda name: tensors[name].detach())
     simulation = Simulation(codec, TinyModel(config, slots=32, context=LIMITS["tokens"]), **LIMITS)
     attempts = simulation.run(weights, exercises, temperature, torch.Generator().manual_seed(0))
     count = len(attempts)

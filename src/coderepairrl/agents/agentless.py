@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
-from coderepairrl.agents.direct import FORMAT, choose, edits, files_of, within
+from coderepairrl.agents.direct import FORMATS, choose, files_of, read_edits, within
+from coderepairrl.agents.examples import Examples, as_turns, of
+from coderepairrl.agents.fences import Format, Unreadable
 from coderepairrl.agents.localising import Place, Source, elements_named, excerpt, lines_named, numbered, paths_named
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.proposals import Proposal, draft, elect, passing
@@ -35,7 +37,7 @@ path/to/file.py: name"""
 _LINES = """\
 Which lines have to be changed, or stand next to new ones? One place on each line, as
 path/to/file.py: 12-15"""
-_REPAIR = f"Reply with the edits that resolve the issue, and with nothing that is not needed for it. {FORMAT}"
+_REPAIR = "Reply with the edits that resolve the issue, and with nothing that is not needed for it. {format}"
 _LARGEST_FILE = 1 << 20
 """Bytes: no file that is larger is written by hand."""
 
@@ -48,6 +50,10 @@ class AgentlessOptions:
     """Who says which files: the model, or the task's reference (an upper bound for any search)."""
     most_files: int = 3
     """At most so many files are looked into."""
+    format: Format = "blocks"
+    """What repairs are written in, as `DirectOptions.format`; for all but blocks whole files are shown."""
+    examples: Examples = 0
+    """Worked examples before each question for a repair, as `DirectOptions.examples`."""
     samples: int = 4
     """Repairs that are sampled, by the run's sampling: greedily all are the same."""
     around: int = 10
@@ -88,8 +94,8 @@ class Agentless(Agent):
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox."""
-        return FirstRequest(_messages(task.prompt))
+        """Without files, which are only known in the sandbox; with examples the first for a repair, which has them."""
+        return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, and leave in the tree what most repairs agree on.
@@ -112,6 +118,8 @@ class _Run:
         self.budget = Budget(endpoint.limits)
         self.room = within(options.context_chars, endpoint.limits)
         self.turn = -1
+        self.there: list[str] = []
+        self.cut_off = False
         self.done: list[ToolCall] = []
         self.log: list[Message] = []
 
@@ -132,15 +140,16 @@ class _Run:
             await chosen.write(self.sandbox)
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
-    async def _ask(self, question: str, shown: Sequence[str]) -> str:
+    async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
         """The reply in a conversation of its own. Raises `LimitReached`."""
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
-        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]))
+        messages = _messages("\n\n".join([self.task.prompt, *_cut(shown, self.room), question]), shots)
         reply = await self.chat.complete(messages, (), self.budget.reply_tokens(), self.budget.seconds_left)
         self.turn = self.turn + 1 if reply.turn is None else reply.turn
         self.log += [*messages, reply.message]
+        self.cut_off = reply.cut_off
         return str(reply.message.get("content") or "")
 
     def _note(self, name: str, arguments: dict[str, str], ok: bool, seconds: float = 0.0) -> None:
@@ -148,7 +157,7 @@ class _Run:
 
     async def _sources(self) -> list[Source]:
         """The files to look into: those that the model names, else those that the issue mentions, else the first."""
-        there = await files_of(self.sandbox) if self.task.workspace else []
+        self.there = there = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
             named = choose("oracle", self.task, there)
         elif there:
@@ -188,8 +197,17 @@ class _Run:
         return places
 
     async def _repair(self, places: Sequence[Place]) -> Proposal | None:
-        answer = await self._ask(_REPAIR, [excerpt(place) for place in places])
-        found = await draft(self.sandbox, edits(answer))
+        form = self.options.format
+        sources = list(dict.fromkeys(place.source for place in places))
+        shown = places if form == "blocks" else [source.whole for source in sources]
+        question = _REPAIR.format(format=FORMATS[form])
+        answer = await self._ask(question, [excerpt(place) for place in shown], _shots(self.options, self.task))
+        paths = [source.path for source in sources]
+        try:
+            made = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
+        except Unreadable:
+            made = []
+        found = await draft(self.sandbox, made)
         self._note("repair", {"answer": answer}, found is not None)
         return found
 
@@ -207,8 +225,13 @@ class _Run:
         return [each for each in repairs if each.key in passed] or list(repairs)
 
 
-def _messages(prompt: str) -> list[Message]:
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": prompt}]
+def _messages(prompt: str, shots: Sequence[Message] = ()) -> list[Message]:
+    return [{"role": "system", "content": SYSTEM}, *shots, {"role": "user", "content": prompt}]
+
+
+def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
+    question = _REPAIR.format(format=FORMATS[options.format])
+    return as_turns(of(options.examples), task.id, options.format, question=question)
 
 
 def _cut(parts: Sequence[str], chars: int) -> list[str]:

@@ -38,6 +38,8 @@ class Reply:
     remaining_tokens: int | None = None
     malformed: tuple[str, ...] = ()
     turn: int | None = None
+    cut_off: bool = False
+    """Whether it ended at the tokens that it may have."""
 
 
 class Chat:
@@ -120,6 +122,7 @@ def _reply(answer: Any) -> Reply:
             remaining_tokens=exact.get("remaining_tokens"),
             malformed=tuple(exact.get("malformed") or ()),
             turn=exact.get("turn"),
+            cut_off=answer["choices"][0].get("finish_reason") == "length",
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise GatewayFault(f"not a chat completion with usage ({error!r}): {str(answer)[:200]}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -12,7 +13,10 @@ from typing import Any, Literal
 from coderepairrl.agents import blocks
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message
+from coderepairrl.agents.examples import Examples, as_turns, of
+from coderepairrl.agents.fences import Format, Unreadable, edit, named, replaced, shown, whole
 from coderepairrl.agents.options import parse
+from coderepairrl.agents.patching import Text
 from coderepairrl.agents.texts import FULL
 from coderepairrl.agents.tools import Result, Tools
 from coderepairrl.errors import AgentFault, ConfigError
@@ -30,9 +34,28 @@ the lines to put in their place
 >>>>>>> REPLACE
 
 The lines under SEARCH must occur exactly once in the file. With nothing under SEARCH the file is created."""
-SYSTEM = f"""\
+WHOLE = """\
+Write each file that changes like this, all of it as it should be, with its path on the line before:
+
+path/to/file.py
+```
+the whole file
+```
+
+Leave nothing out of a file: what is not in the block is gone."""
+FUNCTION = """\
+Write each function that changes like this, all of it as it should be, with the path of its file on the line before:
+
+path/to/file.py
+```python
+the whole function
+```
+
+It replaces the function of that name. A method may be written within its class. Put imports that it needs above it."""
+FORMATS: Mapping[Format, str] = {"blocks": FORMAT, "whole": WHOLE, "function": FUNCTION}
+_SYSTEM = """\
 You repair software. You are given an issue and files of the repository that it is about. Reply with the edits that \
-repair the defect, and with nothing that is not needed for it. {FORMAT} You cannot run anything and have this one \
+repair the defect, and with nothing that is not needed for it. {format} You cannot run anything and have this one \
 reply."""
 
 TAGS = """\
@@ -57,15 +80,22 @@ class DirectOptions:
     context_chars: int = 20_000
     """At most so much of them: whole files, in the order of their paths, until one does not fit. Never more than two
     characters for each token that the episode may have."""
-    system: str = SYSTEM
-    """The system prompt; empty sends none."""
+    format: Format = "blocks"
+    """What a reply writes: search/replace blocks, whole files in fences, or functions in fences (Python alone)."""
+    system: str | None = None
+    """The system prompt, in place of the shipped one of the format; empty sends none."""
     tags: bool = False
     """Whether the system prompt also asks for a thought and an answer between tags. Where a reply has an answer between
     tags, only its edits are made, whatever was asked for."""
 
+    examples: Examples = 0
+    """Worked examples before the issue: so many drawn from the training tasks, a file of them, or themselves."""
+
     def __post_init__(self) -> None:
         if self.context_chars < 0:
             raise ConfigError("agent.options.context_chars is negative")
+        if self.examples and self.tags:
+            raise ConfigError("agent.options.examples have no thoughts, which agent.options.tags asks for")
 
 
 class Direct(Agent):
@@ -84,7 +114,7 @@ class Direct(Agent):
 
     def first_request(self, task: Task) -> FirstRequest:
         """Without files, which are only known in the sandbox: all of it with ``files="none"``."""
-        return FirstRequest(self._messages(task.prompt))
+        return FirstRequest(self._messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask once and apply the edits of the reply, each a call of `edit` in the report.
@@ -94,10 +124,8 @@ class Direct(Agent):
         """
         budget = Budget(endpoint.limits)
         there = await files_of(sandbox) if task.workspace else []
-        only = there[0] if len(there) == 1 else ""
-        messages = self._messages(
-            await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
-        )
+        prompt, files = await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
+        messages = self._messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
         try:
@@ -107,21 +135,40 @@ class Direct(Agent):
             exit = reached.limit
         else:
             messages.append(reply.message)
-            tools = Tools(sandbox, FULL, output_chars=0)
-            for edit in edits(str(reply.message.get("content") or ""), only):
-                started = time.monotonic()
-                result: Result = await tools.apply_patch(edit, lines=True)
-                seconds = time.monotonic() - started
-                done.append(ToolCall(0, "edit", json.dumps(edit), result.ok, len(result.text), seconds))
+            text = str(reply.message.get("content") or "")
+            done = await self._make(text, sandbox, there, files, cut_off=reply.cut_off)
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
-    def _messages(self, prompt: str) -> list[Message]:
-        asked = "\n\n".join(filter(None, (self.options.system, TAGS if self.options.tags else "")))
-        system = [{"role": "system", "content": asked}] if asked else []
-        return [*system, {"role": "user", "content": prompt}]
+    async def _make(
+        self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
+    ) -> list[ToolCall]:
+        """Make the edits of a reply, each a call of `edit`; one that cannot be read is a call that failed, and says
+        why."""
+        done: list[ToolCall] = []
+        tools = Tools(sandbox, FULL, output_chars=0)
+        try:
+            found = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
+        except Unreadable as problem:
+            return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
+        for each in found:
+            started = time.monotonic()
+            changes = self.options.format == "blocks" or each["old_content"] != each["new_content"]
+            result = await tools.apply_patch(each, lines=True) if changes else Result("nothing changes", True)
+            seconds = time.monotonic() - started
+            done.append(ToolCall(0, "edit", json.dumps(each), result.ok, len(result.text), seconds))
+        return done
 
-    async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> str:
-        shown = []
+    def _messages(self, task: Task, prompt: str) -> list[Message]:
+        options = self.options
+        system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
+        asked = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
+        opening: list[Message] = [{"role": "system", "content": asked}] if asked else []
+        shots = as_turns(of(options.examples), task.id, options.format, code=options.files != "none")
+        return [*opening, *shots, {"role": "user", "content": prompt}]
+
+    async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
+        """The issue with files below, and which these are; without any those that the issue names."""
+        files: dict[str, str] = {}
         for path in choose(self.options.files, task, there):
             try:
                 text = (await sandbox.read(path)).decode()
@@ -130,8 +177,8 @@ class Direct(Agent):
             room -= len(text)
             if room < 0:
                 break
-            shown.append(f"{path}\n```\n{text.rstrip()}\n```")
-        return "\n\n".join([task.prompt, *shown])
+            files[path] = shown(path, text)
+        return "\n\n".join([task.prompt, *files.values()]), [*files] or choose("mentioned", task, there)
 
 
 def within(chars: int, limits: Limits) -> int:
@@ -170,6 +217,33 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
     """
     found = blocks.read(blocks.answer(reply))
     return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in found]
+
+
+async def read_edits(
+    form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
+) -> list[dict[str, str]]:
+    """The edits of a reply in the format `form`, as `edits` gives them.
+
+    A block that names no file is of the only one of `files`, which were shown, of all `there`; a search/replace block
+    of the only one there is. Of several blocks of functions one at least must have one of its file. Raises
+    `Unreadable`.
+    """
+    if form == "blocks":
+        if found := edits(reply, there[0] if len(there) == 1 else ""):
+            return found
+        raise Unreadable("no search/replace block")
+    made = []
+    for path, codes in named(form, reply, there, files[0] if len(files) == 1 else "", cut_off):
+        before = ""
+        try:
+            before = Text.parse(await sandbox.read(path)).text
+        except FileNotFoundError:
+            if form == "function":
+                raise Unreadable(f"{path} does not exist") from None
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror or error}") from None
+        made.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
+    return made
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:

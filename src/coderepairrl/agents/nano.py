@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from coderepairrl.agents.budget import Budget
 from coderepairrl.agents.chat import Chat, LimitReached, Message, Reply
+from coderepairrl.agents.examples import Examples, as_calls, of
 from coderepairrl.agents.options import parse
 from coderepairrl.agents.stats import command_names
 from coderepairrl.agents.texts import NANO, Texts, Wording, fill, tool_schemas
@@ -61,6 +62,8 @@ class NanoOptions:
     """Longer tool results are cut."""
     shell_seconds: float = 4.0
     """Longer commands are killed."""
+    examples: Examples = 0
+    """Worked examples before the issue, as `DirectOptions.examples`: Nano looks at the file and patches it."""
     request: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of every request, such as ``temperature`` (a training run's own sampling overrides them)."""
 
@@ -135,7 +138,19 @@ class Nano(Agent):
         options = self.options
         described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
         tools = tool_schemas(options.tools, described, self.wording.renamed(options.names))
-        return FirstRequest(options.opening(task.prompt, self.wording), tools)
+        *system, issue = options.opening(task.prompt, self.wording)
+        return FirstRequest([*system, *self._shots(task), issue], tools)
+
+    def _shots(self, task: Task) -> list[Message]:
+        """The examples' messages."""
+        options, known = self.options, self.wording.parameters
+        tools = [tool for tool in known if tool in ("shell", "apply_patch", "bash", "str_replace")]
+        called = {options.names.get(tool, tool): list(known[tool]) for tool in tools}
+        shots = as_calls(of(options.examples), task.id, called, options.texts(self.wording).patched)
+        return [
+            {**each, "content": fill(options.user_template, prompt=each["content"])} if each["role"] == "user" else each
+            for each in shots
+        ]
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Repair `task` until the model submits or a limit is reached.

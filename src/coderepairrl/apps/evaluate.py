@@ -184,6 +184,11 @@ def _plan(what: str, given: Sequence[str], policy: str | None, agents: Sequence[
     return _resolve(policy, given, agents, settings_of=file or Path(what), collects=collects)
 
 
+def is_source(what: str) -> bool:
+    """Whether `what` names a task source: it is neither a TOML file, a shipped config nor a run."""
+    return configs.run_of(what) is None and _file(what) is None
+
+
 def _file(what: str) -> Path | None:
     if what in configs.shipped():
         return configs.shipped()[what]

@@ -238,7 +238,7 @@ def _key(variable: str) -> str:
 
 
 def _with_weights(model: str) -> models.Named:
-    found = models.named(model)
+    found = models.named(models.hub.fetch(model) if models.hub.is_name(model) else model)
     if not any(found.folder.glob("*.safetensors")):
         raise UsageError(
             f"{found.folder} holds no weights", fix="a model has a *.safetensors; a run folder has a run.json"

@@ -11,6 +11,7 @@ from typing import TypeVar
 from coderepairrl import models, rewards
 from coderepairrl.assembly import devices
 from coderepairrl.assembly.curriculum import curriculum
+from coderepairrl.assembly.few_shot import has_examples, with_examples
 from coderepairrl.assembly.kinds import check_kinds, make_kinds
 from coderepairrl.assembly.learned import check_learned
 from coderepairrl.assembly.learner import check_teacher, settings
@@ -164,9 +165,14 @@ def evaluation(
     collects: bool = False,
 ) -> Made[AgentPlan]:
     """The evaluations of the model that is `chosen`, as `resolve_evaluation` has them."""
-    place = choose_place(config, problems)
-    eval_tasks = read_collected(config, problems) if collects else read_tasks(config, problems, training=False)[1]
+    if collects:
+        eval_tasks = read_collected(config, problems)
+        train = read_tasks(config, problems)[0] if has_examples(config, drawn=True) else Made[tuple[Share, ...]]([()])
+    else:
+        train, eval_tasks = read_tasks(config, problems, training=has_examples(config, drawn=True))
     everything = tuple(chain(*_or(eval_tasks, {}).values()))
+    config = _shown_examples(config, train, everything, problems)
+    place = choose_place(config, problems)
     settled = problems.attempt(lambda: settle_measure(config, everything))
     config = _or(settled, config)
 
@@ -198,10 +204,23 @@ def evaluation(
     )
 
 
+def _shown_examples(
+    config: Config, train: Made[tuple[Share, ...]], evaluated: Sequence[Task], problems: Problems
+) -> Config:
+    """`config` with the worked examples that its agents are shown (`with_examples`)."""
+    if not has_examples(config):
+        return config
+    trained = [task for share in _or(train, ()) for task in share.tasks]
+    made = problems.attempt(lambda: with_examples(config, trained, evaluated))
+    return _or(made, config)
+
+
 def _pinned(model: str, config: Config, chosen: Made[LocalModel | RemoteModel]) -> str:
     """What names the model once more: of a run the checkpoint that is its newest now, of a TOML file what is in it."""
     if Path(model).suffix == ".toml":
         return config.model.path
+    if models.hub.is_name(model) and isinstance(chosen.value, LocalModel):
+        return f"{model.partition('@')[0]}@{chosen.value.folder.name}"
     run = isinstance(chosen.value, LocalModel) and not model.startswith("builtin:")
     return chosen.value.name if run else model
 
@@ -225,10 +244,11 @@ def resolve(config: Config, *, resumed: bool = False) -> Plan:
         problems.attempt(lambda: check_teacher(config, model.value))
     adapter = problems.attempt(lambda: models.named(config.model.path).adapter)
     codec, forks = writer(config, model, problems)
-    place = choose_place(config, problems)
-    engine, split = _engine(config, model, problems)
     read, eval_tasks = read_tasks(config, problems)
     sources = read
+    config = _shown_examples(config, read, tuple(chain(*_or(eval_tasks, {}).values())), problems)
+    place = choose_place(config, problems)
+    engine, split = _engine(config, model, problems)
     settled = problems.attempt(lambda: settle_rewards(config, read, eval_tasks))
     config = settled.value[0] if settled else config
     paid = problems.attempt(lambda: rewards.make(settled.value[0].reward))

@@ -58,7 +58,11 @@ def _programs(prefix: str, section: Mapping[str, Any]) -> Iterator[tuple[str, An
             if "name" in part and part["name"] not in _SHIPPED[key]:
                 yield f"{place}.name", part["name"]
             for option, it in part.get("options", {}).items():
-                if option == "system_file" or not (key == "agent" or _is_data(option, it)):
+                if (
+                    option == "system_file"
+                    or (option == "examples" and isinstance(it, str))
+                    or not (key == "agent" or _is_data(option, it))
+                ):
                     yield f"{place}.options.{option}", it
         elif key in ("source", "reward"):
             if not _SHIPPED[key].issuperset([value] if isinstance(value, str) else value):

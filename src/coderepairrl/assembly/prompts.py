@@ -98,7 +98,8 @@ def _check(config: Config, model: LocalModel, kind: str, terms: Terms, tasks: Se
     first = (too_long or _longest_first(tasks))[0]
     longest = LongestPrompt(first.id, _count(model.codec, terms.agent.first_request(first), first), most, limit)
     if too_long:
-        raise _refusal(longest, len(too_long), model, terms)
+        before = _count(model.codec, terms.agent.first_request(replace(first, prompt="")), first)
+        raise _refusal(longest, len(too_long), model, terms, before)
     return longest
 
 
@@ -138,7 +139,13 @@ def _limit(config: Config, model: LocalModel, kind: str, terms: Terms) -> tuple[
     return terms.limits.tokens, f"kinds.{kind}.tokens" if own else "rollout.tokens"
 
 
-def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms) -> ConfigError:
+def _refusal(longest: LongestPrompt, count: int, model: LocalModel, terms: Terms, before: int) -> ConfigError:
+    if before >= longest.most:
+        return ConfigError(
+            f"what agent {terms.agent.name} says before an issue, its examples included, has {before:,} tokens, and an"
+            f" episode may have {longest.most:,} ({longest.limit})",
+            fix="fewer or shorter ones (agent.options.examples), a shorter agent.options.system, or a longer context",
+        )
     others = f" (and those of {count - 1:,} more tasks are too long)" if count > 1 else ""
     wanted = longest.tokens + terms.limits.turn_tokens
     fix = "leave such tasks out (of training: tasks.too_long=drop)"

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from coderepairrl import tokens
-from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError, EngineFault, UsageError
 from coderepairrl.learn import check_weights
 from coderepairrl.processes.scratch import scratch
 from coderepairrl.registry import Finding
 from coderepairrl.sync import weights
+from coderepairrl.tokens.codec import NEEDS_NO_TOOLS
 from coderepairrl.tokens.verify import verify
 
 
@@ -22,10 +23,11 @@ async def examine(folder: Path, *, renderer: str = "auto", thinking: bool = Fals
     codec = tokens.load(folder, renderer=renderer, thinking=thinking)
     found = verify(codec)
     writer = "its own chat template" if codec.family == "template" else f"renderer {codec.family}"
+    calls = f"format {codec.format.name}" if codec.has_tools else f"its template writes no tools: {NEEDS_NO_TOOLS}"
     ends = ", ".join(codec.decode([stop]) for stop in codec.stop_ids)
     return [
         Finding("prompts are written", True, f"by {writer}, reasoning {'on' if thinking else 'off'}"),
-        Finding("tool calls are read", True, f"format {codec.format.name}; replies end with {ends}"),
+        Finding("tool calls are read", True, f"{calls}; replies end with {ends}"),
         Finding("recorded ids are extended", True, _listed("but for rendering again: ", found.forks)),
         Finding("conversations it knows", True, _listed("its template refuses ", found.refused)),
         Finding("shapes that agents send", True, _listed("written in another shape: ", found.rewritten)),
@@ -57,8 +59,7 @@ async def _weights(folder: Path, codec: tokens.Codec) -> Finding:
 
 def _engines(folder: Path) -> str:
     try:
-        ModelConfig.read(folder)
-        weights_of(folder)
-    except ConfigError as error:
+        ModelConfig.read(folder).check_tensors(folder, weights.tensors(folder))
+    except (ConfigError, EngineFault) as error:
         return f"vllm; not tiny: {error}"
     return "tiny, vllm"

@@ -63,7 +63,7 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(collecting.collect, collecting.select, running.sft),
     ),
     "Measure": (
-        *(evaluating.eval, evaluating.merge, evaluating.grade),
+        *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
     "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),

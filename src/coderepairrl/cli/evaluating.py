@@ -75,6 +75,31 @@ def eval(
     show(json.dumps(found) if as_json else evaluating.as_text(found, planned.plan.config))
 
 
+def attempt(
+    what: Annotated[str, typer.Argument(help="a task source, a TOML file, a shipped config, or a run")],
+    task: Annotated[str, typer.Argument(metavar="ID", help="of one of its tasks: crrl data list SOURCE")],
+    given: Settings = None,
+    policy: Annotated[
+        str | None, typer.Option(help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's")
+    ] = None,
+    output: NewRun = None,
+    as_json: Json = False,
+) -> None:
+    """Make one attempt at one task, and show prompt, replies, calls and scores as they come; the diff on stdout."""
+    note(f"{'reading':<12}{what}, {task}")  # imports take a while, too
+    import sys
+
+    from coderepairrl.apps import attempt as attempting
+    from coderepairrl.apps import fix
+
+    trial = attempting.resolve(what, task, given or [], policy=policy, output=output)
+    episode = run(attempting.attempt(trial, fix.Trace(whole=True)))
+    if as_json:
+        show(json.dumps(attempting.as_json(trial, episode)))
+    else:
+        fix.show(episode.patch, sys.stdout)
+
+
 def merge(
     shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="run folders of `crrl eval --shard`")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")],

@@ -93,7 +93,7 @@ def sft(
     resolved = config.load(file, overrides or [])
     folder = stages.named(file, resolved) if resume else stages.folder_of(resolved)
     resolved = stages.with_rewards_of(folder, resolved) if resume else resolved
-    plan = resolve_imitation(stages.pinned(resolved))
+    plan = resolve_imitation(stages.pinned(resolved, fetches=not dry_run))
     if dry_run:
         shown = stage.as_shown(plan, folder)
         show(json.dumps(shown) if as_json else f"{config.to_toml(plan.config)}\n{table(shown)}")

@@ -15,6 +15,7 @@ import errno
 import hashlib
 import json
 import os
+import resource
 import shutil
 import stat
 import sys
@@ -32,6 +33,7 @@ SMALL = 4 << 20
 EARLIEST, LATEST = -(1 << 31), 1 << 33
 REFUSED, NO_ROOM = 3, 4
 """Exit codes: invalid or unfit layer, full disk."""
+MEMORY = 2 << 30  # bytes: a compressed header of a few MiB can ask for gigabytes
 _LISTED = 100
 
 
@@ -317,6 +319,7 @@ def main(folder: str, shares: str) -> int:
     """Apply standard input to `folder`; returns the exit code."""
     sys.setrecursionlimit(20_000)  # of removing folders as deep as paths can be
     os.umask(0o022)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     layer = Layer(folder, shares)
     try:
         layer.apply(sys.stdin.buffer)
@@ -324,6 +327,9 @@ def main(folder: str, shares: str) -> int:
             pass
     except (Refused, tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         print(error, file=sys.stderr)
+        return REFUSED
+    except MemoryError:
+        print(f"an entry's header takes more than {MEMORY >> 30} GiB of memory", file=sys.stderr)
         return REFUSED
     except OSError as error:
         print(error, file=sys.stderr)

@@ -267,7 +267,8 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
         plugin = await witness.Plugin.prepare(sandbox, command, checks)
         result = await _exec(sandbox, command, plugin.command(command.argv, sandbox.workdir))
         return result, await plugin.report(sandbox, _LOG_BYTES)
-    watched = witness.unittest(command.argv) if command.results == "unittest" else []
+    with_word = {"unittest": witness.unittest, "junit": witness.junit}.get(command.results)
+    watched = with_word(command.argv) if with_word else []
     if watched:
         word = witness.new_word()
         facts = witness.facts(sandbox, checks, f"{word} {witness.limits(command)}")
@@ -282,6 +283,8 @@ async def reported(sandbox: Sandbox, command: Command, checks: Checks) -> tuple[
     text = result.output
     if any(harness.RESULT_FILES in word for word in command.argv):
         text = (await sandbox.exec(["sh", "-c", harness.READ, path], max_bytes=_LOG_BYTES)).output
+    if command.results == "node" and result.exit_code == witness.ENDED_EARLY:
+        return result, witness.Report(False, {})
     return result, witness.Report(result.ok, PARSERS[command.results](text.decode("utf-8", "replace")))
 
 

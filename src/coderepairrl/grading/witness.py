@@ -1,13 +1,15 @@
-"""Witnesses: a test run in Python or Node reports its own results, beside a random word that was drawn for it.
+"""Witnesses: a test run in Python, Node or Java reports its own results, beside a random word that was drawn for it.
 
 A check that ends early is not one that passes: repaired code that calls ``sys.exit(0)`` or ``os._exit(0)``, or has the
 exit code changed at exit, would make any script end well, and printed lines would make any log. So
 
 - a script (``python3 [flags] check.py``) runs under one that prints the word after its last line, and only then;
 - ``python3 [flags] -m unittest ...`` under one that prints the outcome of each test beside the word;
+- JUnit 4 without a build tool (`tasks.junit`) under a program that does the same;
 - pytest, however it is started, with a plugin that writes the outcomes and the word to a file outside of the workspace.
 
-The last two also end a test that takes longer than it may (`Clock`): it has failed, and the others still run.
+Those of unittest and pytest also end a test that takes longer than it may (`Clock`): it has failed, and the others
+still run.
 
 What they need of Python and its runners is imported before any folder of the workspace is on the path, and the word is
 gone from input and disk before any code under test is loaded (`programs`). They notice where that code changes the
@@ -29,6 +31,11 @@ from coderepairrl.grading import programs
 from coderepairrl.grading.reports import Outcome, Outcomes
 from coderepairrl.protocols import Sandbox
 from coderepairrl.types import Checks, Command
+
+JUNIT_FILE = "CrrlWitness.java"
+"""The program for JUnit 4, among the files of checks (`programs.JUNIT`) that a command compiles."""
+ENDED_EARLY = 86
+"""Exit code of a guarded command of Node of which a process did not end well: then no outcome of it counts."""
 
 
 def limits(command: Command) -> str:
@@ -74,6 +81,11 @@ def unittest(argv: Sequence[str]) -> list[str]:
     """The command that runs ``python -m unittest`` under the witness; nothing for another command."""
     at = _module(argv, "unittest")
     return [*argv[:at], "-c", programs.UNITTEST, *argv[at + 2 :]] if at else []
+
+
+def junit(argv: Sequence[str]) -> list[str]:
+    """The command that runs our own program for JUnit 4, as it is; nothing for another command."""
+    return [*argv] if JUNIT_FILE in argv else []
 
 
 def results_of(argv: Sequence[str]) -> str:

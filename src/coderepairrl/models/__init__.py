@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 from coderepairrl.errors import UsageError
+from coderepairrl.models import hub
 from coderepairrl.registry import nearest, nearest_run
 
 _BUILTIN = "builtin:"
@@ -17,13 +17,11 @@ _RUN = "run.json"
 _ADAPTER = "adapter_config.json"
 QUANTISED = "quantised.json"
 """File that records how a model's weights were quantised before being written out."""
-_READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
-_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def files(folder: Path) -> list[Path]:
     """Files of a model that a run reads: weights, configuration, tokenizer and template."""
-    return [file for file in sorted(folder.iterdir()) if file.suffix in _READ and file.is_file()]
+    return [file for file in sorted(folder.iterdir()) if file.suffix in hub.READ and file.is_file()]
 
 
 def quantised(folder: Path) -> str:
@@ -60,8 +58,8 @@ class Named(NamedTuple):
 
 
 def named(path: str) -> Named:
-    """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a checkpoint, or a run
-    (its newest).
+    """Resolve `path`: a folder in Hugging Face layout or of peft adapters, ``builtin:NAME``, a fetched model of the hub
+    (``org/name``, ``org/name@revision``), a checkpoint, or a run (its newest).
 
     Adapters of a run are on its initial model, others on the one in their ``adapter_config.json``. Raises `UsageError`.
     """
@@ -114,6 +112,14 @@ def folder(path: str, *, weights: bool = False) -> Path:
         home = Path(str(resources.files(__name__)))
         found = home / path.removeprefix(_BUILTIN)
         fix = nearest(path.removeprefix(_BUILTIN), (each.parent.name for each in home.glob("*/config.json")))
+    elif hub.is_name(path):
+        cached = hub.find_cached(path)
+        if cached is None:
+            raise UsageError(
+                f"{path} is no model: there is no such folder, and it was not fetched from the hub",
+                fix=f"name a folder, or start the run: it fetches the model. By hand: {hub.download_command(path)}",
+            )
+        found, fix = cached, f"fetch it again: {hub.download_command(path)}"
     else:
         found = Path(path).expanduser()
         if (found / _RUN).is_file() or (found / _ADAPTER).is_file():
@@ -139,12 +145,8 @@ def _advice(path: str) -> str:
         return advice if found.exists() else f"there is no such run: {advice}"
     if not found.exists() and found.parent.name == "runs":
         return f"there is no run in {found.parent}"
-    if not found.exists() and _HUB_NAME.fullmatch(path):
-        return (
-            f"hf download {path} --local-dir {path} (for a gated model accept its terms on its page, and "
-            "hf auth login, before)"
-        )
     return (
         "name a folder in Hugging Face layout (config.json, tokenizer.json, *.safetensors), a run, a checkpoint, a "
-        "folder of adapters, or builtin:tiny (crrl fix and crrl serve also take the URL of an API: https://.../v1)"
+        "folder of adapters, builtin:tiny, or org/name@revision of the hub "
+        "(crrl fix and crrl serve also take the URL of an API: https://.../v1)"
     )

@@ -294,6 +294,13 @@ def _check_closed(root: Path, common: Path) -> None:
         )
 
 
+def _check_files(root: Path, paths: Sequence[Path]) -> None:
+    """Raise `TaskError` for a pipe or a device, which git would read without end, among `paths` and what is below."""
+    for path in (below for each in paths for below in (each, *each.rglob("*"))):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            _refuse(root, f"{path} is no file")
+
+
 def _settings(config: Path, root: Path) -> dict[str, str]:
     if not _text(config, root):
         return {}
@@ -369,6 +376,7 @@ def view(repository: Repository) -> Iterator[View]:
         (folder / "info" / "attributes").write_bytes(os.fsencode(_text(common / "info/attributes", root)))
         borrowed = [common / name for name in ("objects", "refs", "packed-refs", "reftable")]
         borrowed += [home / "index", *home.glob("sharedindex.*")]
+        _check_files(root, borrowed[1:])
         for path in borrowed:
             if path.exists():
                 (folder / path.name).symlink_to(path)

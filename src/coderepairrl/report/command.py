@@ -13,6 +13,7 @@ from coderepairrl.report.charts import curve
 from coderepairrl.report.page import render
 from coderepairrl.report.plots import Baseline, figure
 from coderepairrl.report.reading import read
+from coderepairrl.runs.storage import replace_file
 
 
 def load(runs: Sequence[Path]) -> list[Report]:
@@ -82,7 +83,8 @@ def write(path: Path, text: str) -> Path:
     """Write text to `path` and return it. Raises `UsageError`."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        with replace_file(path) as temporary:  # a page that is there stays whole when the disk is full
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}", fix="name another file") from error
     return path

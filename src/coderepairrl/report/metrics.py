@@ -202,6 +202,11 @@ def edit_applied(attempt: Attempt) -> float | None:
     return sum(edits) / len(edits) if edits else None
 
 
+def resolved_if_applied(attempt: Attempt) -> float | None:
+    """`solved` of the attempts whose edits were all made, and of no others: repair without the form of replies."""
+    return solved(attempt) if edit_applied(attempt) == 1 else None
+
+
 def repeated_failures(attempt: Attempt) -> float | None:
     """Failed calls of a tool with the arguments of an earlier failed one."""
     seen: set[tuple[str, str]] = set()
@@ -287,6 +292,7 @@ METRICS = (
     Metric("changed_files", changed_files, "count", per_patch=True),
     Metric("changed_lines", changed_lines, "lines", per_patch=True),
     Metric("edit_applied", edit_applied),
+    Metric("resolved_if_applied", resolved_if_applied),
     Metric("repeated_failures", repeated_failures, "count"),
     Metric("files_viewed", files_viewed, "count"),
     Metric("commands", commands, "count"),

@@ -134,16 +134,19 @@ def _model(plan: Plan, folder: RunFolder) -> Path:
     return own if own.is_dir() else plan.model.folder
 
 
-def pinned(config: Config) -> Config:
-    """`config` with runs as model or teacher replaced by their present checkpoints."""
-    model = config.model.model_copy(update={"path": _newest(config.model.path)})
-    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher)})
+def pinned(config: Config, *, fetches: bool = True) -> Config:
+    """`config` with runs as model or teacher replaced by their newest checkpoints, and names on the hub by commits; it
+    `fetches` these models."""
+    model = config.model.model_copy(update={"path": _newest(config.model.path, fetches)})
+    train = config.train.model_copy(update={"teacher": _newest(config.train.teacher, fetches)})
     return config.model_copy(update={"model": model, "train": train})
 
 
-def _newest(model: str) -> str:
+def _newest(model: str, fetches: bool) -> str:
     if not model or model.startswith("builtin:"):
         return model
+    if models.hub.is_name(model):
+        return models.hub.fetch(model) if fetches else model
     try:
         found = models.named(model)
     except UsageError:  # which is reported with all else that is wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -32,7 +32,7 @@ from coderepairrl.stages.train import evaluate
 from coderepairrl.stages.used import metered
 from coderepairrl.stages.watch import Watch
 from coderepairrl.stats.spending import Prices
-from coderepairrl.types import Episode
+from coderepairrl.types import Episode, Turn
 
 USE = Use(
     "crrl eval",
@@ -93,12 +93,13 @@ async def measure(
     quiet: bool = False,
     beside: str = "",
     about: Mapping[str, Any] = MappingProxyType({}),
+    follow: Callable[[Turn | Episode], None] = lambda event: None,
 ) -> dict[str, Any]:
     """Run the evaluations of `plan` on the tasks of `shard`; return summaries by name.
 
     `folder` becomes a run folder without steps; `resume` continues it. `prices` are for the printed cost, `opens` opens
-    the model, `about` is added to run.json. Among others in this process, lines carry a name and machine use is not
-    recorded.
+    the model, `about` is added to run.json, `follow` is called with each turn and episode once it is in the log. Among
+    others in this process, lines carry a name and machine use is not recorded.
 
     Raises like `replying`, `UsageError` for a taken folder or, with `resume`, another evaluation, `HealthGateError` for
     too many void episodes, and `RunError` if a server's model changes.
@@ -130,10 +131,15 @@ async def measure(
             def on_episode(episode: Episode) -> None:
                 progress.episode(episode)
                 watch(episode)
+                follow(episode)
+
+            def on_turn(name: str, turn: Turn) -> None:
+                log.turn(name, turn)
+                follow(turn)
 
             async with (
                 opens(plan, folder.logs) as source,
-                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say) as rollout,
+                open_rollout(plan, source, log, home / "gateway.sock", on_episode, progress.say, on_turn) as rollout,
                 following(folder, config.log, progress.say),
             ):
                 bench = Bench(

@@ -12,7 +12,7 @@ from coderepairrl.gateway import Gateway, PolicySource, ReplySource
 from coderepairrl.rollout import Executor, LocalExecutor, Rollout, Terms, Ticket, warm_up
 from coderepairrl.rollout.ray_executor import ray_executor
 from coderepairrl.runs import Log
-from coderepairrl.types import Episode, Sampling
+from coderepairrl.types import Episode, Sampling, Turn
 
 
 @asynccontextmanager
@@ -23,11 +23,12 @@ async def open_rollout(
     socket: Path,
     on_episode: Callable[[Episode], None],
     say: Callable[[str], None],
+    on_turn: Callable[[str, Turn], None] | None = None,
 ) -> AsyncIterator[Rollout]:
     """Open the rollout of `plan`; `on_episode` gets each episode after its verdict is in `log`.
 
-    `socket` is for a local gateway; `say` reports lost machines and a slow engine. Raises `PrerequisiteError` and
-    `RunError` for a failing Ray cluster.
+    `on_turn` gets each turn, by default the log; `socket` is for a local gateway; `say` reports lost machines and a
+    slow engine. Raises `PrerequisiteError` and `RunError` for a failing Ray cluster.
     """
     concurrency = plan.config.rollout.concurrency
 
@@ -36,17 +37,21 @@ async def open_rollout(
         if warning := await warm_up(source, terms.agent.first_request(ticket.task), terms.limits, concurrency):
             say(f"WARNING: {warning}")
 
-    async with _executor(plan, source, log, socket, say) as executor:
+    async with _executor(plan, source, on_turn or log.turn, socket, say) as executor:
         yield Rollout(executor=executor, log=log, concurrency=concurrency, on_episode=on_episode, warm_up=warm)
 
 
 @asynccontextmanager
 async def _executor(
-    plan: Plan | AgentPlan, source: ReplySource, log: Log, socket: Path, say: Callable[[str], None]
+    plan: Plan | AgentPlan,
+    source: ReplySource,
+    on_turn: Callable[[str, Turn], None],
+    socket: Path,
+    say: Callable[[str], None],
 ) -> AsyncIterator[Executor]:
     config = plan.config
     if config.rollout.executor == "local":
-        gateway = Gateway(source, sampling=Sampling(), on_turn=log.turn)
+        gateway = Gateway(source, sampling=Sampling(), on_turn=on_turn)
         async with gateway.listening(socket=socket):
             yield LocalExecutor(gateway, plan.kinds)
         return
@@ -62,7 +67,7 @@ async def _executor(
             learns=isinstance(plan, Plan),
         ),
         source.engine,
-        log.turn,
+        on_turn,
         address=cluster.address,
         concurrency=concurrency,
         capacity=min(cluster.episodes, concurrency),

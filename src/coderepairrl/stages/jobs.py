@@ -123,7 +123,7 @@ def _resolved(job: Job, jobs: Jobs) -> tuple[int, float | None]:
     if job.kind in TRAIN:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": path, "init": init})})
         if job.kind == "sft":
-            resolve_imitation(pinned(config))
+            resolve_imitation(pinned(config, fetches=False))
             return 0, None
         shown, problem = dry_run(config)
         if problem is not None:

@@ -27,6 +27,7 @@ from coderepairrl.grading import RESULTS, RULES, results_of, rules_of
 from coderepairrl.registry import nearest
 from coderepairrl.runs import open_run
 from coderepairrl.runs.codec import PREFIX, armour, bytes_to_text, text_to_bytes
+from coderepairrl.runs.storage import replace_file
 from coderepairrl.sandbox.rootfs import pinned
 from coderepairrl.tasks.base import LoadedSource
 from coderepairrl.types import Checks, Command, Task
@@ -183,7 +184,7 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
     """
     target = Path(path)
     home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - links stay as they are written
-    with target.open("w", encoding="utf-8", newline="\n") as file:
+    with replace_file(target) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         for task in tasks:
             try:
                 line = _line(task, home)

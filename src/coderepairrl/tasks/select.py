@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from fnmatch import fnmatchcase
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,6 +42,8 @@ class Selection:
     """Only tasks of these, as ``OWNER/NAME``."""
     without: tuple[str, ...] = ()
     """No tasks of these repositories."""
+    leave_out: tuple[str, ...] = ()
+    """No tasks whose ids one of these globs matches, such as ``mutants/*.is_prime/*``."""
     after: str = ""
     """Earliest creation day, as ``YYYY-MM-DD``."""
     before: str = ""
@@ -87,6 +90,7 @@ class Selection:
             (not self.languages or task.language in self.languages)
             and (not self.repositories or task.repository in self.repositories)
             and task.repository not in self.without
+            and not any(fnmatchcase(task.id, glob) for glob in self.leave_out)
             and (not self.after or (bool(task.created) and task.created >= self.after))
             and (not self.before or (bool(task.created) and task.created < self.before))
             and _within(task.difficulty, self.min_difficulty, self.max_difficulty)

@@ -8,16 +8,17 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
-from coderepairrl.tokens.formats import QUESTION, TOOL
+from coderepairrl.tokens.formats import NO_CALLS, QUESTION, TOOL
 from coderepairrl.tokens.inert import InertTokenizer, TooLong
 from coderepairrl.tokens.reading import Format, Message, Tool, in_thoughts
 from coderepairrl.tokens.reply import FunctionCall, Markers, Reply, ReplyStream
-from coderepairrl.tokens.shapes import Shape, reshape, unwritten
+from coderepairrl.tokens.shapes import Shape, has_calls, reshape, unwritten
 
 GENERATION_PROMPT = 64
 """Ids at the end of a prompt that contain the generation prompt, which opens a reply."""
 ASIDE = 1024
 """Tokens that may be rendered beyond the limit: renderers add text of their own and cut it off again."""
+NEEDS_NO_TOOLS = "it is for agents that offer none, such as direct and agentless"
 
 
 class LoadedFrom(NamedTuple):
@@ -84,6 +85,8 @@ class Codec:
         # checks `most` by bytes alone
         if not messages:
             raise ValueError("a conversation has at least one message")
+        if not self.has_tools and (tools or has_calls(messages)):
+            raise ValueError(f"the chat template of {self.name} writes no tools: {NEEDS_NO_TOOLS}")
         shaped = reshape(messages, self.unwritten).messages if self.unwritten else messages
         with self._bounded(most, messages):
             return self._written(shaped, tools, prompt=prompt)
@@ -94,10 +97,17 @@ class Codec:
         )
         return ids
 
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model's template writes tools and calls."""
+        return self.format is not NO_CALLS
+
     @cached_property
     def unwritten(self) -> frozenset[Shape]:
         """Shapes of conversations that the model's template cannot write."""
-        shapes = unwritten(lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)))
+        shapes = unwritten(
+            lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)), has_tools=self.has_tools
+        )
         return shapes if self._ends_before_system() else shapes | {Shape.LATE}
 
     def _ends_before_system(self) -> bool:

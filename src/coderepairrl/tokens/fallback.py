@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coderepairrl.errors import ConfigError
-from coderepairrl.tokens.formats import CALL, FORMATS, NAME, QUESTION, TOOL, written
+from coderepairrl.tokens.formats import CALL, FORMATS, NAME, NO_CALLS, QUESTION, TOOL, written
 from coderepairrl.tokens.inert import InertTokenizer
 from coderepairrl.tokens.reading import Calls, Format, Ids, Invocation, Message, Reader
 from coderepairrl.tokens.template import Template
@@ -34,8 +34,8 @@ class BridgedIds:
 class TemplateRenderer:
     """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, leaves out tools
-    or calls, or writes calls in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, shows tools or
+    calls but not both, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -81,6 +81,9 @@ class TemplateRenderer:
                     return self._with_ids(self._written())
                 except ConfigError as error:
                     errors.append(error)
+        self._write = self._ids = None
+        if dropped and NAME not in self._text([QUESTION], [TOOL], prompt=True):
+            return NO_CALLS
         raise errors[0]
 
     def _with_ids(self, found: Format) -> Format:

@@ -15,7 +15,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens import listed, mistral, pythonic, tagged
 from coderepairrl.tokens.inert import InertTokenizer
-from coderepairrl.tokens.reading import Format, Reader, Tool, find, from_json
+from coderepairrl.tokens.reading import Format, Reader, Tool, find, from_json, talk
 
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
 
@@ -203,6 +203,9 @@ FORMATS = (
     Format("llama4_pythonic", "", "", needs=pythonic.LLAMA4, read=pythonic.bare, at_end=True, tells_thoughts=False),
     Format("pythonic", "", "", needs=(), read=pythonic.bare, at_end=True, tells_thoughts=False),
 )
+
+NO_CALLS = Format("none", "", "", needs=(), read=lambda reader, ids, tools, thinking: talk(reader, ids, thinking))
+"""Of templates that write neither tools nor calls."""
 
 
 def written(

@@ -185,6 +185,11 @@ def blocks(
     return after_thoughts(reader, ids, at, reasoning, tags, read, words_after=words_after)
 
 
+def talk(reader: Reader, ids: list[int], thinking: bool) -> Any:
+    """A reply of thoughts and words."""
+    return blocks(reader, ids, thinking, ("", ""), lambda inner: None)
+
+
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
     """Leading thoughts, and their end; None if unfinished.
 

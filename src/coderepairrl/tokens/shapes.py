@@ -59,9 +59,18 @@ EXAMPLES: Mapping[Shape, tuple[tuple[Message, ...], ...]] = {
 }
 
 
-def unwritten(render: Render) -> frozenset[Shape]:
-    """Shapes that a template cannot write."""
-    return frozenset(shape for shape, each in EXAMPLES.items() if not all(is_written(render, one) for one in each))
+def unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
+    """Shapes that a template cannot write; without tools, of conversations without calls."""
+    return frozenset(
+        shape
+        for shape, each in EXAMPLES.items()
+        if not all(is_written(render, one) for one in each if has_tools or not has_calls(one))
+    )
+
+
+def has_calls(messages: Sequence[Message]) -> bool:
+    """Whether `messages` have calls of tools, or results."""
+    return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def is_written(render: Render, conversation: Sequence[Message]) -> bool:

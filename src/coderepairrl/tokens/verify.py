@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.codec import Codec
-from coderepairrl.tokens.shapes import EXAMPLES, Shape, is_written
+from coderepairrl.tokens.shapes import EXAMPLES, Shape, has_calls, is_written
 
 Messages = tuple[Mapping[str, Any], ...]
 
@@ -113,17 +113,20 @@ def _verify(codec: Codec) -> Findings:
     _check_prompt(codec)
     forks: list[str] = []
     refused: list[str] = []
+    tools = _tools(codec)
     for kind, plain in _REPLIES.items():
         reply = _thoughtful(plain) if codec.thinking else plain
         calls = len(plain[0].get("tool_calls", ()))
         for added, news in _ADDED.items():
             name = f"{kind}, then {added}"
+            if not codec.has_tools and has_calls((*plain, *news)):
+                continue
             try:
                 prompt, output = _canonical(codec, reply, kind, news)
                 if (unread := _calls(codec, reply, output, prompt)) is not None:
                     raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {unread!r}")
                 conversation = (*OPENING, *reply, *news)
-                rendered = codec.render(conversation, TOOLS)
+                rendered = codec.render(conversation, tools)
                 whole = codec.extend(prompt, output, news, calls=calls)
             except ValueError as error:
                 _refuse(codec, kind if _never(codec, plain) else name, refused, error)
@@ -149,7 +152,7 @@ def _verify(codec: Codec) -> Findings:
                 _check_next(codec, rendered, conversation, name)
             if name in _NEEDED and "call" in kind:
                 _check_again(codec, rendered, conversation, name)
-            read = len(codec.parse(output[:-2], prompt, TOOLS).calls)
+            read = len(codec.parse(output[:-2], prompt, tools).calls)
             cut = codec.extend(prompt, output[:-2], news, calls=read)
             results = sum(message["role"] == "tool" for message in news)
             # a call that was not read has no results: what follows it may be another shape
@@ -163,9 +166,14 @@ def _verify(codec: Codec) -> Findings:
                     continue
                 raise ConfigError(f"{codec.name}: the recorded ids of {name} cannot be extended when cut short")
     for shape, examples in EXAMPLES.items():
-        if not all(is_written(lambda messages: codec.decode(codec.render(messages, TOOLS)), each) for each in examples):
+        written = (each for each in examples if codec.has_tools or not has_calls(each))
+        if not all(is_written(lambda messages: codec.decode(codec.render(messages, tools)), each) for each in written):
             refused.append(shape)
     return Findings(tuple(forks), tuple(dict.fromkeys(refused)), tuple(sorted(codec.unwritten)))
+
+
+def _tools(codec: Codec) -> Messages:
+    return TOOLS if codec.has_tools else ()
 
 
 def _thoughtful(reply: Messages) -> Messages:
@@ -175,14 +183,14 @@ def _thoughtful(reply: Messages) -> Messages:
 
 def _never(codec: Codec, reply: Messages) -> bool:
     try:
-        codec.render((*OPENING, *reply), TOOLS, prompt=False)
+        codec.render((*OPENING, *reply), _tools(codec), prompt=False)
     except ValueError:
         return True
     return False
 
 
 def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
-    asked = codec.render(conversation, TOOLS, prompt=False)
+    asked = codec.render(conversation, _tools(codec), prompt=False)
     beginning = rendered[len(asked) :] if rendered[: len(asked)] == asked else []
     return whole[len(whole) - len(beginning) :] == beginning
 
@@ -192,7 +200,7 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
     reply = _REPLIES["a reply in words"]
     _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
     expected = [*prompt, *output[:-1]]
-    if codec.render((*conversation, *reply), TOOLS, prompt=False)[: len(expected)] != expected:
+    if codec.render((*conversation, *reply), _tools(codec), prompt=False)[: len(expected)] != expected:
         raise ConfigError(f"{codec.name}: the prompt after {name} and a reply are no prefix of the conversation")
 
 
@@ -201,8 +209,8 @@ def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: 
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
     news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)
-    rendered = codec.render((*conversation, *reply, *news), TOOLS)
-    whole = codec.render((*conversation, *reply), TOOLS, prompt=False)
+    rendered = codec.render((*conversation, *reply, *news), _tools(codec))
+    whole = codec.render((*conversation, *reply), _tools(codec), prompt=False)
     ends = [at for at in range(len(prompt), len(whole)) if whole[at] in codec.stop_ids]
     if whole[: len(prompt)] != prompt:
         raise ConfigError(f"{codec.name}: the prompt after {name} is no prefix of the conversation after it")
@@ -220,7 +228,7 @@ def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> N
 
 def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
     wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
-    calls = codec.parse(output, prompt, TOOLS).calls
+    calls = codec.parse(output, prompt, _tools(codec)).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
     same = read == [(call["name"], json.loads(call["arguments"])) for call in wanted]
     return None if same else codec.decode(output)
@@ -241,15 +249,15 @@ def _where(codec: Codec, rendered: Sequence[int]) -> str:
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
     """Prompt and output ids of a conversation with `reply`, as if sampled canonically."""
     # the output includes the beginning of `news` where that ends a reply, like GLM's roles
-    prompt = codec.render(OPENING, TOOLS)
-    whole = codec.render((*OPENING, *reply), TOOLS, prompt=False)
+    prompt = codec.render(OPENING, _tools(codec))
+    whole = codec.render((*OPENING, *reply), _tools(codec), prompt=False)
     if whole[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is no prefix of the conversation after it",
                 fix="its template closes thoughts in prompts alone: try model.thinking=true",
             )
-        header = codec.render((*OPENING, {"role": "assistant", "content": ""}), TOOLS, prompt=False)
+        header = codec.render((*OPENING, {"role": "assistant", "content": ""}), _tools(codec), prompt=False)
         raise ConfigError(
             f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
             fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
@@ -257,8 +265,8 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
     last = max((i for i, token in enumerate(whole) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
-        answered = codec.render((*OPENING, *plain), TOOLS, prompt=False)
-        more = codec.render((*OPENING, *plain, *news), TOOLS)
+        answered = codec.render((*OPENING, *plain), _tools(codec), prompt=False)
+        more = codec.render((*OPENING, *plain, *news), _tools(codec))
         if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
         last, whole = len(whole), [*whole, more[len(answered)]]
@@ -272,9 +280,11 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> None:
-    prompt, asked = codec.render(OPENING, TOOLS), codec.render(OPENING, TOOLS, prompt=False)
+    prompt, asked = codec.render(OPENING, _tools(codec)), codec.render(OPENING, _tools(codec), prompt=False)
     if prompt[: len(asked)] != asked:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
+    if not codec.has_tools:
+        return
     called = codec.render((*OPENING, *_REPLIES["a reply with a tool call"]), prompt=False)
     if "shell" not in codec.decode(prompt) or "shell" not in codec.decode(called):
         raise ConfigError(f"{codec.name}: the policy is not shown its tools, or not its calls of them")

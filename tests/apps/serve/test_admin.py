@@ -163,3 +163,19 @@ async def test_who_has_no_key_sends_half_a_character_and_counts_tokens(miniature
         assert sessions.summary() == []
         assert (await post("/messages"))["usage"]["input_tokens"] == counted["input_tokens"]
         assert "cut \ufffd" in codec.decode(engine.requests[0].ids)
+
+
+async def test_a_foreign_page_and_a_token_that_is_no_text_are_refused(miniature: Path) -> None:
+    """Under a host name that resolves to this machine, from another origin, and with bytes that no token has."""
+    async with serving(ScriptedEngine([]), miniature) as (server, sessions), aiohttp.ClientSession() as web:
+        server.keyless_session = visitors.Visitors(sessions)
+        admin = Admin(sessions, server.source, "token")
+        where = await admin.start(port=0)
+        for bearer in ("", "wrong", "\udcff"):
+            headers = {"Authorization": f"Bearer {bearer}".encode(errors="surrogateescape").decode("latin-1")}
+            async with web.get(f"{where}/sessions", headers=headers) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (401, "unauthorized")
+        for headers in ({}, {"Host": "evil.example"}, {"Host": "localhost.evil.example"}, {"Origin": "null"}):
+            async with web.get(f"{server.url}/v1/models", headers=headers) as answer:
+                assert answer.status == (401 if headers else 200)
+        await admin.stop()

@@ -17,9 +17,11 @@ SHOWN_COLUMNS = 160
 
 
 class Trace:
-    """A log for people, in colour on a terminal and plain elsewhere. `quiet` prints nothing at all."""
+    """A log for people, in colour on a terminal and plain elsewhere. `quiet` prints nothing at all; `whole` the opening
+    too, and all of each message."""
 
-    def __init__(self, *, quiet: bool = False) -> None:
+    def __init__(self, *, quiet: bool = False, whole: bool = False) -> None:
+        self.whole = whole
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
 
     def say(self, name: str, text: str) -> None:
@@ -27,13 +29,13 @@ class Trace:
         self._print(Text.assemble((f"{name:<12}", "bold"), logged(text)))
 
     def turn(self, turn: Turn) -> None:
-        """Show what the tools answered and what the model replied; the opening is not shown.
+        """Show what the tools answered and what the model replied; the opening is not shown, unless all is.
 
         An agent that rewrites its history is shown from its last message on.
         """
         *asked, reply = turn.messages
-        if turn.index:
-            for message in asked if turn.base is not None else asked[-1:]:
+        if turn.index or self.whole:
+            for message in asked if turn.base is not None or self.whole else asked[-1:]:
                 self._message(message)
         self._message(reply)
 
@@ -62,11 +64,14 @@ class Trace:
         self._print(Text(_indented(beginning("\n".join(lines[-SHOWN_LINES:]))), "dim"))
 
     def _message(self, message: Mapping[str, Any]) -> None:
-        content = message.get("content")
-        if content and message.get("role") == "assistant":
-            self._print(Text("\n".join(f"> {line}" for line in beginning(content).split("\n")), "italic"))
+        content, role = message.get("content"), message.get("role")
+        if self.whole and role != "assistant":
+            self._print(Text(f"{role}:", "bold"))
+        shown = None if self.whole else SHOWN_LINES
+        if content and role == "assistant":
+            self._print(Text("\n".join(f"> {line}" for line in beginning(content, shown).split("\n")), "italic"))
         elif content:
-            self._print(Text(_indented(beginning(content)), "dim"))
+            self._print(Text(_indented(beginning(content, shown)), "dim"))
         for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self._print(Text.assemble(("* ", "bold cyan"), *_call(function.get("name"), function.get("arguments"))))
@@ -85,8 +90,8 @@ def show(patch: bytes, to: TextIO) -> None:
         to.buffer.flush()
 
 
-def beginning(content: Any) -> str:
-    """The first lines of a message, harmless to print. `content` is text, or a list of parts with text.
+def beginning(content: Any, most: int | None = SHOWN_LINES) -> str:
+    """The first `most` lines of a message, or all, harmless to print. `content` is text, or a list of parts with text.
 
     >>> beginning("one\\n" * 10).endswith("... 2 more lines")
     True
@@ -94,7 +99,9 @@ def beginning(content: Any) -> str:
     if isinstance(content, list):
         content = "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
     lines = visible(str(content)).strip("\n").split("\n")
-    shown = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:SHOWN_LINES]]
+    if most is None:
+        return "\n".join(lines)
+    shown = [line if len(line) <= SHOWN_COLUMNS else f"{line[:SHOWN_COLUMNS]}..." for line in lines[:most]]
     more = len(lines) - len(shown)
     return "\n".join([*shown, *([f"... {more} more lines"] if more else [])])
 

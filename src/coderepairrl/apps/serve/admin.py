@@ -100,7 +100,7 @@ class Admin:
         """Nobody without the token; every refusal as JSON."""
         try:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            if self._token and not hmac.compare_digest(given.encode(), self._token.encode()):
+            if self._token and not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
                 raise _Refused(401, "unauthorized", "the token is missing or wrong")
             return await handler(request)
         except _Refused as refused:

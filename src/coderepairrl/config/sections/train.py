@@ -22,7 +22,7 @@ class Model(Section):
     """The policy."""
 
     path: str = "builtin:tiny"
-    """A folder in Hugging Face layout, or `builtin:NAME` for a shipped model."""
+    """A folder in Hugging Face layout, `org/name@revision` of the hub, or `builtin:NAME` for a shipped model."""
     init: Literal["weights", "random"] = "weights"
     """`random` draws weights from `run.seed`; it needs only config.json and a tokenizer."""
     renderer: str = "auto"

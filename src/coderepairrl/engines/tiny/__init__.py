@@ -1,4 +1,4 @@
-"""The tiny engine: a small Qwen3 served exactly, on one CPU thread."""
+"""The tiny engine: a dense model like Llama, served exactly on a CPU."""
 
 from coderepairrl.engines.tiny.client import TinyEngine
 from coderepairrl.engines.tiny.spec import Tiny

@@ -37,10 +37,10 @@ class _Stream:
 
 
 class TinyEngine(Engine):
-    """Continuous batching on one CPU thread, in a child process of its own.
+    """Continuous batching on a CPU, in a child process of its own.
 
     A request's tokens depend only on the weights, its ids, its sampling and its seed, not on other requests, to the
-    last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves dense Qwen3 in fp32. Logprobs are those
+    last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Logprobs are those
     of `Sampling`'s definition (at temperature 0 they are taken at T = 1). Requests in flight during a `load` continue
     with the new weights and recomputed keys; each token has the version that sampled it.
     """

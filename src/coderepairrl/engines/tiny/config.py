@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from coderepairrl.errors import ConfigError
+from coderepairrl.errors import ConfigError, EngineFault
+from coderepairrl.sync.weights import Tensor
 
-ARCHITECTURE = "Qwen3ForCausalLM"
-WEIGHTS = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+FLOATS = ("F32", "BF16", "F16")
+
+
+class Family(NamedTuple):
+    """How a family of models differs from Llama without biases. A str is the key of ``config.json`` that says so."""
+
+    attention_bias: bool | str = False
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    norms_queries: bool = False
+    window: int | None = None
+    """``sliding_window`` of every layer where ``config.json`` does not say; None in families without windows."""
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("attention_bias", "attention_bias", "mlp_bias"),
+    "MistralForCausalLM": Family(window=4096),
+    "Qwen2ForCausalLM": Family(attention_bias=True),
+    "Qwen3ForCausalLM": Family("attention_bias", "attention_bias", norms_queries=True),
+    "SeedOssForCausalLM": Family("attention_bias", "attention_out_bias", "mlp_bias"),
+}
+"""By what ``architectures`` in ``config.json`` says, without which ``model_type`` does."""
+_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The numbers of a dense Qwen3, named as in Hugging Face's ``config.json``.
+    """The numbers of a dense model like Llama, named as in Hugging Face's ``config.json``.
 
-    `context` is the longest sequence that its positions reach (``max_position_embeddings``).
+    `context` is the longest sequence that its positions reach (``max_position_embeddings``); with a `window` a query
+    attends over that many keys, its own included. `rope` has the parameters of a scaled rotation; empty without one.
     """
 
     vocab_size: int
@@ -29,12 +55,18 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope_theta: float
+    rope: Mapping[str, Any]
     tied: bool
     context: int
+    window: int | None
+    attention_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    norms_queries: bool
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The config of the model in `folder`. Raises `ConfigError` for anything but a servable dense Qwen3."""
+        """The config of the model in `folder`. Raises `ConfigError` for an architecture that is not in `FAMILIES`."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except OSError as error:
@@ -44,10 +76,14 @@ class ModelConfig:
             ) from None
         except ValueError as error:
             raise ConfigError(f"{folder / 'config.json'} is not JSON: {error}") from None
-        _refuse_what_we_cannot_serve(folder, raw)
+        family = _family(folder, raw)
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        _refuse_what_we_cannot_serve(folder, raw, rope)
         try:
             heads = int(raw["num_attention_heads"])
+            window = raw.get("sliding_window", family.window) if family.window else None
+            biases = (family.attention_bias, family.out_bias, family.mlp_bias)
+            attention, out, mlp = (bool(raw.get(bias, False)) if isinstance(bias, str) else bias for bias in biases)
             return cls(
                 vocab_size=int(raw["vocab_size"]),
                 hidden_size=int(raw["hidden_size"]),
@@ -59,8 +95,14 @@ class ModelConfig:
                 rms_norm_eps=float(raw["rms_norm_eps"]),
                 # transformers 5 writes it inside rope_parameters, 4 beside it
                 rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0))),
+                rope={} if _rope_type(rope) == "default" else {**rope, "rope_type": _rope_type(rope)},
                 tied=bool(raw.get("tie_word_embeddings", False)),
                 context=int(raw["max_position_embeddings"]),
+                window=None if window is None else int(window),
+                attention_bias=attention,
+                out_bias=out,
+                mlp_bias=mlp,
+                norms_queries=family.norms_queries,
             )
         except KeyError as error:
             raise ConfigError(f"{folder / 'config.json'} lacks {error}") from None
@@ -79,56 +121,68 @@ class ModelConfig:
         layer: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
-            "self_attn.q_proj.weight": (queries, hidden),
-            "self_attn.k_proj.weight": (keys, hidden),
-            "self_attn.v_proj.weight": (keys, hidden),
-            "self_attn.o_proj.weight": (hidden, queries),
-            "self_attn.q_norm.weight": (self.head_dim,),
-            "self_attn.k_norm.weight": (self.head_dim,),
-            "mlp.gate_proj.weight": (inner, hidden),
-            "mlp.up_proj.weight": (inner, hidden),
-            "mlp.down_proj.weight": (hidden, inner),
         }
-        shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, hidden),
-            "model.norm.weight": (hidden,),
-        }
+        for name, rows, columns, has_bias in (
+            ("self_attn.q_proj", queries, hidden, self.attention_bias),
+            ("self_attn.k_proj", keys, hidden, self.attention_bias),
+            ("self_attn.v_proj", keys, hidden, self.attention_bias),
+            ("self_attn.o_proj", hidden, queries, self.out_bias),
+            ("mlp.gate_proj", inner, hidden, self.mlp_bias),
+            ("mlp.up_proj", inner, hidden, self.mlp_bias),
+            ("mlp.down_proj", hidden, inner, self.mlp_bias),
+        ):
+            layer[f"{name}.weight"] = (rows, columns)
+            if has_bias:
+                layer[f"{name}.bias"] = (rows,)
+        if self.norms_queries:
+            layer |= {"self_attn.q_norm.weight": (self.head_dim,), "self_attn.k_norm.weight": (self.head_dim,)}
+        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (self.vocab_size, hidden), "model.norm.weight": (hidden,)}
         for index in range(self.num_hidden_layers):
             shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
         if not self.tied:
-            shapes["lm_head.weight"] = (self.vocab_size, hidden)
+            shapes[HEAD] = (self.vocab_size, hidden)
         return shapes
 
+    def check_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Raise `EngineFault` unless the `tensors` of the weights in `path` are those of `shapes`, in `FLOATS`."""
+        expected = self.shapes()
+        extra = {HEAD} if self.tied else set()  # a tied head may be stored a second time
+        if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
+            missing = [name for name in wrong if name in expected]
+            raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
+        for name, (dtype, shape) in tensors.items():
+            wanted = expected.get(name, expected[EMBEDDING])
+            if shape != wanted:
+                raise EngineFault(f"{path}: {name} is {shape}, not {wanted}")
+            if dtype not in FLOATS:
+                raise EngineFault(f"{path}: {name} is {dtype}, and the tiny engine reads {', '.join(FLOATS)}")
 
-def weights_of(folder: Path) -> Path:
-    """The weights that a model folder starts with. Raises `ConfigError` when there are none."""
-    path = folder / WEIGHTS
-    if not path.is_file():
-        sharded = (folder / f"{WEIGHTS}.index.json").exists()
+
+def _family(folder: Path, raw: Mapping[str, Any]) -> Family:
+    kind = str(raw.get("model_type", "nothing named"))
+    architectures = raw.get("architectures") or [_TYPES.get(kind.replace("_", ""), kind)]
+    found = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
+    if found is None:
         raise ConfigError(
-            f"{folder} has {'sharded weights' if sharded else 'no weights'}: {WEIGHTS} is missing",
-            fix="save the model in one piece: model.save_pretrained(folder, max_shard_size='100GB')"
-            if sharded
-            else "create random weights first, or download the model",
+            f"the tiny engine serves {', '.join(FAMILIES)}, and {folder} is {', '.join(map(str, architectures))}",
+            fix="set engine=vllm, which serves most architectures, or use one of these",
         )
-    return path
+    return found
 
 
-def _refuse_what_we_cannot_serve(folder: Path, raw: dict[str, Any]) -> None:
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Better no engine than one whose logits are a little wrong."""
-    architectures = raw.get("architectures") or [raw.get("model_type", "nothing named")]
-    if ARCHITECTURE not in architectures and raw.get("model_type") != "qwen3":
-        raise ConfigError(
-            f"the tiny engine serves {ARCHITECTURE}, and {folder} is {', '.join(map(str, architectures))}",
-            fix="set engine=vllm, which serves most architectures, or use a dense Qwen3",
-        )
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     wanted: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
-        "attention_bias": (raw.get("attention_bias", False), (False,)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), ("default",)),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1.0), (1.0,)),
+        "layer_types": ({*(raw.get("layer_types") or ())} - {"full_attention"}, (set(),)),
+        "rope_parameters": ({name for name, value in rope.items() if isinstance(value, dict)}, (set(),)),
+        "rope_type": (_rope_type(rope), ("default", "linear", "llama3")),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,)),
         "quantization_config": (raw.get("quantization_config"), (None,)),
     }
     for name, (value, allowed) in wanted.items():

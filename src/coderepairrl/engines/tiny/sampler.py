@@ -7,8 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from coderepairrl.types import Sampling
+
+LARGE, BLOCK = 8192, 512
+"""A vocabulary of more than `LARGE` tokens is drawn from by blocks."""
 
 
 def uniforms(seed: int, count: int) -> list[float]:
@@ -48,6 +52,9 @@ def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[flo
 
 
 def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
+    truncated = any(sampling.temperature and not sampling.trainable for sampling in samplings)
+    if logprobs_BV.shape[1] > LARGE and not truncated:
+        return _draw_from_blocks(logprobs_BV, torch.tensor(draws, dtype=torch.float64).unsqueeze(1))
     weights_BV = logprobs_BV.double().exp_()
     for row, sampling in enumerate(samplings):
         if sampling.temperature and not sampling.trainable:
@@ -56,6 +63,22 @@ def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[fl
     cumulative_BV = weights_BV.cumsum(-1)
     at_B1 = cumulative_BV[:, -1:] * torch.tensor(draws, dtype=torch.float64).unsqueeze(1)
     return torch.searchsorted(cumulative_BV, at_B1, right=True).squeeze(1).clamp_(max=weights_BV.shape[1] - 1)
+
+
+def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
+    """As `_draw`: first the block of the vocabulary, then the token in it. Sums are in float64, weights in float32."""
+    size = logprobs_BV.shape[1]
+    weights_BNK = pad(logprobs_BV.exp(), (0, -size % BLOCK)).view(len(logprobs_BV), -1, BLOCK)
+    sums_BN = weights_BNK.sum(-1, dtype=torch.float64)
+    cumulative_BN = sums_BN.cumsum(-1)
+    at_B1 = cumulative_BN[:, -1:] * draws_B1
+    block_B1 = torch.searchsorted(cumulative_BN, at_B1, right=True).clamp_(max=sums_BN.shape[1] - 1)
+    before_B1 = cumulative_BN.gather(1, block_B1) - sums_BN.gather(1, block_B1)
+    within_BK = weights_BNK[torch.arange(len(block_B1)), block_B1.squeeze(1)].double().cumsum_(-1)
+    # rounding must lead to no token before the first, or behind the last, that has any weight
+    rest_B1 = torch.minimum((at_B1 - before_B1).clamp_(min=0.0), within_BK[:, -1:] * (1.0 - 2.0**-52))
+    token_B1 = torch.searchsorted(within_BK, rest_B1, right=True).clamp_(max=BLOCK - 1)
+    return (block_B1 * BLOCK + token_B1).squeeze(1).clamp_(max=size - 1)
 
 
 def _truncate(weights_V: Tensor, sampling: Sampling) -> None:

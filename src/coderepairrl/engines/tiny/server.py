@@ -9,63 +9,56 @@ command.
 from __future__ import annotations
 
 import argparse
-import hashlib
+import contextlib
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_safetensors
+from safetensors import safe_open
 
-from coderepairrl.engines.tiny.config import WEIGHTS, ModelConfig, weights_of
+from coderepairrl.engines.tiny.config import EMBEDDING, HEAD, ModelConfig
 from coderepairrl.engines.tiny.model import TinyModel, Weights
 from coderepairrl.engines.tiny.sampler import sample, uniforms
 from coderepairrl.engines.tiny.scheduler import Scheduler, SequenceRequest
 from coderepairrl.errors import CodeRepairError, EngineFault
 from coderepairrl.processes.children import Frame, Parent
+from coderepairrl.sync import weights
 from coderepairrl.types import Sampling
 
 SEND_SECONDS = 0.05
 """How often a request's tokens are sent before it ends: often enough to watch, seldom enough not to cost much."""
-HEAD = "lm_head.weight"
-EMBEDDING = "model.embed_tokens.weight"
 
 
-def read_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> Weights:
-    """Weights from a safetensors file or a folder with one. Raises `EngineFault` unless complete and finite.
+def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
+    """Raise `EngineFault` unless the weights in `path`, a folder or a file, are `config`'s, complete and finite."""
+    if checksum is not None:
+        weights.verify(path, checksum)
+    config.check_tensors(path, weights.tensors(path))
+    with _opened(path) as read:
+        for name in config.shapes():
+            if not torch.isfinite(read(name)).all():
+                raise EngineFault(f"{path}: {name} has values that are not finite")
+        if config.tied and HEAD in weights.tensors(path) and not torch.equal(read(HEAD), read(EMBEDDING)):
+            raise EngineFault(f"{path}: {HEAD} differs from {EMBEDDING}, and the model ties them")
 
-    The file is read once, so that the bytes that are hashed are those that are served.
-    """
-    if path.is_dir():
-        path = path / WEIGHTS
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise EngineFault(f"cannot read weights: {error}") from None
-    digest = hashlib.sha256(data).hexdigest()
-    if checksum is not None and digest != checksum.lower():
-        raise EngineFault(f"{path} has SHA-256 {digest}, not {checksum}")
-    try:
-        tensors = parse_safetensors(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise EngineFault(f"{path} is not a safetensors file: {error}") from None
-    expected = config.shapes()
-    extra = {HEAD} if config.tied else set()  # a tied head may be stored a second time
-    if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
-        missing = [name for name in wrong if name in expected]
-        raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
-    if config.tied and HEAD in tensors and not torch.equal(tensors[HEAD], tensors[EMBEDDING]):
-        raise EngineFault(f"{path}: {HEAD} differs from {EMBEDDING}, and the model ties them")
-    for name, shape in expected.items():
-        if tuple(tensors[name].shape) != shape:
-            raise EngineFault(f"{path}: {name} is {tuple(tensors[name].shape)}, not {shape}")
-        if not torch.isfinite(tensors[name]).all():
-            raise EngineFault(f"{path}: {name} has values that are not finite")
-    return Weights.build(config, tensors)
+
+def read_weights(config: ModelConfig, path: Path) -> Weights:
+    """The weights in `path`, which `check_weights` has seen. Files are mapped: only their fp32 copy takes memory."""
+    with _opened(path) as read:
+        return Weights.build(config, read)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
+    """A function that reads a tensor by its name, from whichever file has it."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.files(path)]
+        readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
+        yield lambda name: readers[name](name)
 
 
 class TinyServer:
@@ -74,7 +67,8 @@ class TinyServer:
     def __init__(self, folder: Path, *, slots: int, context: int) -> None:
         self.config = ModelConfig.read(folder)
         self.version = 0
-        self.weights = read_weights(self.config, weights_of(folder))
+        check_weights(self.config, folder)
+        self.weights = read_weights(self.config, folder)
         self.model = TinyModel(self.config, slots=slots, context=context)
         self.scheduler = Scheduler(slots=slots, context=context, copy=self.model.copy)
         self._unsent: dict[int, tuple[list[int], list[float]]] = {}
@@ -112,7 +106,10 @@ class TinyServer:
 
     def _command(self, do: str, frame: Frame) -> dict[str, Any]:
         if do == "load":
-            self.weights = read_weights(self.config, Path(frame["path"]), frame["checksum"])
+            path = Path(frame["path"])
+            check_weights(self.config, path, frame["checksum"])
+            del self.weights  # before others take as much memory
+            self.weights = read_weights(self.config, path)
             self.version = frame["version"]
             # recompute the keys of running requests, too: logprobs must be those of one version over the whole
             # sequence, as the learner will compute them
@@ -196,8 +193,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--slots", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)  # two threads that compete for a core are four times slower than one
+    torch.set_num_threads(options.threads)
     parent = Parent.connect()
     try:
         server = TinyServer(options.folder, slots=options.slots, context=options.context)

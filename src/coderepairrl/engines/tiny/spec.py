@@ -8,18 +8,19 @@ from typing import ClassVar
 
 from coderepairrl.engines.options import check_positive, check_whole
 from coderepairrl.engines.tiny.client import TinyEngine
-from coderepairrl.engines.tiny.config import ModelConfig, weights_of
+from coderepairrl.engines.tiny.config import ModelConfig
 from coderepairrl.errors import ConfigError, EngineFault
 from coderepairrl.processes.children import Child, ChildDied
 from coderepairrl.processes.extras import require_train
 from coderepairrl.protocols import EngineSpec
+from coderepairrl.sync import weights
 
 SERVER = "coderepairrl.engines.tiny.server"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny(EngineSpec):
-    """A small Qwen3 on one CPU thread. Raises `ConfigError` for invalid options."""
+    """A dense model like Llama on a CPU, in fp32. Raises `ConfigError` for invalid options."""
 
     context: int | None = None
     """Longest sequence in tokens; the model's own limit if None."""
@@ -28,6 +29,9 @@ class Tiny(EngineSpec):
     kv_gib: float = 2.0
     """Memory for keys and values; fewer slots are used when `slots` would exceed it."""
 
+    threads: int = 1
+    """Two threads that compete for a core are four times slower than one: more than one on an idle machine only."""
+
     name = "tiny"
     engine: ClassVar[type[TinyEngine]] = TinyEngine
     """The class that `start` returns."""
@@ -35,10 +39,11 @@ class Tiny(EngineSpec):
     def __post_init__(self) -> None:
         check_whole(vars(self), "context", 2)
         check_whole(vars(self), "slots", 1)
+        check_whole(vars(self), "threads", 1)
         check_positive(vars(self), "kv_gib")
 
     def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` for anything but a dense Qwen3, and where no sequence fits the options."""
+        """Raise `ConfigError` for a model that it does not serve, and where no sequence fits the options."""
         self._room(ModelConfig.read(model))
 
     def require(self) -> None:
@@ -49,9 +54,15 @@ class Tiny(EngineSpec):
         """As `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` for a folder without weights."""
         self.require()
         config = ModelConfig.read(model)
-        weights_of(model)
+        try:
+            weights.files(model)
+        except EngineFault as fault:
+            raise ConfigError(
+                str(fault), fix=fault.fix or "create random weights first (model.init=random), or download the model"
+            ) from None
         context, slots = self._room(config)
-        arguments = [str(model.resolve()), "--slots", str(slots), "--context", str(context)]
+        sizes = {"slots": slots, "context": context, "threads": self.threads}
+        arguments = [str(model.resolve()), *(word for name, size in sizes.items() for word in (f"--{name}", str(size)))]
         child = await Child.spawn(SERVER, arguments, log=log_dir / "engine.log")
         try:
             greeting = await child.receive()

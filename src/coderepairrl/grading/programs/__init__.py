@@ -1,4 +1,5 @@
-"""What runs beside code under test and reports how its checks ended: programs for Python 3.6 and later, Node and `sh`.
+"""What runs beside code under test and reports how its checks ended: programs for Python 3.6 and later, Node,
+Java and `sh`.
 
 Each program of Python or Node is given a random word, and only what it prints beside that word counts. The word, the
 outcomes so far, and what the runner is made of are kept in an audit hook (PEP 578): only the interpreter's list of
@@ -16,6 +17,7 @@ import re
 from pathlib import Path
 
 __all__ = [
+    "JUNIT",
     "MULTI_SWE_BENCH_REPORT",
     "NEW_FILES",
     "NODE",
@@ -50,6 +52,8 @@ def _named(program: str) -> str:
     return f"exec(compile({program!r}, '/dev/crrl', 'exec'))"
 
 
+JUNIT = _text("CrrlWitness.java")
+"""Runs a class of JUnit 4 and prints beside the word how each test ended."""
 NODE = _text("node_guard.cjs")
 """What Node loads first; `ABOUT` is to be replaced."""
 START = _python("pytest_start")

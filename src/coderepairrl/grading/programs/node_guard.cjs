@@ -1,31 +1,119 @@
 // Node loads this first (`--require`): in a process of its test runner only tests may end it with exit code 0, and
-// assertions stay what they are. The right side of the next line is filled in.
+// only once they were loaded; assertions, modules and what the language gives stay what they are. The right side of
+// the next line is filled in.
 const { root, own, guess } = ABOUT;
-if (process.env.NODE_TEST_CONTEXT) {
+if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread) {
     const before = process.env.CRRL_NODE_OPTIONS;
     delete process.env.CRRL_NODE_OPTIONS;
     if (before) process.env.NODE_OPTIONS = before;
     else delete process.env.NODE_OPTIONS;
+    const { defineProperty, freeze, getOwnPropertyDescriptor } = Object;
     const folder = require("node:fs").realpathSync(root) + "/";
-    const allowed = (frame) => {
+    // Of tests and packages, of Node's test runner, of Node, or of code under test.
+    const kind = (frame) => {
         const at = frame.indexOf(folder);
+        if (at < 0) {
+            if (/<anonymous>|data:|evalmachine/.test(frame)) return "foreign";
+            return frame.includes("node:internal/test_runner/") ? "runner" : "node";
+        }
         const name = frame.slice(at + folder.length).replace(/(:\d+)+\)?$/, "");
-        if (at < 0) return !/<anonymous>|data:|evalmachine/.test(frame);
-        return own.includes(name) || name.includes("node_modules/") || (guess && /(^|[/._-])tests?[/._-]/.test(name));
+        const test = own.includes(name) || (guess && /(^|[/._-])tests?[/._-]/.test(name));
+        return test || name.includes("node_modules/") ? "test" : "foreign";
     };
+    const kinds = () => {
+        const { stackTraceLimit, prepareStackTrace } = Error;
+        Error.stackTraceLimit = Infinity;
+        Error.prepareStackTrace = undefined;
+        const frames = String(new Error().stack).split("\n").slice(3); // without this one and its caller
+        Object.assign(Error, { stackTraceLimit, prepareStackTrace });
+        return frames.map(kind);
+    };
+    const fix = (object, name, value) => defineProperty(object, name, { value, writable: false, configurable: false });
+
     const assert = require("node:assert");
     const fixed = [assert, assert.strict, assert.AssertionError.prototype, require("node:test")];
-    fixed.forEach(Object.freeze);
+    fixed.forEach(freeze);
+    for (const name of ["Object", "Array", "String", "Number", "RegExp", "Map", "Set", "Math", "JSON", "Symbol"]) {
+        const made = globalThis[name];
+        fix(globalThis, name, made);
+        for (const part of [made, name === "Object" ? undefined : made.prototype]) {
+            for (const key of part ? Reflect.ownKeys(part) : []) {
+                const about = getOwnPropertyDescriptor(part, key);
+                const replaced = ["random", "constructor", "toString"].includes(key); // what honest code replaces, too
+                if (typeof about.value === "function" && about.configurable && !replaced) fix(part, key, about.value);
+            }
+        }
+    }
+
+    // Tests and packages may change how modules are found, and code under test may not.
+    const Module = require("node:module");
+    let [failed, loading] = [false, false];
+    const compile = Module.prototype._compile;
+    Module.prototype._compile = function (...all) {
+        const { require } = Module.prototype;
+        if (!Object.hasOwn(this, "require")) fix(this, "require", require); // code under test has it as `module.parent`
+        const first = this.id === "."; // the file of tests
+        if (first) loading = true;
+        const made = compile.apply(this, all);
+        if (first) loading = false;
+        return made;
+    };
+    const guarded = (object, name) => {
+        let value = object[name];
+        const set = (changed) => {
+            if (!kinds().includes("foreign")) value = changed;
+        };
+        if (value !== undefined) defineProperty(object, name, { get: () => value, set, configurable: false });
+    };
+    for (const name of ["_load", "_resolveFilename", "_findPath", "_cache", "_extensions"]) guarded(Module, name);
+    for (const name of ["require", "load", "_compile"]) guarded(Module.prototype, name);
+    for (const name of Object.keys(Module._extensions)) guarded(Module._extensions, name);
+    for (const name of Module.builtinModules) fix(Module._cache, name, undefined);
+    for (const [object, name] of [[Module, "register"], [Module, "registerHooks"], [process, "execve"]]) {
+        const real = object[name];
+        const may = function (...all) {
+            if (kinds().includes("foreign")) throw new Error(`${name} is not for the code under test`);
+            return real.apply(this, all);
+        };
+        if (real) fix(object, name, may);
+    }
+    Module.syncBuiltinESMExports();
+
+    // A file in this guard's folder says that this process has not ended well: by a signal, by code under test, or with
+    // tests left out because a module never came to its end or an error was caught. Then nothing that it said counts.
+    const begun = `${__dirname}/${process.pid}.begun`;
+    const { rmSync, writeFileSync } = require("node:fs");
+    writeFileSync(begun, "");
+    const later = setImmediate;
+    const exit = process.reallyExit;
     for (const name of ["exit", "reallyExit"]) {
         const real = process[name];
-        process[name] = function (code) {
-            const { stackTraceLimit, prepareStackTrace } = Error;
-            Error.stackTraceLimit = Infinity;
-            Error.prepareStackTrace = undefined;
-            const frames = String(new Error().stack).split("\n").slice(2);
-            Object.assign(Error, { stackTraceLimit, prepareStackTrace });
-            const well = frames.length > 0 && frames.every(allowed);
-            return real.call(process, well ? code : code || process.exitCode || 1);
-        };
+        fix(process, name, function (code) {
+            const from = kinds();
+            if (from.includes("test")) loading = false;
+            else if (!from.includes("runner") && !process._exiting) failed = true;
+            if (from.includes("foreign")) failed = true;
+            return real.call(process, failed ? code || process.exitCode || 1 : code);
+        });
+    }
+    const awaits = (event, heard) =>
+        event === "exit" && heard?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
+    const { emit } = process;
+    fix(process, "emit", function (event, ...rest) {
+        if (event === "uncaughtExceptionMonitor" && loading) failed = true;
+        const done = emit.call(process, event, ...rest);
+        if (event === "exit" && (failed || loading)) exit.call(process, process.exitCode || 1);
+        if (event === "exit") rmSync(begun);
+        return done;
+    });
+    for (const name of ["on", "addListener", "off", "removeListener"]) {
+        const real = process[name];
+        fix(process, name, function (event, heard) {
+            if (awaits(event, heard)) {
+                if (name === "on" || name === "addListener") loading = true;
+                else later(() => (loading = false)); // an error of the module comes first
+            }
+            return real.call(process, event, heard);
+        });
     }
 }

@@ -1,5 +1,11 @@
 #!/bin/sh
-# Runs the command "$1" ... with standard input as what Node loads first.
+# Runs the command "$1" ... with standard input as what Node loads first; exit code 86 where a process of its test runner
+# has not ended well.
 folder=$(mktemp -d) && cat >"$folder/guard.cjs" || exit 1
 export CRRL_NODE_OPTIONS="$NODE_OPTIONS" NODE_OPTIONS="--require $folder/guard.cjs $NODE_OPTIONS"
-exec "$@"
+"$@"
+code=$?
+set -- "$folder"/*.begun
+[ ! -e "$1" ] || code=86
+rm -rf "$folder"
+exit $code

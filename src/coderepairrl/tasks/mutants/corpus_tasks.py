@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -134,19 +134,22 @@ def mutants() -> tuple[Mutant, ...]:
     return tuple(found)
 
 
-def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
-    """`mutant` in a repository of its own, with a random neighbour from the same module.
+def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
+    """`mutant` in a repository of its own, with a random neighbour from the same module of the functions `among`, by
+    default the corpus; alone where there is no neighbour.
 
     None when no neighbour leaves the broken line unique in its file: the policy of `crrl hello` replaces lines, and
     an ambiguous one would ask for more than it can say.
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    neighbours = [f for f in functions() if f.module == function.module and f.name != function.name]
+    known = functions() if among is None else among
+    others = (f for f in known if f.module == function.module and f.name != function.name)
+    neighbours: list[tuple[Function, ...]] = [(f,) for f in others]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
-    for other in neighbours:
-        made = repository((broken, other) if first else (other, broken))
+    for other in neighbours or [()]:
+        made = repository((broken, *other) if first else (*other, broken))
         if made.text.count(mutant.broken_line) == 1:
             break
     else:
@@ -158,7 +161,7 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool) -> Exercise | None:
         path=made.path,
         tests=made.tests,
         command=made.command,
-        fixed=repository((function, other) if first else (other, function)).text,
+        fixed=repository((function, *other) if first else (*other, function)).text,
         prompt=issue(made.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
@@ -186,10 +189,11 @@ def _fill(text: str, **values: str) -> str:
     return text
 
 
-def pairs() -> dict[str, tuple[Function, Mutation]]:
-    """Every (function, mutation) by its key, mutations that yield the same text counted once."""
+def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
+    """Every (function, mutation) of these functions, by default the corpus, by its key; mutations that yield the same
+    text are counted once."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
-    for function in functions():
+    for function in functions() if of is None else of:
         found = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
         for _, same in groupby(found, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))

@@ -90,7 +90,7 @@ def candidates(
     broken: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
-        if installed and fnmatch(path, only) and not _is_test(path):
+        if installed and fnmatch(path, only) and not is_test(path):
             try:
                 source = data.decode("utf-8")
                 found += [(path, source, mutation) for mutation in mutations(source)]
@@ -267,7 +267,8 @@ class _Runner:
         return TaskError(problem, fix="give the command that passes in the sandbox: the option command")
 
 
-def _is_test(path: str) -> bool:
+def is_test(path: str) -> bool:
+    """Whether a file of a package is no code of it: tests, documentation, its setup."""
     parts = path.split("/")
     name = parts[-1]
     return (

@@ -60,7 +60,7 @@ def functions() -> tuple[Function, ...]:
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
-                found.append(Function(module, node.name, _bare(node), tuple(checks[node.name])))
+                found.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
     return tuple(found)
 
 
@@ -92,7 +92,7 @@ def _check(node: ast.Assert) -> tuple[str, Check]:
     raise ValueError(f"line {node.lineno}: a check of the corpus reads `assert CALL == WANT`")
 
 
-def _bare(node: ast.FunctionDef) -> str:
+def bare(node: ast.FunctionDef) -> str:
     """Source without docstring and annotations, so that an episode spends its tokens on code."""
     tree = ast.parse(ast.unparse(node))
     for sub in ast.walk(tree):
@@ -106,8 +106,9 @@ def _bare(node: ast.FunctionDef) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """``x: T = value`` as ``x = value``."""
+    """``x: T = value`` as ``x = value``, ``x: T`` as nothing."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
-        assert node.value is not None
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
         return ast.copy_location(ast.Assign([node.target], node.value, lineno=node.lineno), node)

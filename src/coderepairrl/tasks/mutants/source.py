@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -17,9 +18,11 @@ from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
 from coderepairrl.tasks.base import LoadedSource, cached_json
 from coderepairrl.tasks.folders import digest, store
-from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Split, exercise, mutants
+from coderepairrl.tasks.mutants import documented
+from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, Split, exercise, mutants
 from coderepairrl.tasks.mutants.mutations import Mutation
 from coderepairrl.tasks.mutants.package_tasks import Bug, bugs, read_tree
+from coderepairrl.tasks.mutants.slices import Function
 from coderepairrl.tasks.needs import PYTEST
 from coderepairrl.tasks.patches import unified
 from coderepairrl.tasks.project_environment import Environment, build, source_folder
@@ -50,6 +53,11 @@ class MutantSource(LoadedSource):
     (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
     ``train``.
 
+    With `documented`, `path` is Python code, or the name of an installed package, whose top-level functions are taken
+    as those of the corpus are, each with another of its module (`documented.functions`): those that need nothing else
+    of it and that examples in their docstrings check. Then `split`, `n` and `quoted` are as without `path`, but for
+    ``unseen``, of which there is none.
+
     Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is the
     function, by which intervals are clustered. Workspaces are plain folders in the cache.
     Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, `SandboxFault`,
@@ -69,6 +77,7 @@ class MutantSource(LoadedSource):
         command: str = "",
         requirements: str | Sequence[str] = (),
         environment: bool = True,
+        documented: bool = False,
         only: str = "*",
         timeout: float = 60.0,
         sandbox: str = "auto",
@@ -84,7 +93,10 @@ class MutantSource(LoadedSource):
         if not 0 < timeout <= LONGEST:
             raise ConfigError(f"tasks.options.timeout={timeout:g}: seconds up to {LONGEST:,.0f}")
         self.path = path
-        self.n = n or (BUGS if path else 0)
+        self.documented = documented
+        if documented and not path:
+            raise ConfigError("tasks.options.documented needs code", fix="path=FOLDER, or an installed package's name")
+        self.n = n or (BUGS if path and not documented else 0)
         self.seed = seed
         self.quoted = quoted
         self.command = _words(command) if command else list(PYTEST)
@@ -101,14 +113,32 @@ class MutantSource(LoadedSource):
     def load(self) -> list[Task]:
         """Inject, verify and write the workspaces; what is in the cache is not made again."""
         try:
-            if self.path:
+            if self.path and not self.documented:
                 return self._package()
-            return [task for split in self._splits for task in self._corpus_split(split)]
+            pool, among = self._documented() if self.documented else (mutants(), None)
+            found = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
+            if not found:
+                raise TaskError(
+                    f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
+                    fix="name a package whose docstrings have examples of plain values",
+                )
+            return found
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
-    def _corpus_split(self, split: str) -> list[Task]:
-        pool = [mutant for mutant in mutants() if mutant.split == split]
+    def _documented(self) -> tuple[list[Mutant], list[Function]]:
+        """The mutants of documented functions, and these; which ones there are is cached."""
+        root = documented.folder_of(self.path)
+        known = documented.functions(root)
+        where = (self.sandbox, self.sandbox_options)
+        empty = f"dir:{store(self._workspaces, {'judge.py': b''})}"
+        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in known], where)
+        find = partial(documented.verified, root, empty)
+        made = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
+        return made, list(dict.fromkeys(mutant.function for mutant in made))
+
+    def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:
+        pool = [mutant for mutant in mutants if mutant.split == split]
         Random(f"{split}/{self.seed}").shuffle(pool)
         tasks: list[Task] = []
         for mutant in pool:
@@ -118,7 +148,7 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted)
+                made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
                 if made is not None:
                     tasks.append(self._exercise_task(made))
         return tasks
@@ -133,7 +163,7 @@ class MutantSource(LoadedSource):
             reference=unified(made.path, made.files[made.path], made.fixed),
             checks=Checks((Command(made.command, CHECK_SECONDS),), made.tests),
             split=made.mutant.split,
-            licence=LICENCE,
+            licence="" if self.documented else LICENCE,
         )
 
     def _package(self) -> list[Task]:

@@ -1,0 +1,133 @@
+"""Worked examples: repairs of other tasks that a model is shown before its own (few-shot)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from coderepairrl.agents import blocks
+from coderepairrl.agents.chat import Message
+from coderepairrl.agents.fences import Format, shown, write
+from coderepairrl.agents.patching import Ambiguous, NoMatch, replace_once
+from coderepairrl.agents.texts import fill
+from coderepairrl.errors import ConfigError, UsageError
+from coderepairrl.runs import foreign
+
+_COLUMNS = ("prompt", "path", "before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """An issue, and its file before and after the repair."""
+
+    prompt: str
+    path: str
+    before: str
+    after: str
+    id: str = ""
+    """Of the task that it is; a task is not shown its own repair."""
+
+
+Examples = int | str | tuple[Example, ...]
+"""An agent's option: how many are drawn from the training tasks, a file of them, or the examples themselves, which are
+what a run records."""
+
+
+def of(option: Examples) -> tuple[Example, ...]:
+    """The examples that an agent's option names. Raises `ConfigError` for a file that has none, and for a number:
+    only a run with training tasks draws some."""
+    if isinstance(option, str):
+        return read(option)
+    if isinstance(option, tuple):
+        return option
+    if option:
+        raise ConfigError(
+            f"agent.options.examples={option} are drawn from training tasks, and there are none here",
+            fix='name tasks.source, or a file: agent.options.examples="examples.jsonl" (docs/guides/agents.md)',
+        )
+    return ()
+
+
+def read(path: str) -> tuple[Example, ...]:
+    """The examples of a file of JSON lines: ``prompt``, ``path``, ``before``, ``after``, and ``id`` if there is one.
+
+    Raises `ConfigError`.
+    """
+    where = Path(path).expanduser()
+    line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
+    try:
+        rows = list(foreign.objects(where, foreign.text(where), f"a line is {line}"))
+    except (OSError, ValueError, UsageError) as error:
+        raise ConfigError(f"agent.options.examples: {path} cannot be read: {error}", fix=f"a line is {line}") from error
+    for number, row in rows:
+        if lacking := [name for name in _COLUMNS if not isinstance(row.get(name), str)]:
+            raise ConfigError(f"agent.options.examples: {path}:{number} has no text {lacking[0]!r}", fix=line)
+    if not rows:
+        raise ConfigError(f"agent.options.examples: {path} has no example", fix=f"a line is {line}")
+    return tuple(Example(**{name: row[name] for name in (*_COLUMNS, "id") if name in row}) for _, row in rows)
+
+
+def as_turns(
+    examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
+) -> list[Message]:
+    """Issue and reply of each, in the format `form`; with the `code` of its file, and a `question` below. None of the
+    task `task_id` itself. Raises `ConfigError` where no reply of that format makes the repair."""
+    messages: list[Message] = []
+    for each in examples:
+        if each.id == task_id:
+            continue
+        parts = [each.prompt, *([shown(each.path, each.before)] if code else []), *([question] if question else [])]
+        messages.append({"role": "user", "content": "\n\n".join(parts)})
+        messages.append({"role": "assistant", "content": _reply(each, form).rstrip()})
+    return messages
+
+
+def as_calls(
+    examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
+) -> list[Message]:
+    """As `as_turns`, made by the two `tools` (parameters by name) of Nano that run a command and patch a file: it looks
+    at the file, patches it, and says so. A patch is answered by `patched`."""
+    messages: list[Message] = []
+
+    def act(tool: str, values: Sequence[str], answer: str) -> None:
+        arguments = json.dumps(dict(zip(tools[tool], values, strict=False)))
+        number = f"call_{len(messages)}"
+        call = {"id": number, "type": "function", "function": {"name": tool, "arguments": arguments}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": number, "content": answer})
+
+    shell, patch = tools
+    for each in examples:
+        if each.id == task_id:
+            continue
+        messages.append({"role": "user", "content": each.prompt})
+        act(shell, [f"cat {shlex.quote(each.path)}"], each.before.strip("\n"))
+        for block in _patches(each):
+            act(patch, [each.path, block.old, block.new], fill(patched, path=each.path))
+        messages.append({"role": "assistant", "content": "The repair is in place."})
+    return messages
+
+
+def _patches(example: Example) -> list[blocks.Block]:
+    """The change in passages that occur once. Raises `ConfigError`."""
+    before, after = example.before.encode(), example.after.encode()
+    for context_lines in (0, 1, 3):
+        with suppress(blocks.Inexpressible, NoMatch, Ambiguous):
+            found = blocks.between(example.path, before, after, context_lines)
+            made = before
+            for block in found:
+                made = replace_once(made, block.old, block.new)
+            if made == after:
+                return found
+    raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
+
+
+def _reply(example: Example, form: Format) -> str:
+    try:
+        return write(form, example.path, example.before.encode(), example.after.encode())
+    except blocks.Inexpressible as error:
+        raise ConfigError(f"agent.options.examples: {error}", fix="leave it out, or another format") from None

@@ -1,0 +1,557 @@
+"""Fenced blocks of code in a reply: each stands for a whole file, or for functions of a file (`direct`'s ``format``).
+
+How a file is named, and that an unnamed block is of the only file shown, is as Aider reads its ``whole`` format
+(Aider-AI/aider, ``wholefile_coder.py``). What is read is the text of the file afterwards; `edit` makes an edit of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple, get_args
+
+from coderepairrl.agents import blocks
+from coderepairrl.agents.patching import Text, places_of_lines
+
+Format = Literal["blocks", "whole", "function"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+_OPEN = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`\n]*)")
+_WORD = re.compile(r"[\w./@+-]*\w")
+_PATH = re.compile(r"(?:[\w@+-][\w.@+-]*/)*[\w@+-][\w.@+-]*\.[A-Za-z]\w{0,9}")
+_NAMING = 250
+"""Characters of a line in which a file is named."""
+_SHELLS = frozenset({"bash", "console", "output", "sh", "shell", "shell-session", "text", "txt", "diff"})
+"""Languages of blocks that are no code of a file, unless one is named."""
+_LARGEST = 1 << 20
+"""Characters of a file or block that is parsed, in the process of all episodes."""
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Unreadable(Exception):
+    """Why a reply, or a block of it, makes no edit."""
+
+
+class Fence(NamedTuple):
+    """A fenced block: the last line with text above it, what stands behind its signs, its text, whether it ends."""
+
+    above: str
+    info: str
+    text: str
+    closed: bool
+
+
+def read(reply: str) -> list[Fence]:
+    """The fenced blocks of `reply`, in order; the last one may lack its end. An indented block loses that much
+    indentation.
+
+    >>> read("calc.py:\\n```python\\nx = 1\\n```")
+    [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
+    """
+    lines = reply.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    found: list[Fence] = []
+    above, at = "", 0
+    while at < len(lines):
+        if not (opened := _OPEN.fullmatch(lines[at])):
+            above = lines[at].strip() or above
+            at += 1
+            continue
+        indent, signs, info = opened.groups()
+        most = len(indent) + 3
+        end = at + 1
+        while end < len(lines):
+            line = lines[end].strip()
+            deep = len(lines[end]) - len(lines[end].lstrip())
+            if line and not line.strip(signs[0]) and len(line) >= len(signs) and deep <= most:
+                break
+            end += 1
+        inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
+        if end == len(lines) and inner and not inner[-1]:
+            del inner[-1]  # what follows the last line end
+        found.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
+        above, at = "", end + 1
+    return found
+
+
+class Named(NamedTuple):
+    """A file that blocks of a reply are of, and their code."""
+
+    path: str
+    codes: list[str]
+
+
+def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
+    """The blocks of `reply` by file: one of `paths`, the file `only` for those that name none, or a new file.
+
+    In the format ``whole`` a file has one block: the first that is headed by its name, else the longest, since others
+    quote parts of it. Raises `Unreadable`: there is no block, the last one was `cut_off`, or nothing says of which file
+    they are.
+    """
+    fences = read(blocks.answer(reply))
+    if not fences:
+        raise Unreadable("no fenced block")
+    if cut_off and not fences[-1].closed:
+        raise Unreadable("the reply was cut off within a block")
+    found: dict[str, list[tuple[bool, str]]] = {}
+    unnamed = False
+    for fence in fences:
+        path, code, headed = _named(fence, paths, new=form == "whole")
+        if fence.info.lower() in _SHELLS and not headed:
+            continue
+        if path or only:
+            found.setdefault(path or only, []).append((headed, code))
+        else:
+            unnamed = True
+    if not found:
+        raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
+    if form == "function":
+        return [Named(path, [code for _, code in each]) for path, each in found.items()]
+    first = {path: next((code for headed, code in each if headed), "") for path, each in found.items()}
+    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in found.items()]
+
+
+def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
+    """The file that a block names behind its signs, above them, or in its first line, which is left out then; the code;
+    and whether that is all that is said there."""
+    first, _, rest = fence.text.partition("\n")
+    alone = fence.above[:_NAMING].strip("`*:# ")
+    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
+        return path, fence.text, True
+    if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.above[-_NAMING:]))), ""):
+        before = {word.strip("`*:#").lower() for word in alone.split()[:-1]}
+        return path, fence.text, before <= {"file", "filename", "path"}
+    if first.startswith(("#", "//")) and (path := _known(first.strip("#/ ")[:_NAMING], paths)):
+        return path, rest, True
+    return (alone, fence.text, True) if new and _PATH.fullmatch(alone) else ("", fence.text, False)
+
+
+def _known(word: str, paths: Sequence[str]) -> str:
+    name = word.removeprefix("./")
+    if name in paths:
+        return name
+    near = [path for path in paths if path.endswith(f"/{name}") or name.endswith(f"/{path}")] if "." in name else []
+    return near[0] if len(near) == 1 else ""
+
+
+def whole(before: str, code: str) -> str:
+    """The file of the text `code`; empty lines at both its ends stay as in `before`. Raises `Unreadable` for no text.
+
+    >>> whole("\\nx = 1\\n", "x = 2\\n")
+    '\\nx = 2\\n'
+    """
+    body = code.strip("\n")
+    if not body.strip():
+        raise Unreadable("the block is empty")
+    if not before.strip("\n"):
+        return f"{body}\n"
+    head = len(before) - len(before.lstrip("\n"))
+    return "\n" * head + body + "\n" * (len(before) - len(before.rstrip("\n")))
+
+
+def edit(path: str, before: str, after: str) -> dict[str, str]:
+    """The change of one file as arguments of `Tools.apply_patch`: the lines between the first and the last that differ,
+    and around them as many as single them out.
+
+    >>> edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
+    {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
+    """
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+$", text) for text in (before, after))
+    short = min(len(old), len(new))
+    first = next((at for at in range(short) if old[at] != new[at]), short)
+    last = next((at for at in range(short - first) if old[-1 - at] != new[-1 - at]), short - first)
+    around = 0
+    while True:
+        start, end = max(0, first - around), max(0, last - around)
+        part = "".join(old[start : len(old) - end])
+        singled_out = part.endswith("\n") and len(places_of_lines(before, part)) == 1
+        ended = end > 0 or (before.endswith("\n") and after.endswith("\n"))  # a last line may lack its end
+        if (start, end) == (0, 0) or (singled_out and ended):
+            return {"file_path": path, "old_content": part, "new_content": "".join(new[start : len(new) - end])}
+        around = 2 * around or 1
+
+
+# -- functions
+
+
+class _Definition(NamedTuple):
+    """A function: its name within the file (``f``, ``Class.f``, ``outer.inner``) and the part of it that is its
+    place's."""
+
+    name: str
+    place: str
+    node: _Function | ast.ClassDef
+    nested: bool = False
+
+    @property
+    def start(self) -> int:
+        """Its first line, that of a decorator too."""
+        return min([self.node.lineno, *(each.lineno for each in self.node.decorator_list)])
+
+    @property
+    def end(self) -> int:
+        """Its last line."""
+        return self.node.end_lineno or self.node.lineno
+
+    @property
+    def decorators(self) -> list[str]:
+        """As code."""
+        return [ast.unparse(each) for each in self.node.decorator_list]
+
+
+def functions(before: str, code: str) -> str:
+    """The Python file `before` with the functions that `code` defines in place of those of their names.
+
+    A method is found by its class, or by its name alone where one function of the file has it; a nested function
+    likewise. Functions and classes that the file lacks are put above the next one of the block that it has. Decorators
+    stay where the block has none. Imports of the block that the file lacks, and that its functions use, are added
+    below those of the file. All else in the block is passed over, unless it is the whole file: it then defines all that
+    the file does, and differs in more than functions.
+
+    Raises `Unreadable`: no Python, no function of the file, or one that the file has more than once.
+    """
+    try:
+        with warnings.catch_warnings():  # of invalid escapes
+            warnings.simplefilter("ignore")
+            return _functions(before, code)
+    except (RecursionError, MemoryError, ValueError) as error:
+        raise Unreadable(f"the code cannot be parsed: {type(error).__name__}") from None
+
+
+def replaced(before: str, codes: Sequence[str]) -> str:
+    """As `functions`, of one block after the other, of which some may have no function of the file. Raises `Unreadable`
+    where none has."""
+    text, problems = before, []
+    for code in codes:
+        try:
+            text = functions(text, code)
+        except Unreadable as problem:
+            problems.append(problem)
+    if len(problems) == len(codes):
+        raise problems[0]
+    return text
+
+
+def _functions(before: str, code: str) -> str:
+    if max(len(before), len(code)) > _LARGEST or "\r" in before:
+        raise Unreadable("the file is too large, or has other line ends than a block can")
+    try:
+        file = ast.parse(before)
+    except SyntaxError as error:
+        raise Unreadable(f"the file is no Python: {error.msg}") from None
+    block, lines = _parsed(code)
+    known = list(_definitions(file.body))
+    given = list(_definitions(block.body, known={each.name for each in known} | _classes(file)))
+    if _is_whole(file, known, block, given):
+        return whole(before, "\n".join(lines))
+    targets = _targets(given, known)
+    if not targets:
+        names = ", ".join(each.name for each in given[:5])
+        raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
+    old = before.split("\n")
+    put: dict[int, tuple[int, list[str]]] = {}
+    """By the first line that is replaced: the line behind the last one, and what is put there."""
+
+    def insert(at: int, text: list[str]) -> None:
+        end, there = put.get(at, (at, []))
+        put[at] = end, [*text, *there]
+
+    for number, (own, target) in targets.items():
+        put[target.start] = target.end + 1, _indented(own, lines, target, old)
+        for helper in reversed(_helpers(number, given, targets)):
+            empty = [""] * (1 if target.node.col_offset else 2)
+            insert(_first_comment(old, target.start), [*_indented(helper, lines, target, old), *empty])
+    spans = sorted((start, end) for start, (end, _) in put.items())
+    if any(one[1] > other[0] for one, other in pairwise(spans)):
+        raise Unreadable("one function of the block stands within another one of the file")
+    used = {name for each in given for name in _names(each.node)}
+    for at, added in _imports(file, block, used).items():
+        insert(at, added)
+    for start, (end, text) in sorted(put.items(), reverse=True):
+        old[start - 1 : end - 1] = text
+    return "\n".join(old)
+
+
+def _parsed(code: str) -> tuple[ast.Module, list[str]]:
+    """Code as small models indent it: as within its class, its first line alone not, or by a blank too many."""
+    lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
+    depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
+    firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
+    problem = ""
+    for first in dict.fromkeys(firsts):
+        tried = [first, *lines[1:]]
+        text = "\n".join(tried)
+        try:
+            if not tried[0][:1].isspace():
+                return ast.parse(text), tried
+            [wrapper] = ast.parse(f"if 1:\n{text}").body
+        except SyntaxError as error:
+            problem = problem or str(error.msg)
+            continue
+        except ValueError:  # what follows is not indented
+            continue
+        assert isinstance(wrapper, ast.If)
+        for statement in wrapper.body:
+            ast.increment_lineno(statement, -1)
+        return ast.Module(wrapper.body, []), tried
+    raise Unreadable(f"the block is no Python: {problem}")
+
+
+def _definitions(
+    body: Sequence[ast.AST], place: str = "", *, nested: bool = False, known: set[str] | None = None
+) -> Iterator[_Definition]:
+    """The functions in `body`. Of a block, where the names in a file are `known`, without those within functions, and a
+    class that the file lacks as a whole."""
+    for node in body:
+        if isinstance(node, _Function):
+            name = f"{place}{node.name}"
+            yield _Definition(name, place, node, nested)
+            if known is None:
+                yield from _definitions(node.body, f"{name}.", nested=True)
+        elif isinstance(node, ast.ClassDef):
+            if known is not None and f"{place}{node.name}" not in known:
+                yield _Definition(f"{place}{node.name}", place, node)
+            else:
+                yield from _definitions(node.body, f"{place}{node.name}.", nested=nested, known=known)
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            inner = [each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr)]
+            yield from _definitions(inner, place, nested=nested, known=known)
+
+
+def _classes(file: ast.Module) -> set[str]:
+    """Names of the classes outside functions, each with those around it."""
+
+    def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                yield f"{place}{node.name}"
+                yield from inner(node.body, f"{place}{node.name}.")
+            elif isinstance(node, ast.stmt) and not isinstance(node, _Function):
+                yield from inner([each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)], place)
+
+    return set(inner(file.body, ""))
+
+
+def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
+    """The functions in a block that the file has, by their number, each with that of the file."""
+    found: dict[int, tuple[_Definition, _Definition]] = {}
+    for number, own in enumerate(given):
+        if isinstance(own.node, ast.ClassDef):
+            continue
+        same = [each for each in known if each.name == own.name]
+        if not same and not own.place:
+            same = [each for each in known if each.node.name == own.node.name]
+        if len(same) > 1:
+            one_name = len({each.name for each in same}) == 1
+            alike = [each for each in same if each.decorators == own.decorators and (one_name or own.decorators)]
+            twins = [each for each in given if each.name == own.name]
+            if len(alike) == 1:
+                same = alike
+            elif len(twins) == len(same):
+                same = [same[[each is own for each in twins].index(True)]]
+            else:
+                raise Unreadable(f"the file has {len(same)} functions {own.node.name}")
+        if same:
+            found = {at: pair for at, pair in found.items() if pair[1] is not same[0]}  # the last one holds
+            found[number] = own, same[0]
+    return found
+
+
+def _helpers(
+    number: int, given: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
+) -> list[_Definition]:
+    """What the block defines that the file lacks, between the function before `number` and it; behind the last one
+    too."""
+    same = [at for at in sorted(targets) if given[at].place == given[number].place]
+    before = max((at for at in same if at < number), default=-1)
+    last = len(given) if number == same[-1] else number
+    taken = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
+    names = {given[at].name for at in targets}
+    return [given[at] for at in sorted(taken) if given[at].name not in names]
+
+
+def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
+    """The lines of a definition of the block, indented as that of the file; its decorators where it has none."""
+    here, there = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
+    text = list(lines[own.start - 1 : own.end])
+    kept = _kept_lines(own)
+    body = own.node.body[0].lineno
+    inside = target.node.body[0].lineno
+    if body > own.node.lineno and inside > target.node.lineno and _blanks(lines[body - 1]) == _blanks(old[inside - 1]):
+        kept |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
+    if here != there:
+        text = [
+            line if own.start + at in kept or not line.strip() else _shifted(line, here, there)
+            for at, line in enumerate(text)
+        ]
+    is_target = own.node.name == target.node.name
+    if is_target and not own.node.decorator_list:
+        text = [*old[target.start - 1 : target.node.lineno - 1], *text]
+    return text
+
+
+def _shifted(line: str, here: str, there: str) -> str:
+    return there + line[len(here) :] if line.startswith(here) else line
+
+
+def _blanks(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
+
+
+def _kept_lines(own: _Definition) -> set[int]:
+    """Lines that begin within a text of several lines, which indentation would change; docstrings are indented."""
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(own.node)
+        if isinstance(node, _Function | ast.ClassDef) and node.body and isinstance(node.body[0], ast.Expr)
+    }
+    return {
+        line
+        for node in ast.walk(own.node)
+        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in docstrings
+        for line in range(node.lineno + 1, (node.end_lineno or node.lineno) + 1)
+        if isinstance(node, ast.JoinedStr) or isinstance(node.value, str | bytes)
+    }
+
+
+def _first_comment(old: Sequence[str], start: int) -> int:
+    """The line of the first of the comments that stand right above line `start`."""
+    while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
+        start -= 1
+    return start
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.Import | ast.ImportFrom, ast.alias]]:
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((node, alias) for alias in node.names)
+
+
+def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
+    if isinstance(node, ast.Import):
+        return ast.unparse(ast.Import([alias]))
+    return ast.unparse(ast.ImportFrom(node.module, [alias], node.level))
+
+
+def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
+    """Lines of imports that the file lacks, by the line before which they are put."""
+    there = {_as_code(*each) for each in _imported(file.body)}
+    lacking: dict[str, bool] = {}
+    for node, alias in _imported(block.body):
+        bound = alias.asname or alias.name.partition(".")[0]
+        future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in there:
+            lacking[line] = future
+    if not lacking:
+        return {}
+    is_text = ast.get_docstring(file, clean=False) is not None
+    body = file.body[1:] if is_text else file.body
+    leading = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
+    first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
+    after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
+    last = (after[-1].end_lineno or after[-1].lineno) + 1 if after else first
+    found: dict[int, list[str]] = {}
+    for line, future in lacking.items():
+        found.setdefault(first if future else last, []).append(line)
+    if not after:
+        found = {at: [*text, "", ""] for at, text in found.items()}
+    return found
+
+
+def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
+    """Whether all that stands before `node` is imports."""
+    return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
+
+
+def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
+    """Whether the block has all that the file has, and says more than its functions do."""
+    mine, theirs = _statements(block), _statements(file)
+    names = {each.name for each in given}
+    return (
+        {each.name for each in known if not each.nested} <= names
+        and theirs.keys() <= mine.keys()
+        and any(mine[key] != theirs[key] for key in theirs)
+    )
+
+
+def _statements(tree: ast.Module) -> dict[str, str]:
+    """What stands in a file beside functions, classes, imports and texts, by what it assigns or tests."""
+    found = {}
+    for node in tree.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():
+                continue
+            case ast.Expr(value=ast.Constant()):
+                continue
+            case ast.Assign(targets=targets):
+                key = " ".join(map(ast.unparse, targets))
+            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+                key = ast.unparse(target)
+            case ast.If(test=test):
+                key = f"if {ast.unparse(test)}"
+            case _:
+                key = ast.unparse(node)
+        found[key] = ast.unparse(node)
+    return found
+
+
+# -- writing
+
+
+def write(form: Format, path: str, before: bytes, after: bytes) -> str:
+    """A reply in the format `form` that makes `after` of the file `before`. Raises `blocks.Inexpressible`."""
+    if form == "blocks":
+        return blocks.write(blocks.between(path, before, after))
+    try:
+        old, new = (Text.parse(data).text for data in (before, after))
+        code = new if form == "whole" else _differing(old, new)
+        made = whole(old, code) if form == "whole" else functions(old, code)
+    except (SyntaxError, Unreadable) as error:
+        raise blocks.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
+    if made != new:
+        raise blocks.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
+    return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
+
+
+def _differing(old: str, new: str) -> str:
+    """The functions of `new` that `old` has otherwise or not at all, methods in their classes, below new imports."""
+    trees = ast.parse(old), ast.parse(new)
+    sides = [{each.name: each for each in _definitions(tree.body) if not each.nested} for tree in trees]
+    texts = old.split("\n"), new.split("\n")
+
+    def text(side: int, each: _Definition) -> str:
+        return "\n".join(texts[side][each.start - 1 : each.end])
+
+    there = {_as_code(*each) for each in _imported(trees[0].body)}
+    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in there]
+    parts = ["\n".join(imports)] if imports else []
+    place = ""
+    for name, each in sides[1].items():
+        if name in sides[0] and text(0, sides[0][name]) == text(1, each):
+            continue
+        opening = f"class {each.place.rstrip('.')}:\n" if each.place and each.place != place else ""
+        parts.append(opening + text(1, each))
+        place = each.place
+    return "\n\n\n".join(parts)
+
+
+def shown(path: str, text: str) -> str:
+    """A file as prompts have it."""
+    return f"{path}\n{fenced(text.rstrip())}"
+
+
+def fenced(text: str, info: str = "") -> str:
+    """`text` in a fence that none of its lines ends.
+
+    >>> fenced("x = 1")
+    '```\\nx = 1\\n```'
+    """
+    longest = max((len(run) for run in re.findall(r"^[ \t]*(`{3,})", text, re.MULTILINE)), default=2)
+    signs = "`" * (longest + 1)
+    return f"{signs}{info}\n{text}\n{signs}"

@@ -1,0 +1,108 @@
+"""``crrl attempt``: one attempt at one task, shown while it is made. It is an evaluation of that task alone."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from coderepairrl import config as configs
+from coderepairrl.apps import evaluate
+from coderepairrl.apps.fix.trace import Trace
+from coderepairrl.assembly.plan import AgentPlan
+from coderepairrl.config import Config
+from coderepairrl.errors import HealthGateError, RunError, UsageError
+from coderepairrl.processes.scratch import scratch
+from coderepairrl.runs import RunFolder
+from coderepairrl.runs.codec import dump
+from coderepairrl.stages import evaluation
+from coderepairrl.types import AgentReport, Ending, Episode, Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is to be attempted; nothing is started."""
+
+    plan: AgentPlan
+    """With this task alone."""
+    task: Task
+    output: Path | None
+
+
+def resolve(
+    what: str, task_id: str, given: Sequence[str] = (), *, policy: str | None = None, output: Path | None = None
+) -> Trial:
+    """The task of that id, of any split of the task source `what`, or of the evaluations of a TOML file or run, and the
+    policy and settings that `crrl eval` would measure there.
+
+    Raises what `evaluate.plan` raises, and `UsageError` where there is no such task or policy.
+    """
+    settings = [each for each in given if each.partition("=")[0].partition(".")[0].strip() in Config.model_fields]
+    options = configs.parse_options([each for each in given if each not in settings], "path")
+    if evaluate.is_source(what):
+        if policy is None:
+            command = shlex.join(["crrl", "attempt", what, task_id, "--policy"])
+            raise UsageError("no policy is named", fix=f"{command} RUN|FOLDER|builtin:tiny|URL")
+        if not any(each.startswith("eval.split") for each in settings):
+            options["select"] = {"split": "test", **options.get("select", {})}
+        settings.append(f"eval.options={configs.inline(options)}")  # the policy's are of its own tasks
+    elif options:
+        raise UsageError(f"{what} is no task source, and {min(options)} no setting", fix="crrl config lists settings")
+    settings += ["eval.attempts=1", "eval.tasks=0"]
+    plan = evaluate.plan(what, settings, policy=policy, output=output or Path(task_id)).plan
+    for name, tasks in plan.eval_tasks.items():
+        for task in tasks:
+            if task.id == task_id:
+                return Trial(replace(plan, eval_tasks={name: (task,)}), task, output)
+    known = [task.id for tasks in plan.eval_tasks.values() for task in tasks]
+    near = difflib.get_close_matches(task_id, known, 3, 0.3) or known[:3]
+    raise UsageError(f"{what} evaluates no task {task_id}", fix=f"of {len(known):,}, such as {', '.join(near)}")
+
+
+async def attempt(trial: Trial, trace: Trace) -> Episode:
+    """Make the attempt as `evaluation.measure` does, and show in `trace` each turn and what came of it.
+
+    It is kept where `Trial.output` says. Raises what `evaluation.measure` raises, and `RunError` for an attempt that
+    an infrastructure fault ended.
+    """
+    plan, ended = trial.plan, list[Episode]()
+    trace.say("task", f"{trial.task.id}: {trial.task.workspace}")
+    trace.say("sandbox", str(plan.place.choice))
+    trace.say("model", plan.model.name)
+    trace.say("agent", plan.kinds[trial.task.kind if trial.task.kind in plan.kinds else ""].agent.name)
+    trace.say("engine", f"{plan.config.engine.name} starts")
+
+    def follow(event: Turn | Episode) -> None:
+        if isinstance(event, Turn):
+            trace.turn(event)
+            return
+        ended.append(event)
+        calls = event.tool_calls if event.calls_known else None
+        trace.ended(AgentReport(event.reason, calls, event.crash), event.timings.get("total", 0.0))
+        for call in calls or ():
+            trace.say("call", f"{call.name} {call.arguments}: {'ok' if call.ok else 'failed'}")
+        for score in event.scores:
+            trace.say("score", f"{score.name} {score.value:.4g}, weight {score.weight:g} {score.note}".rstrip())
+        trace.say("reward", f"{event.reward:.4g}, {event.ending.value}, {event.sampled:,} tokens sampled")
+
+    with scratch("attempt") as home:
+        folder = RunFolder(trial.output or home / "attempt")
+        try:
+            await evaluation.measure(plan, folder, quiet=True, follow=follow)
+        except HealthGateError:
+            if not ended:
+                raise
+    if not ended or ended[-1].ending is Ending.VOID:
+        raise RunError(f"the attempt is void: {ended[-1].fault if ended else 'it never ended'}", fix="mend that part")
+    return ended[-1]
+
+
+def as_json(trial: Trial, episode: Episode) -> dict[str, Any]:
+    """The attempt as plain data: the conversation as ``messages``, and what the run's log has of it."""
+    messages = [message for turn in episode.turns for message in turn.messages]
+    run = {"run": str(trial.output)} if trial.output else {}
+    found: dict[str, Any] = dump(replace(episode, turns=()))
+    return {**run, **found, "reward": episode.reward, "messages": messages}

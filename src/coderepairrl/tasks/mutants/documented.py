@@ -1,0 +1,159 @@
+"""Functions of others' Python code that the examples in their docstrings check, each by itself (`slices.Function`)."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib.util
+import json
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from coderepairrl.errors import TaskError
+from coderepairrl.protocols import SandboxBackend
+from coderepairrl.tasks.mutants import judge
+from coderepairrl.tasks.mutants.corpus_tasks import Mutant, Symptom, pairs
+from coderepairrl.tasks.mutants.package_tasks import is_test, read_tree
+from coderepairrl.tasks.mutants.slices import Check, Function, bare
+from coderepairrl.types import Task
+
+LONGEST = 40
+"""Lines of a function, imports included."""
+_SECONDS = 600.0
+_AT_ONCE = 2_000
+"""Jobs of one run of the judge."""
+
+
+def folder_of(path: str) -> Path:
+    """The folder at `path`, or of the installed package of that name, which is not imported. Raises `TaskError`."""
+    where = Path(path).expanduser()
+    if not where.exists() and path.isidentifier():
+        spec = importlib.util.find_spec(path)
+        if spec is not None and (found := spec.submodule_search_locations or [spec.origin or ""])[0]:
+            return Path(found[0]).resolve()
+        raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
+    return where.resolve()
+
+
+def functions(root: Path) -> list[Function]:
+    """The documented functions of the folder or file `root`, in order: without decorators, of at most `LONGEST` lines,
+    with examples whose calls and results are expressions. None of them has run yet."""
+    files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
+    found = []
+    with warnings.catch_warnings():  # of invalid escapes
+        warnings.simplefilter("ignore")
+        for path, data in files.items():
+            if not path.endswith(".py") or is_test(path):
+                continue
+            try:
+                tree = ast.parse(data)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            module = re.sub(r"\W", "_", path.removesuffix(".py").removesuffix("/__init__"))
+            for node in tree.body:
+                if not isinstance(node, ast.FunctionDef) or node.decorator_list:
+                    continue
+                code = bare(node)
+                code = "".join([*_imports(tree, code), code])
+                if (checks := _checks(node)) and code.count("\n") <= LONGEST:
+                    found.append(Function(module, node.name, code, checks))
+    return found
+
+
+def _imports(tree: ast.Module, code: str) -> Iterator[str]:
+    """The imports from the standard library that a function uses, as lines."""
+    used = {each.id for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Name)}
+    for each in tree.body:
+        if isinstance(each, ast.Import | ast.ImportFrom):
+            names = [alias for alias in each.names if (alias.asname or alias.name.partition(".")[0]) in used]
+            of = each.module or "" if isinstance(each, ast.ImportFrom) else ""
+            roots = {(of or alias.name).partition(".")[0] for alias in names}
+            if names and roots <= sys.stdlib_module_names and not getattr(each, "level", 0):
+                kept = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
+                yield f"{ast.unparse(kept)}\n"
+
+
+def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
+    found = []
+    try:
+        examples = doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
+    except ValueError:
+        return ()
+    for each in examples:
+        call, want = each.source.strip(), each.want.strip()
+        try:
+            tree = ast.parse(call, mode="eval")
+            call = ast.unparse(tree)  # without a comment, which may be behind it
+            names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
+            want = ast.unparse(ast.parse(want, mode="eval"))
+            ast.literal_eval(want)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        if node.name in names and "..." not in want:
+            found.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
+    return tuple(found)
+
+
+async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[list[Any]]:
+    """Of each function the number, the checks that pass without a bug, and for each mutation that they notice its key,
+    the check that fails and what it gives. Judged in a sandbox of `backend`, in the empty `workspace`.
+
+    Raises `TaskError`.
+    """
+    known = functions(root)
+    single = [(each.source, [(check.call, check.want)]) for each in known for check in each.checks]
+    passing = iter(await _judged(backend, workspace, single))
+    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in known]
+    kept = [(number, each) for number, each in enumerate(steady) if each.checks]
+    numbers = {each.key: number for number, each in kept}
+    mutated = pairs([each for _, each in kept])
+    jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
+    found: dict[int, list[Any]] = {
+        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in kept
+    }
+    for (key, (function, _)), failure in zip(mutated.items(), await _judged(backend, workspace, jobs), strict=True):
+        if failure is not None and failure[0] >= 0:
+            found[numbers[function.key]][2].append([key, *failure])
+    return [each for each in found.values() if each[2]]
+
+
+def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
+    """The mutants that `verified` found."""
+    there = functions(root)
+    checked = [
+        (
+            Function(there[number].module, there[number].name, there[number].source, tuple(Check(*c) for c in checks)),
+            bugs,
+        )
+        for number, checks, bugs in known
+    ]
+    mutated = pairs([function for function, _ in checked])
+    return [
+        Mutant(*mutated[key], Symptom(function.checks[index].call, got, function.checks[index].want))
+        for function, bugs in checked
+        for key, index, got in bugs
+    ]
+
+
+async def _judged(
+    backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
+) -> list[judge.Failure | None]:
+    found: list[judge.Failure | None] = []
+    left = iter(jobs)
+    async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
+        await fresh.write("judge.py", Path(judge.__file__).read_bytes())
+        while some := list(islice(left, _AT_ONCE)):
+            lines = "".join(json.dumps({"source": source, "checks": checks}) + "\n" for source, checks in some)
+            argv = ("python3", "-S", "-E", "-B", "judge.py")
+            done = await fresh.exec(argv, stdin=lines.encode(), timeout=_SECONDS, max_bytes=1 << 26)
+            answers = done.output.decode("utf-8", "replace").splitlines()
+            if not done.ok or len(answers) != len(some):
+                raise TaskError(f"the functions cannot be judged: {done.output[-300:]!r}", fix="name another package")
+            found += [json.loads(answer) for answer in answers]
+    return found

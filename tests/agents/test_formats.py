@@ -1,0 +1,308 @@
+"""Whole files and functions in fences: the reference written in a format makes the reference's patch, and replies as
+small models write them are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nano_play import FILES, Outcome, play
+
+from coderepairrl.agents.blocks import Inexpressible
+from coderepairrl.agents.direct import read_edits
+from coderepairrl.agents.endpoint import Answer
+from coderepairrl.agents.fences import (
+    FORMATS,
+    Format,
+    Unreadable,
+    edit,
+    fenced,
+    functions,
+    named,
+    read,
+    replaced,
+    whole,
+    write,
+)
+from coderepairrl.agents.folder import FolderSandbox
+from coderepairrl.agents.patching import replace_lines
+from coderepairrl.agents.proposals import draft
+from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
+from coderepairrl.tasks.mutants.mutations import mutations
+from coderepairrl.tasks.patches import patched
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+_LINES = st.sampled_from(("", "x", "    x", "# a", "```", "````py", "~~~", "x\x0c\x85", "é"))
+ADD = {"add.py": FILES["add.py"]}
+
+
+async def direct(folder: Path, text: str, form: Format, files: dict[str, bytes] = FILES, **more: Any) -> Outcome:
+    folder.mkdir(exist_ok=True)
+    return await play(folder, Answer(text), agent="direct", format=form, files=files, **more)
+
+
+def pairs() -> Iterator[tuple[str, bytes, bytes]]:
+    """Broken files and what they should be, by id: a mutant of each function of HumanEval and of the corpus,
+    QuixBugs."""
+    for line in gzip.decompress((DATA / "humaneval/HumanEval.jsonl.gz").read_bytes()).splitlines():
+        row = json.loads(line)
+        fixed = row["prompt"] + row["canonical_solution"]
+        mutation = random.Random(row["task_id"]).choice(mutations(fixed))
+        yield row["task_id"], mutation.apply(fixed).encode(), fixed.encode()
+    for line in (DATA / "quixbugs/quixbugs_python.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        before = row["files"][row["buggy_file"]].encode()
+        after = patched(before, row["patch"].encode())
+        assert after is not None
+        yield row["instance_id"], before, after
+    yield from corpus()
+
+
+def corpus(most: int = 1000) -> Iterator[tuple[str, bytes, bytes]]:
+    for _, mutant in zip(range(most), {each.function.key: each for each in mutants()}.values(), strict=False):
+        made = exercise(mutant, random.Random(0), quoted=False)
+        assert made is not None
+        yield mutant.key, made.files[made.path].encode(), made.fixed.encode()
+
+
+async def made(folder: Path, form: Format, changes: list[tuple[str, bytes, bytes]]) -> list[str]:
+    """The ids of the changes which the reply that `write` makes of them does not make."""
+    (root := folder / "repo").mkdir(parents=True)
+    sandbox = FolderSandbox(root, {f"{number}.py": before for number, (_, before, _) in enumerate(changes)})
+    there = [f"{number}.py" for number in range(len(changes))]
+    wrong = []
+    for path, (task, before, after) in zip(there, changes, strict=True):
+        try:
+            reply = f"The repair:\n\n{write(form, path, before, after)}\nThat is all."
+        except Inexpressible:
+            wrong.append(task)
+            continue
+        found = await draft(sandbox, await read_edits(form, reply, sandbox, there, there, cut_off=False))
+        wrong += [] if found is not None and found.files == {path: after} else [task]
+    return wrong
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_the_reference_in_a_format_makes_its_patch(tmp_path: Path, form: Format) -> None:
+    changes = list(corpus(12))
+    changes += [(f"{task}, CRLF", *(text.replace(b"\n", b"\r\n") for text in texts)) for task, *texts in changes[:3]]
+    assert await made(tmp_path, form, changes) == []
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_the_reference_of_three_hundred_tasks_makes_its_patch(tmp_path: Path, form: Format) -> None:
+    if not DATA.is_dir():
+        pytest.skip("the data sets are not there")
+    changes = list(pairs())
+    comments = ["quixbugs-python__possible_change"] if form == "function" else []  # also above the function
+    assert len(changes) > 300 and await made(tmp_path, form, changes) == comments
+
+
+METHODS = """\
+import os
+
+
+class Shop:
+    @property
+    def total(self):
+        return sum(self.prices) - 1
+
+    @total.setter
+    def total(self, value):
+        self.prices = [value + 1]
+
+    async def fetch(self):
+        text = '''
+a
+'''
+        return text
+
+
+class Bank:
+    def total(self):
+        return 0
+
+
+def outer(x):
+    def inner(y):
+        return y - 1
+
+    return inner(x)
+"""
+
+
+def changed(*pairs: tuple[str, str], text: str = METHODS) -> str:
+    for old, new in pairs:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+FETCH = ("\na\n", "\nb\n")
+INNER = ("y - 1", "y + 1")
+SUM = ("sum(self.prices) - 1", "sum(self.prices)")
+
+
+@pytest.mark.parametrize(
+    ("code", "after"),
+    [
+        ("async def fetch(self):\n    text = '''\nb\n'''\n    return text", changed(FETCH)),
+        ("    async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
+        ("async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
+        (" async def fetch(self):\n        text = '''\nb\n'''\n        return text", changed(FETCH)),
+        ("class Shop:\n    @property\n    def total(self):\n        return sum(self.prices)", changed(SUM)),
+        ("@property\n    def total(self):\n        return sum(self.prices)", changed(SUM)),
+        ("def inner(y):\n    return y + 1", changed(INNER)),
+        ("def outer(x):\n    def inner(y):\n        return y + 1\n\n    return inner(x)\n\nouter(2)", changed(INNER)),
+        (
+            "import os\nimport re\nfrom math import ceil, floor\n\ndef inner(y):\n    return ceil(y) + 1",
+            changed(("y - 1", "ceil(y) + 1"), ("import os\n", "import os\nfrom math import ceil\n")),
+        ),
+        (
+            "def more(y):\n    return y + 1\n\ndef outer(x):\n    return more(x)",
+            changed(
+                ("def outer(x):\n    def inner(y):\n        return y - 1\n\n    return inner(x)\n",
+                 "def more(y):\n    return y + 1\n\n\ndef outer(x):\n    return more(x)\n"),
+            ),
+        ),
+        (
+            "class Bank:\n    def total(self):\n        return self.half()\n\n    def half(self):\n        return 2",
+            changed(("    def total(self):\n        return 0\n",
+                     "    def half(self):\n        return 2\n\n    def total(self):\n        return self.half()\n")),
+        ),
+        (changed(FETCH, INNER), changed(FETCH, INNER)),
+    ],
+)  # fmt: skip
+def test_functions_are_put_where_they_belong(code: str, after: str) -> None:
+    assert functions(METHODS, code) == after
+
+
+def test_a_whole_file_may_stand_where_a_function_was_asked_for() -> None:
+    text = "RATE = 2\n\n\ndef f(x):\n    return x * RATE\n"
+    assert functions(text, "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))") == (
+        "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))\n"
+    )
+    assert functions(text, "RATE = 2\n\ndef f(x):\n    return x / RATE") == text.replace("*", "/")
+    alone = "def f(x):\n    return x\n"
+    assert functions(f'"""Text."""\n{alone}', f"import re\n{alone.replace('return x', 'return re.escape(x)')}") == (
+        f'"""Text."""\nimport re\n\n\n{alone.replace("return x", "return re.escape(x)")}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("def total(self):\n    return 1", "the file has 3 functions total"),
+        ("def nothing():\n    pass", "no function nothing"),
+        ("x = 1", "no function"),
+        ("def outer(x)\n    return", "no Python"),
+        ("def outer(x):\n" + "".join(" " * n + "if x:\n" for n in range(4, 400, 4)), "no Python"),
+        ("x = " + "(" * 5000, "no Python|cannot be parsed"),
+        ("x = " + "-" * 100_000 + "1\ndef outer(x):\n    return 1", "cannot be parsed|no Python"),
+    ],
+)
+def test_what_makes_no_edit_says_why(code: str, problem: str) -> None:
+    with pytest.raises(Unreadable, match=problem):
+        functions(METHODS, code)
+
+
+@pytest.mark.parametrize(
+    ("reply", "path"),
+    [
+        ("```python\nx\n```", "pkg/add.py"),
+        ("**add.py**:\n\n~~~~py\nx\n~~~~", "pkg/add.py"),
+        ("### File: `./pkg/add.py`\n```\nx\n```", "pkg/add.py"),
+        ('```python title="pkg/add.py"\nx\n```', "pkg/add.py"),
+        ("```python:path/to/notes.txt\nx\n```", "notes.txt"),
+        ("1. Change\n   ```py\n   x\n   ```", "pkg/add.py"),
+        ("```python\n# pkg/add.py\nx\n```", "pkg/add.py"),
+        ("```bash\npython add.py\n```\nthen\n```\nx\n```", "pkg/add.py"),
+        ("<think>```\ny\n```</think><answer>\n```\nx\n```\n</answer>", "pkg/add.py"),
+        ("new/file.py\n````\nx\n````", "new/file.py"),
+        (
+            "In add.py this is wrong:\n```\n\n```\nIt should be\n```py\nx\n```\nTry add.py:\n```sh\npython\n```",
+            "pkg/add.py",
+        ),
+        ("add.py\n```\nx\n```\nFor the use of add.py:\n```\nprint(1)\n```", "pkg/add.py"),
+        ("```python\nx\n", "pkg/add.py"),
+    ],
+)
+def test_blocks_name_their_file_in_many_ways(reply: str, path: str) -> None:
+    assert named("whole", reply, ["pkg/add.py", "notes.txt"], "pkg/add.py") == [(path, ["x\n"])]
+
+
+def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
+    for reply, problem in (
+        ("```\nx\n```", "more than one"),
+        ("I do not know.", "no fenced"),
+        ("```sh\nls\n```", "no block"),
+    ):
+        with pytest.raises(Unreadable, match=problem):
+            named("function", reply, ["a.py", "b.py"])
+    with pytest.raises(Unreadable, match="cut off"):
+        named("whole", "```\nx = ", ["a.py"], "a.py", cut_off=True)
+    assert [path for path, _ in named("whole", "a.py\n```\n1\n```\n```\n2\n```\na.py\n```\n3\n```", ["a.py"], "a.py")]
+
+
+@settings(deadline=None)
+@given(st.lists(_LINES, max_size=8), st.lists(_LINES, max_size=8), st.booleans(), st.booleans())
+def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bool, fenced_in: bool) -> None:
+    old = "\n".join(before) + "\n" * old_end
+    [(_, [code])] = named(
+        "whole", fenced("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n", [], "a"
+    )
+    if not code.strip():
+        with pytest.raises(Unreadable, match="empty"):
+            whole(old, code)
+        return
+    wanted = whole(old, code)
+    assert wanted.strip("\n") == code.strip("\n")
+    if old == wanted or not old:
+        return
+    made = edit("a", old, wanted)
+    assert replace_lines(old.encode(), made["old_content"], made["new_content"]) == wanted.encode()
+
+
+async def test_one_reply_one_edit_and_a_reply_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    body = "def add(a, b):\n    return a + b\n"
+    for number, (form, reply, files) in enumerate(
+        [("whole", f"```python\n{body}```", ADD), ("function", f"So `add.py`:\n```\n{body}```", FILES)]
+    ):
+        run = await direct(tmp_path / str(number), reply, form, files)
+        assert [(call.name, call.ok) for call in run.report.tool_calls or ()] == [("edit", True)]
+        assert b"-    return a - b\n+    return a + b\n" in await run.sandbox.diff()
+        system = run.requests[0]["messages"][0]["content"]
+        assert f"the whole {'file' if form == 'whole' else form}\n```" in system and "SEARCH" not in system
+    for number, (reply, problem) in enumerate(
+        [
+            ("I do not know.", "no fenced block"),
+            ("```\ndef sub(): pass\n```", "no function sub"),
+            (f"no.py\n```\n{body}```", ""),
+        ]
+    ):
+        run = await direct(tmp_path / f"bad{number}", reply, "function", ADD if number < 2 else FILES)
+        [call] = run.report.tool_calls or ()
+        assert (run.report.exit, call.ok) == ("submitted", False) and problem in call.arguments
+        assert await run.sandbox.diff() == b""
+    unchanged = await direct(tmp_path / "same", f"```\n{FILES['add.py'].decode()}```", "whole", ADD)
+    assert [call.ok for call in unchanged.report.tool_calls or ()] == [True], "it can be read, and repairs nothing"
+    assert await unchanged.sandbox.diff() == b""
+
+
+def test_a_hostile_reply_takes_no_time() -> None:
+    began = time.monotonic()
+    for reply in ("```\n" * 10_000, "`" * 50_000, "a.py " * 20_000 + "\n```\nx\n```", "~~~\n" + "```\n~~~~\n" * 4_999):
+        assert all(len(fence) == 4 for fence in read(reply))
+        named("whole", reply + "\n```\nx\n```", [f"{n}.py" for n in range(2000)], "1.py")
+    same = "x\n" * 10_000
+    edit("a.py", same, same + "x\n")
+    replaced("def f():\n    pass\n" * 500 + "def g():\n    pass\n", ["def g():\n    return 1\n" * 500])
+    assert time.monotonic() - began < 4

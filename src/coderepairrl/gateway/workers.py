@@ -1,7 +1,7 @@
 """Processes, shared by all sessions, for work of more than a few milliseconds.
 
 Threads would not help: JSON, templates and most of tokenizing hold the interpreter's lock. A session has one job at a
-time; the session that used the least time goes next, and jobs of more than `LARGE` bytes leave one process free.
+time; the one that used the least time is next.
 """
 
 from __future__ import annotations

@@ -35,9 +35,9 @@ _THERE = 'command -v "$0"'
 class HybridReward(Reward):
     """`patch_edits` for every attempt, and the task's checks for a budget of them, in [0, 1] (RW13, RW14).
 
-    A hash of its name draws one group of attempts in four, whose value is the mean of `patch_edits` and `tests`; other
-    groups get `patch_edits`. Whole groups are drawn, since attempts are compared only within their group. An empty
-    patch scores 0 without tests. Another budget: ``class Half(HybridReward): name, share = "half", 0.5``.
+    A hash of its name draws one group of attempts in four, whose value is the mean of `patch_edits` and `tests`; others
+    get `patch_edits`. Whole groups are drawn, since attempts are compared within their group. Another budget:
+    ``class Half(HybridReward): name, share = "half", 0.5``.
 
     Unit: mean of a fraction of the change and of 0 or 1. Source: the thesis's hybrid verifier (future work). Known
     weaknesses: those of `patch_edits` without tests; tested and untested groups are not comparable.

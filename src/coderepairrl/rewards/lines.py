@@ -10,11 +10,7 @@ from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 CHANCE = 0.5
-"""Token similarity that earns nothing.
-
-Of random line pairs of a file that a SWE-bench oracle touches, 90 % are below 0.44 and 95 % below 0.63; their mean
-after rescaling is 0.03.
-"""
+"""Token similarity that earns nothing; random line pairs of a file of a SWE-bench oracle stay below 0.44 in 90 %."""
 REMOVED_WEIGHT = 0.5
 """Weight of removed lines, which only locate; a junk edit of the right line earns a third, not half."""
 SAME_PLACE = 6

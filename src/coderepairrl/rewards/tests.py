@@ -27,13 +27,13 @@ class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
     Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
-    (`grading.checks.STEERING`), then `Checks.restore`. If the task names tests (FAIL_TO_PASS and PASS_TO_PASS of
-    SWE-bench), exactly these must pass. Patches that are empty or do not apply score 0 without a run. Equal patches of
-    a task are tested once per process; faults are not cached.
+    (`grading.checks.STEERING`), then `Checks.restore`. Named tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench) must
+    pass, whatever others do. Patches that are empty or do not apply score 0 without a run. Verdicts, but not faults,
+    are cached per task and patch.
 
-    If checks never begin (missing program, ``No module named pytest``, no test reported), a control runs them once per
-    task on the reference. If they do not begin there either, the sandbox is at fault; else the score is 0. Without a
-    reference, only a missing program or runner module on the untouched tree is a fault.
+    If checks never begin (missing program or module, no test reported), a control runs them once per task on the
+    reference. If they do not begin there either, the sandbox is at fault; else the score is 0. Without a reference,
+    only a missing program or runner module on the untouched tree is a fault.
 
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
     checks; failing repairs are not ranked; costs a sandbox and the checks' time.

@@ -13,10 +13,7 @@ from coderepairrl.rewards.text import TextReward
 LARGEST_PAIRS = 400_000_000
 """Product of both texts' characters (20,000 each); beyond, a single search may be slow."""
 LARGEST_WORK = 20_000_000
-"""Steps of all searches, about a second; no real patch in the tests comes near.
-
-Adversarial texts, with matches of one character, take steps with the cube of their length.
-"""
+"""Steps of all searches, about a second; adversarial texts take steps with the cube of their length."""
 _FILE = "diff --git"
 _NAME = re.compile(r"diff --git a/(.*) b/")
 

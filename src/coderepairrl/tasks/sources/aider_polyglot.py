@@ -38,9 +38,8 @@ class AiderPolyglot(Files):
     """The exercises in `language`.
 
     `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
-    with Catch). Tests need: Python nothing more, JavaScript node 20 (``programs/jest.mjs`` replaces Jest), Rust cargo
-    (eight need crates), C++ g++, Go its tools. Java tasks have no checks, since they need Gradle and JUnit 5 from a
-    registry.
+    with Catch). ``programs/jest.mjs`` replaces Jest; eight Rust exercises need crates. Java tasks have no checks, since
+    they need Gradle and JUnit 5 from a registry.
     """
 
     name = "aider_polyglot"

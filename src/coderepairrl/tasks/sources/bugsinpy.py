@@ -48,14 +48,12 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class BugsInPy(Repositories):
-    """BugsInPy: the commit before the repair, without its tests.
+    """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). Without issue texts, a
-    prompt has the failing tests' command. `clone`: see `benchmark.Repositories`. Pandas' commits are published with 7
-    digits and cannot be fetched; keras-12 has no patch. `project` lists project names, comma-separated; default all.
-
-    With `workspace` ``native`` a task has an environment built on this machine and the repaired commit's tests, fetched
-    when tasks are first read: for bugs in `NATIVE`, or with `all_native` for every project without compilation.
+    prompt has the failing tests' command. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
+    has no patch. With `workspace` ``native`` a task has an environment built on this machine and the repaired commit's
+    tests: for bugs in `NATIVE`, or with `all_native` for every project without compilation.
     """
 
     name = "bugsinpy"

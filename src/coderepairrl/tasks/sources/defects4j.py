@@ -24,15 +24,12 @@ PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
 
 
 class Defects4J(Benchmark):
-    """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones.
+    """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones (options: docs/guides/benchmarks.md).
 
     `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). A
-    workspace is the folder ``PROJECT-BUGb`` of `checkouts`, made by ``defects4j checkout -p PROJECT -v BUGb -w
-    FOLDER``. Without issue texts, a prompt has the failing tests and their messages.
-
-    `program` is Defects4J's command in sandboxes (``/opt/defects4j/framework/bin/defects4j``), with which checks
-    compile the project and require that no test fails. `image`, with ``{project}`` and ``{bug}``, is an image with such
-    a checkout as working folder and the command. As upstream, a checkout has the repair's tests, so agents see them.
+    workspace is a folder of `checkouts`; with `program` or `image`, checks compile the project and require that no test
+    fails. Without issue texts, a prompt has the failing tests and their messages. As upstream, a checkout has the
+    repair's tests, so agents see them.
     """
 
     name = "defects4j"

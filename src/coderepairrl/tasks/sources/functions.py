@@ -74,15 +74,13 @@ class _Masked(NamedTuple):
 
 
 class Functions(LoadedSource):
-    """Functions specified by docstrings, each masked in a copy of the files around it.
+    """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder (a package, a git repository), or a file of rows like The Stack's: ``content``,
-    ``path`` (or ``max_stars_repo_path``), and the group ``package`` (or ``max_stars_repo_name``). Left out, and counted
-    in `left_out`, are nested functions, with `quality` those that make poor tasks (`masking.Function.problem`), and
-    with `examples` those without an example that passes with the function and fails without it, in `sandbox` (``auto``:
-    the strongest that works) with `sandbox_options`. Without `examples` tasks have no checks. Needs of the examples and
-    `requirements` are built into an environment, as for the source `mutants`, unless `environment` is false. A quarter
-    is split ``test``, by id (``functions/PATH:NAME``).
+    `path` is a Python file, a folder, or a file of rows like The Stack's: ``content``, ``path`` (or
+    ``max_stars_repo_path``), and the group ``package`` (or ``max_stars_repo_name``). Left out, and counted in
+    `left_out`, are nested functions, with `quality` those that make poor tasks (`masking.Function.problem`), and with
+    `examples` those without an example that passes with the function and fails without it. A quarter is split ``test``,
+    by id (``functions/PATH:NAME``).
 
     Raises `ConfigError` for unusable options, `TaskError` for unusable code or no function, `SandboxFault`,
     `PrerequisiteError`, and what `environment.build` does.

@@ -26,15 +26,12 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 
 
 class GitBugJava(Repositories):
-    """GitBug-Java: the commit before the repair, without its tests.
+    """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``). The prompt is the linked issue, else
-    the commit's message. `clone`: see `benchmark.Repositories`.
-
-    Upstream runs a bug's workflow with ``act`` in Docker, which no sandbox here can. With `command` (runs the tests
-    offline) or `image`, the checks run the same tests: as many as on the repaired commit, without failure. `image`,
-    with ``{id}`` for ``OWNER-NAME-COMMIT``, has the tests' needs and, as working folder, the commit before the repair
-    or ``gitbug-java checkout``'s; `command` then defaults to Maven's or Gradle's. Not run on an upstream environment.
+    the commit's message. Upstream runs a bug's workflow with ``act`` in Docker, which no sandbox here can; with
+    `command` or `image`, the checks run the same tests: as many as on the repaired commit, without failure. Not run on
+    an upstream environment.
     """
 
     name = "gitbug_java"

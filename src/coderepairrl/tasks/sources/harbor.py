@@ -46,12 +46,11 @@ exit 0
 
 
 class Harbor(Benchmark):
-    """Tasks of `path`: one task's folder, or a folder with tasks at most six levels down.
+    """Tasks of `path`: one task's folder, or a folder with tasks at most six levels down (docs/guides/harbor.md).
 
     A workspace is the prebuilt image, or one built from the Dockerfile (`environments.dockerfile`). Checks run
-    ``tests/test.sh``: a reward of 1 or more passes. `split` replaces that in ``[metadata]``; `kind` chooses agent,
-    limits and reward of a run. `row` has settings without a field (limits, resources, tags). Refused settings
-    (docs/guides/harbor.md) are an error, or with `usable` leave the task out with a warning.
+    ``tests/test.sh``: a reward of 1 or more passes. `row` has settings without a field (limits, resources, tags).
+    Refused settings are an error, or with `usable` leave the task out with a warning.
     """
 
     name = "harbor"

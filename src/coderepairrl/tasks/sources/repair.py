@@ -28,16 +28,12 @@ KIND = "repair"
 
 
 class Repair(LoadedSource):
-    """One-file repairs whose prompts have the code.
+    """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
 
-    `path` is a file of rows with ``before``, and ``after`` or ``patch`` (a unified diff); optional are ``prompt`` (or
-    ``problem_statement``, ``description``), ``path``, ``id`` (or ``instance_id``), ``language``, ``license``. Else
-    `source`, with `options`, gives issues, workspaces and checks. The prompt has the whole file, or `context_lines`
-    around each change, which reveals the place. Ids of rows are ``repair/ID``; a source's tasks keep theirs.
-
-    Left out, and counted in `left_out`, are changes of several files or of none, files that are missing (prepare the
-    source first) or not text, and changes beyond search/replace blocks. Raises `ConfigError` for unusable options,
-    `TaskError` without tasks, and what the source raises.
+    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives issues, workspaces and checks. Ids
+    of rows are ``repair/ID``. Left out, and counted in `left_out`, are changes of several files or of none, files that
+    are missing (prepare the source first) or not text, and changes beyond search/replace blocks. Raises `ConfigError`
+    for unusable options, `TaskError` without tasks, and what the source raises.
     """
 
     name = "repair"

@@ -26,14 +26,9 @@ class Thesis(LoadedSource):
     """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual, shuffled by `seed`.
 
     The rest of the latter is held out (split ``test``). Excluded are `DROPPED` and issues of more than `max_prompt`
-    characters, which would leave few tokens for the episode.
-
-    `rows` ``drawn``: a sample by `seed` after exclusions: 1,000, and 43 held out. ``first``: the first rows, then
-    exclusions, as in the thesis: 993, and 50 held out, of few projects since rows are sorted by repository. `only`
-    selects one of the two parts.
-
-    `swe_gym` and `multilingual` are files or folders of rows; without them rows are the hub's, of `swe_gym_revision`
-    and `multilingual_revision`. `workspace` and `clone`: see `benchmark.Repositories`.
+    characters, which would leave few tokens for the episode. `rows` ``drawn`` is a sample after exclusions (1,000, and
+    43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50 held out), of few projects
+    since rows are sorted by repository. Options: docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"

@@ -27,7 +27,7 @@ class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
     Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
-    (`grading.checks.STEERING`), then `Checks.restore`. Named tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench) must
+    (`grading.steering.STEERING`), then `Checks.restore`. Named tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench) must
     pass, whatever others do. Patches that are empty or do not apply score 0 without a run. Verdicts, but not faults,
     are cached per task and patch.
 

@@ -32,6 +32,8 @@ class ContentReader:
     >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
     'Look:\n[image: https://a.b/c, not shown]'
+    >>> parts.hidden
+    [(0, 'image: https://a.b/c')]
     """
 
     def __init__(self, known: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:

@@ -1,6 +1,6 @@
-"""The `crrl` command. Results go to stdout, logs to stderr; exit codes are those of `errors.ExitCode`.
+"""The `crrl` command: results to stdout, logs to stderr, exit codes of `errors.ExitCode`.
 
-Commands import what they need when they run, so that ``crrl --help`` answers at once.
+Commands import on demand, so that ``crrl --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ COMMANDS: Mapping[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
         *(evaluating.eval, evaluating.attempt, evaluating.merge, evaluating.grade),
         *(comparing.compare, reading.score),
     ),
-    "Look and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
-    "What there is": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
+    "Inspect and use": (reading.report, reading.view, serving.fix, serving.serve, serving.export),
+    "Set up and check": (running.config, reading.check, data.app, agents.app, env.app, auditing.audit),
 }
-"""By the heading of ``crrl --help`` that they stand under."""
+"""Commands by their heading in ``crrl --help``."""
 for heading, commands in COMMANDS.items():
     for command in commands:
         if isinstance(command, typer.Typer):
@@ -79,11 +79,9 @@ for heading, commands in COMMANDS.items():
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """Unwind, wherever we are, so that children and temporary folders go, too; `processes.signals` has gentler ways.
+    """Unwind, so that children and temporary folders go; a second signal must not disturb the first's cleanup.
 
-    Once: a second signal must not tear what the first is tidying up.
-
-    Not Python's own handler, which `asyncio.run` would replace by one that waits for the code that runs just now.
+    `asyncio.run` would replace Python's handler by one that waits for running code.
     """
     _deafen()
     raise KeyboardInterrupt
@@ -95,7 +93,7 @@ def _deafen() -> None:
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A traceback as Python prints it, but for what would command the terminal: it may quote a model."""
+    """Print a traceback without terminal controls, since it may quote a model."""
     print(logged("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)
 
 

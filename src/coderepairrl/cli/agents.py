@@ -1,4 +1,4 @@
-"""``crrl agents``: who works on a task."""
+"""``crrl agents``: agents that work on tasks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from coderepairrl.cli.output import Json, show
 
-app = typer.Typer(name="agents", help="Agents: which there are; install the programs of others.", no_args_is_help=True)
+app = typer.Typer(name="agents", help="List agents; install their programs.", no_args_is_help=True)
 
 
 @app.command("list")
 def agents_list(as_json: Json = False) -> None:
-    """The agents that ship: where they work, what they speak, and whether their programs are installed."""
+    """List shipped agents: where they work, what they speak, and whether their programs are installed."""
     from coderepairrl.agents import listing
 
     entries = listing.listing()
@@ -26,7 +26,7 @@ def agents_install(
     name: Annotated[str, typer.Argument(help="an agent of `crrl agents list`, or a recipe file")],
     as_json: Json = False,
 ) -> None:
-    """Install the program of an agent into an environment of its own, which sandboxes see read-only."""
+    """Install an agent's program into a separate environment, which sandboxes see read-only."""
     from coderepairrl.agents import install, recipe
 
     folder, versions = install.install_named(name)

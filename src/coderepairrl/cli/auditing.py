@@ -1,4 +1,4 @@
-"""``crrl audit``: whether the tasks of a set are what they are taken for."""
+"""``crrl audit``: whether tasks and their checks can be trusted."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ def audit(
     dataset: Annotated[str, typer.Argument(help="a task source, a file of tasks or rows, or a folder of Harbor tasks")],
     options: Options = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a folder for results; else audits/NAME")
+        Path | None, typer.Option("--output", "-o", help="folder for results (default: audits/NAME)")
     ] = None,
     resume: Resume = False,
-    limit: Annotated[int, typer.Option(min=0, help="so many tasks, drawn by the seed; 0: all")] = 0,
-    seed: Annotated[int, typer.Option(help="draws tasks and mutants")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="number of tasks to sample (0: all)")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of tasks and mutants")] = 0,
     repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,
-    mutants: Annotated[int, typer.Option(min=0, help="of each reference, at most")] = 5,
-    jobs: Annotated[int, typer.Option(min=1, help="sandboxes at a time")] = 2,
+    mutants: Annotated[int, typer.Option(min=0, help="most mutants per reference")] = 5,
+    jobs: Annotated[int, typer.Option(min=1, help="concurrent sandboxes")] = 2,
     sandbox: SandboxName = "auto",
     sandbox_option: SandboxOptions = None,
-    quarantine: Annotated[
-        Path | None, typer.Option(help="write the tasks that do not hold, for select.quarantine=FILE")
-    ] = None,
+    quarantine: Annotated[Path | None, typer.Option(help="write failing tasks, for select.quarantine=FILE")] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask each task of a set: does its reference pass, does nothing fail, do runs agree, does its history give the
-    repair away, and do its checks accept mutants of it? No model and no GPU."""
+    """Audit tasks without model or GPU: whether references pass, no-ops fail, runs agree, the history hides the repair,
+    and checks reject mutants of it.
+    """
     from coderepairrl import config
     from coderepairrl.certify import audit as auditing
     from coderepairrl.certify import data

@@ -32,7 +32,7 @@ def collect(
     ],
     given: Settings = None,
     policy: Policies = None,
-    attempts: Annotated[int | None, typer.Option(min=1, help="at each task; else 4")] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="attempts per task (default: 4)")] = None,
     limit: Limit = None,
     agent: Agents = None,
     output: NewRun = None,
@@ -43,7 +43,7 @@ def collect(
     jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
-    """Attempt the held-out share of training tasks by any policy, and keep what is worth learning from."""
+    """Attempt the held-out share of training tasks with any policy, and keep what is worth learning from."""
     from coderepairrl.apps import collect as collecting
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.assembly.model import relayed
@@ -63,14 +63,14 @@ def collect(
 def select(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE... [KEEP=VALUE]...", help="runs of any kind, and files of examples; filters"),
+        typer.Argument(metavar="SOURCE... [KEEP=VALUE]...", help="runs, and files of examples; filters"),
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a file, or a folder; of one run, else its own examples")
+        Path | None, typer.Option("--output", "-o", help="file or folder (default for one run: its examples)")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Keep what is worth learning from of attempts that were made, by the filters keep.NAME=VALUE."""
+    """Keep attempts that are worth learning from, by filters keep.NAME=VALUE."""
     from coderepairrl.apps import collect as collecting
     from coderepairrl.errors import UsageError
 

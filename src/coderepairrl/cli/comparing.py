@@ -1,4 +1,4 @@
-"""``crrl compare``: is one policy better than another, and what would it take to know?"""
+"""``crrl compare``: paired comparison of policies."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ def compare(
             metavar="A B [C]", help="RUN, RUN@NAME-STEP, outcome files, harness reports, 36/500, published:NAME"
         ),
     ] = None,
-    metric: Annotated[str, typer.Option(help="resolved, reward, or any score or measure by its name")] = "resolved",
-    common: Annotated[bool, typer.Option("--common", help="compare the tasks that all have, and no others")] = False,
+    metric: Annotated[str, typer.Option(help="resolved, reward, or the name of a score or measure")] = "resolved",
+    common: Annotated[bool, typer.Option("--common", help="compare only tasks that all have")] = False,
     other_conditions: Annotated[
-        bool, typer.Option("--other-conditions", help="though limits or environments differ")
+        bool, typer.Option("--other-conditions", help="allow different limits or environments")
     ] = False,
-    cluster: Annotated[str, typer.Option(help="repository, or task: each stands for itself")] = "repository",
-    margin: Annotated[float | None, typer.Option(help="points (or units) below which they count as equivalent")] = None,
-    pass_at: Annotated[str, typer.Option(help="pass@k for these k, as 1,2,4,8; else as far as attempts go")] = "",
-    pairs: Annotated[bool, typer.Option("--all-pairs", help="each against each, not all against the first")] = False,
-    plan: Annotated[float | None, typer.Option(help="points to be shown: how many tasks and attempts it takes")] = None,
+    cluster: Annotated[str, typer.Option(help="unit of independence: repository, or task")] = "repository",
+    margin: Annotated[float | None, typer.Option(help="points (or units) of equivalence")] = None,
+    pass_at: Annotated[str, typer.Option(help="k of pass@k, as 1,2,4,8 (default: all that attempts allow)")] = "",
+    pairs: Annotated[bool, typer.Option("--all-pairs", help="compare all pairs, not only with the first")] = False,
+    plan: Annotated[float | None, typer.Option(help="points to detect: print the tasks and attempts needed")] = None,
     discordance: Annotated[
-        float | None, typer.Option(help="of the plan: the share of tasks on which they differ")
+        float | None, typer.Option(help="share of tasks on which policies differ, for --plan")
     ] = None,
-    power: Annotated[float, typer.Option(help="of the plan, and of the smallest difference to be shown")] = 0.8,
-    tasks: Annotated[Path | None, typer.Option(help="ids of all tasks: what a report leaves out is unresolved")] = None,
-    published: Annotated[bool, typer.Option("--published", help="list numbers of others, with their sources")] = False,
+    power: Annotated[float, typer.Option(help="power of --plan and of the smallest detectable difference")] = 0.8,
+    tasks: Annotated[
+        Path | None, typer.Option(help="ids of all tasks; those missing from a report are unresolved")
+    ] = None,
+    published: Annotated[bool, typer.Option("--published", help="list published numbers with sources")] = False,
     form: Format = "text",
     as_json: Json = False,
 ) -> None:
-    """Is one policy better than another on the same tasks? Paired tests, intervals, and what could have been seen."""
+    """Compare policies on the same tasks: paired tests, intervals, and detectable differences."""
     from coderepairrl.report import verdict
     from coderepairrl.report.comparing import Arguments, answer
 

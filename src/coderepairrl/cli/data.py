@@ -15,7 +15,7 @@ from coderepairrl.printable import counted
 
 app = typer.Typer(
     name="data",
-    help="Tasks: which there are; prepare, verify and export them; import trajectories.",
+    help="List, prepare, verify and export tasks; import trajectories.",
     no_args_is_help=True,
 )
 
@@ -24,12 +24,13 @@ Source = Annotated[str, typer.Argument(help="a task source, or module:Class")]
 
 @app.command("list")
 def data_list(
-    source: Annotated[str | None, typer.Argument(help="a task source, or module:Class; none: those that ship")] = None,
+    source: Annotated[
+        str | None, typer.Argument(help="a task source, or module:Class (default: list shipped sources)")
+    ] = None,
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """The tasks of SOURCE by split and id, and whether each is ready; without it the shipped sources, with their tasks
-    per split."""
+    """List the tasks of SOURCE by split and id, and whether each is ready; else the shipped sources."""
     from coderepairrl import config
     from coderepairrl.certify import data
 
@@ -50,12 +51,12 @@ def data_prepare(
     source: Source,
     options: Options = None,
     images: Annotated[
-        Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, asked before a registry")
+        Path | None, typer.Option(help="a folder in OCI layout, or an archive of docker save, tried before a registry")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="images and environments at a time")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="concurrent images and environments")] = 2,
     as_json: Json = False,
 ) -> None:
-    """Fetch and build whatever the tasks of SOURCE need, and count them. Afterwards no network is needed."""
+    """Fetch and build what the tasks of SOURCE need, for use without a network, and count them."""
     from coderepairrl import config
     from coderepairrl.certify import data
     from coderepairrl.tasks.prepare import prepare
@@ -81,20 +82,20 @@ def _state(lacks: list[str]) -> str:
 def data_verify(
     source: Source,
     options: Options = None,
-    limit: Annotated[int, typer.Option(min=0, help="only the first so many tasks; 0: all")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="number of first tasks (0: all)")] = 0,
     sandbox: SandboxName = "auto",
     sandbox_option: SandboxOptions = None,
-    repeat: Annotated[int, typer.Option(min=1, help="run the checks so often, to find flaky tests")] = 1,
-    reward: Annotated[list[str] | None, typer.Option(help="a reward to ask; may be repeated")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="runs of the checks, to find flaky tests")] = 1,
+    reward: Annotated[list[str] | None, typer.Option(help="reward to verify; repeatable")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="write the tasks that hold, less flaky tests")
+        Path | None, typer.Option("--output", "-o", help="write valid tasks, without flaky tests")
     ] = None,
     quarantine: Annotated[
-        Path | None, typer.Option(help="write those that do not hold, with the reason, for select.quarantine=FILE")
+        Path | None, typer.Option(help="write failing tasks with reasons, for select.quarantine=FILE")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Ask each task: does its check fail, does its reference mend that, do rewards know one from the other?"""
+    """Verify tasks: checks fail before and pass after the reference, and rewards tell these apart."""
     from coderepairrl import config
     from coderepairrl.certify import data
 
@@ -118,17 +119,15 @@ def data_verify(
 @app.command("export")
 def data_export(
     source: Source,
-    file: Annotated[Path, typer.Argument(help="the file to write (docs/guides/tasks.md); of harbor, the folder")],
+    file: Annotated[Path, typer.Argument(help="file to write (docs/guides/tasks.md); for harbor, folder")],
     options: Options = None,
     form: Annotated[str, typer.Option("--format", help="jsonl, or harbor: a folder per task, in Harbor's format")] = (
         "jsonl"
     ),
-    image: Annotated[
-        str | None, typer.Option(help="of harbor: what workspaces are copied onto; python:3.12 if not given")
-    ] = None,
+    image: Annotated[str | None, typer.Option(help="base image of harbor tasks (default: python:3.12)")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write the tasks of SOURCE as JSON lines, or as Harbor tasks; the source `jsonl`, or `harbor`, reads them back."""
+    """Write the tasks of SOURCE as JSON lines or Harbor tasks, which `jsonl` and `harbor` read."""
     from coderepairrl import config
     from coderepairrl.certify import data
 
@@ -143,14 +142,14 @@ def data_export(
 
 @app.command("overlap")
 def data_overlap(
-    first: Annotated[str, typer.Argument(help="the source that is trained on")],
-    second: Annotated[str, typer.Argument(help="the source that is measured on")],
+    first: Annotated[str, typer.Argument(help="training source")],
+    second: Annotated[str, typer.Argument(help="evaluation source")],
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """What two sources share: ids, commits, near-duplicate issues and patches; and which was created first.
+    """Compare two sources: shared ids, commits, near-duplicate issues and patches, and dates.
 
-    Options of the first are written as a.KEY=VALUE, those of the second as b.KEY=VALUE.
+    Options of the first are a.KEY=VALUE, of the second b.KEY=VALUE.
     """
     from coderepairrl import config
     from coderepairrl.certify import data
@@ -166,30 +165,32 @@ def data_overlap(
 @app.command("import")
 def data_import(
     form: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="openhands, swe-agent, mini-swe-agent, atif, or nano: its own logs")
+        str, typer.Argument(metavar="FORMAT", help="openhands, swe-agent, mini-swe-agent, atif, or nano (its logs)")
     ],
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="files, or folders of them")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="the file of examples to write")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="files or folders")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="file of examples to write")],
     against: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="an evaluation set: what overlaps with it is refused"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is refused"),
     ] = None,
     drop: Annotated[
         list[str] | None,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="an evaluation set: what overlaps is left out"),
+        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="evaluation set; overlap is left out"),
     ] = None,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="compare with no evaluation set")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="skip the comparison with evaluation sets")] = False,
     tasks: Annotated[
         str,
-        typer.Option(metavar="'SOURCE [KEY=VALUE]...'", help="whose tasks they are: language, repository, reference"),
+        typer.Option(
+            metavar="'SOURCE [KEY=VALUE]...'", help="source of the tasks, for language, repository, reference"
+        ),
     ] = "",
-    outcomes: Annotated[str, typer.Option(help="reports of SWE-bench's harness, or an outcome file: who passed")] = "",
-    after: Annotated[datetime | None, typer.Option(help="of nano: only logs that began then or later")] = None,
-    before: Annotated[datetime | None, typer.Option(help="of nano: only logs that began earlier")] = None,
-    model: Annotated[str, typer.Option(help="of nano: only models with this in their name")] = "",
+    outcomes: Annotated[str, typer.Option(help="reports of SWE-bench's harness, or an outcome file")] = "",
+    after: Annotated[datetime | None, typer.Option(help="nano: only logs that began then or later")] = None,
+    before: Annotated[datetime | None, typer.Option(help="nano: only logs that began earlier")] = None,
+    model: Annotated[str, typer.Option(help="nano: only models with this in their name")] = "",
     as_json: Json = False,
 ) -> None:
-    """Write trajectories of others as examples to learn from, without those that overlap with what is measured on."""
+    """Import trajectories as examples to learn from, without those that overlap evaluation sets."""
     from coderepairrl.apps import importing
     from coderepairrl.report.trajectories.others import Window
 

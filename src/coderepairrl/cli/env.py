@@ -1,4 +1,4 @@
-"""``crrl env``: the environments that tasks run in."""
+"""``crrl env``: environments of tasks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from coderepairrl.cli.output import Json, Options, show, table
 from coderepairrl.errors import ExitCode
 from coderepairrl.printable import logged
 
-app = typer.Typer(
-    name="env", help="Environments of tasks: are they as built; in what do two differ?", no_args_is_help=True
-)
+app = typer.Typer(name="env", help="Verify and compare environments of tasks.", no_args_is_help=True)
 
-Environment = Annotated[str, typer.Argument(help="its folder, its name in the cache, or an image's name")]
+Environment = Annotated[str, typer.Argument(help="folder, name in the cache, or image name")]
 
 
 @app.command("verify")
@@ -25,8 +23,7 @@ def env_verify(
     options: Options = None,
     as_json: Json = False,
 ) -> None:
-    """Read every file of the environments and images that the tasks of SOURCE need: are they there, and as they were
-    built?"""
+    """Verify that the environments and images of SOURCE's tasks exist and are as built, reading every file."""
     from coderepairrl import config
     from coderepairrl.certify import data
     from coderepairrl.environments import states
@@ -42,8 +39,8 @@ def env_verify(
 
 @app.command("diff")
 def env_diff(first: Environment, second: Environment, as_json: Json = False) -> None:
-    """What two environments, or two images, do not share: Python, packages, specification or settings, files. Exit code
-    1 if there is anything."""
+    """Compare two environments or images: Python, packages, specification or settings, files. Exit code 1 if they
+    differ."""
     from coderepairrl.environments import differences, record
 
     found = differences(record(first), record(second))

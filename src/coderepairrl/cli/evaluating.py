@@ -1,4 +1,4 @@
-"""``crrl eval``, ``merge``, ``grade``: how good a policy is, and whether patches resolve."""
+"""``crrl eval``, ``merge``, ``grade``: measuring policies and patches."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def eval(
     policy: Policies = None,
     preset: Annotated[str | None, typer.Option(help="greedy, thesis, or long: docs/guides/evaluate.md")] = None,
     limit: Limit = None,
-    attempts: Annotated[int | None, typer.Option(min=1, help="at each task; for pass@k")] = None,
+    attempts: Annotated[int | None, typer.Option(min=1, help="attempts per task, for pass@k")] = None,
     agent: Agents = None,
     output: NewRun = None,
     resume: Resume = False,
-    shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = None,
     model_name: ModelName = "",
     key_env: KeyEnv = None,
     prices: PriceList = None,
     jobs: PoliciesAtOnce = 1,
     as_json: Json = False,
 ) -> None:
-    """Measure a policy on the tasks of a benchmark, without training: a table with intervals, and predictions."""
+    """Measure a policy on a benchmark, without training: a table with intervals, and predictions."""
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.assembly.model import relayed
 
@@ -104,11 +104,11 @@ def merge(
     shards: Annotated[list[Path], typer.Argument(metavar="SHARD...", help="run folders of `crrl eval --shard`")],
     output: Annotated[Path, typer.Option("--output", "-o", help="a new run folder")],
     keep: Annotated[
-        Literal["first", "last"] | None, typer.Option(help="whose attempts count where two shards have the same task")
+        Literal["first", "last"] | None, typer.Option(help="shard that counts if two have the same task")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The shards of an evaluation as one run folder, equal to that of one process."""
+    """Merge the shards of an evaluation into one run folder, equal to that of one process."""
     from coderepairrl import config
     from coderepairrl.apps import evaluate as evaluating
     from coderepairrl.runs import open_run
@@ -120,30 +120,28 @@ def merge(
 
 
 def grade(
-    predictions: Annotated[Path, typer.Argument(help="patches as the harness of SWE-bench reads them")],
-    source: Annotated[
-        str, typer.Argument(help="the task source that they are for, or module:Class; rows or a dataset, for --harness")
-    ],
+    predictions: Annotated[Path, typer.Argument(help="patches in the format of SWE-bench's harness")],
+    source: Annotated[str, typer.Argument(help="their task source, or module:Class; for --harness rows or a dataset")],
     options: Options = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines; else beside PREDICTIONS")
+        Path | None, typer.Option("--output", "-o", help="verdicts as JSON lines (default: next to PREDICTIONS)")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="keep the verdicts that are there")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="patches at a time")] = 2,
+    resume: Annotated[bool, typer.Option("--resume", help="keep existing verdicts")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="concurrent patches")] = 2,
     of: Annotated[
         Literal["all", "listed"],
-        typer.Option(help="tasks that shares are of: all (one without a patch is not resolved), or those listed"),
+        typer.Option(help="denominator: all tasks (without patch: unresolved), or those listed"),
     ] = "all",
-    skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="leave out patches for what is no task of SOURCE")
-    ] = False,
+    skip_unknown: Annotated[bool, typer.Option("--skip-unknown", help="leave out patches for unknown tasks")] = False,
     sandbox: SandboxName = "auto",
     sandbox_option: SandboxOptions = None,
-    harness: Annotated[Literal["swebench"] | None, typer.Option(help="let it judge itself, in its containers")] = None,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task from the I-th on")] = "1/1",
+    harness: Annotated[
+        Literal["swebench"] | None, typer.Option(help="judge with the harness in its containers")
+    ] = None,
+    shard: Annotated[str, typer.Option(metavar="I/N", help="every N-th task, from the I-th")] = "1/1",
     as_json: Json = False,
 ) -> None:
-    """Grade patches by the tests and rules of a benchmark, natively or in its images, whoever made them."""
+    """Grade patches of any origin by a benchmark's tests and rules, natively or in its images."""
     from coderepairrl import config
     from coderepairrl.certify import data
     from coderepairrl.runs import foreign

@@ -1,4 +1,4 @@
-"""``crrl run``: jobs from one file, what each needs, and arms for each seed."""
+"""``crrl run``: jobs of one file, their dependencies, arms and seeds."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from coderepairrl.errors import UsageError
 def run(
     file: Annotated[str, typer.Argument(help="a TOML file with jobs (docs/guides/jobs.md), or a shipped one")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys of a job, and its settings")
+        list[str] | None, typer.Argument(metavar="[JOB.KEY=VALUE]...", help="keys and settings of a job")
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run this job alone; several times")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="jobs at a time")] = 1,
+    only: Annotated[list[str] | None, typer.Option(metavar="JOB", help="run only this job; repeatable")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="concurrent jobs")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="check all jobs, and print what each does")] = False,
     commands: Annotated[bool, typer.Option("--commands", help="print commands for Slurm, and start nothing")] = False,
     table: Annotated[bool, typer.Option("--table", help="print the table of what is done, and start nothing")] = False,
     form: Format = "text",
     as_json: Json = False,
 ) -> None:
-    """Run jobs of a file that are not done yet (train, sft, collect, eval), and print one table of their arms."""
+    """Run unfinished jobs of a file (train, sft, collect, eval), and print one table of their arms."""
     from coderepairrl.report import verdict
     from coderepairrl.stages import jobs as running
     from coderepairrl.stages import jobs_file as reading

@@ -1,4 +1,4 @@
-"""What commands share: how results are printed, and the options that many have."""
+"""Printing of results, and options that commands share."""
 
 from __future__ import annotations
 
@@ -28,45 +28,44 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="print the resolved plan
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="options of the source, and settings")
 ]
-PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="policies measured at once")]
+PoliciesAtOnce = Annotated[int, typer.Option("--jobs", min=1, help="concurrent policies")]
 Policies = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
-        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL; else the file's; several times: each",
+        help="a run, a checkpoint, a model folder, builtin:NAME, or a URL (default: the file's); repeatable",
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="so many tasks, drawn by run.seed; else all")]
+Limit = Annotated[int | None, typer.Option(min=1, help="number of tasks to sample by run.seed (default: all)")]
 Agents = Annotated[
     list[str] | None,
-    typer.Option("--agent", help="who works on the tasks; several times: side by side, same limits"),
+    typer.Option("--agent", help="agent; repeatable, to compare agents under the same limits"),
 ]
-NewRun = Annotated[Path | None, typer.Option("--output", "-o", help="a new run folder; else in run.dir")]
+NewRun = Annotated[Path | None, typer.Option("--output", "-o", help="new run folder (default: in run.dir)")]
 Resume = Annotated[bool, typer.Option("--resume", help="continue where it stopped")]
-ModelName = Annotated[str, typer.Option(help="of the URL; not needed where there is only one")]
-KeyEnv = Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")]
+ModelName = Annotated[str, typer.Option(help="model name at the URL, unless there is only one")]
+KeyEnv = Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")]
 PriceList = Annotated[
-    str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="of a URL, money per million tokens")
+    str | None, typer.Option(metavar="PROMPT,REPLY[,CACHED]", help="prices of a URL per million tokens")
 ]
-SandboxName = Annotated[str, typer.Option("--sandbox", help="where the checks run")]
+SandboxName = Annotated[str, typer.Option("--sandbox", help="sandbox of the checks")]
 SandboxOptions = Annotated[
-    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="of the sandbox")
+    list[str] | None, typer.Option("--sandbox-option", metavar="KEY=VALUE", help="option of the sandbox")
 ]
 
 
 def show(text: object) -> None:
-    """Print what may be somebody else's words; JSON has its own escapes."""
+    """Print text that may be untrusted; JSON escapes itself."""
     print(visible(str(text)), flush=True)
 
 
 def note(line: str) -> None:
-    """A line of progress, which may have somebody else's words in it, to stderr."""
+    """Print a line of progress, which may be untrusted, to stderr."""
     print(logged(line), file=sys.stderr, flush=True)
 
 
 def backend(name: str, options: list[str] | None) -> SandboxBackend:
-    """Where checks run; a choice that is not the best there is, where checks may fail that pass elsewhere, is noted.
-    Raises what `sandbox.choose` and `make` raise."""
+    """Make the sandbox of checks; note a weaker choice. Raises as `sandbox.choose` and `make`."""
     from coderepairrl import config, sandbox
 
     choice = sandbox.choose(name)
@@ -85,14 +84,14 @@ def counts(splits: dict[str, int]) -> str:
 
 
 def run(job: Coroutine[Any, Any, T]) -> T:
-    """What `job` returns; a signal that stops it lets it tidy up. Raises what it raises."""
+    """Result of `job`, which tidies up when a signal stops it. Raises as the job."""
     from coderepairrl.stages import until_interrupted
 
     return asyncio.run(until_interrupted(job))
 
 
 def table(data: dict[Any, Any], indent: str = "") -> str:
-    """Names and values of nested tables, a line each."""
+    """Names and values of nested tables, one per line."""
     from coderepairrl.stats import Interval
 
     lines = []
@@ -110,7 +109,7 @@ def table(data: dict[Any, Any], indent: str = "") -> str:
 
 
 def in_words(value: Any) -> str:
-    """A value for people, not for Python.
+    """A value for people.
 
     >>> in_words(None), in_words(True), in_words((0.9, 0.95)), in_words([]), in_words("x")
     ('-', 'yes', '0.9, 0.95', 'none', 'x')

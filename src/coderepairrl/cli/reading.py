@@ -1,4 +1,4 @@
-"""``crrl score``, ``view``, ``report``, ``check``: what is there, and how good it is."""
+"""``crrl score``, ``view``, ``report``, ``check``: reading results and examining parts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from coderepairrl.errors import ExitCode, UsageError
 def score(
     oracle: Annotated[Path, typer.Option(help="the reference diff")],
     patch: Annotated[Path, typer.Option(help="the diff to judge")],
-    reward: Annotated[str, typer.Option(help="name of the reward, or module:Class")] = "patch_edits",
+    reward: Annotated[str, typer.Option(help="reward, or module:Class")] = "patch_edits",
     as_json: Json = False,
 ) -> None:
-    """Score one diff against another with a reward that needs no execution."""
+    """Score a diff against another with a reward that runs nothing."""
     from coderepairrl import rewards
 
     value = rewards.score_files(reward, oracle, patch)
@@ -31,14 +31,14 @@ def score(
 
 def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="run folders, or folders of them")],
-    episode: Annotated[str | None, typer.Option(help="only this one, by its id: one file with all in it")] = None,
+    episode: Annotated[str | None, typer.Option(help="id of one episode, written to one file")] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a folder, not RUN/report/view; for --episode a file")
+        Path | None, typer.Option("--output", "-o", help="folder (default: RUN/report/view); for --episode a file")
     ] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="no files: serve the pages, live, to this machine")] = False,
-    port: Annotated[int, typer.Option(help="of --serve; 0: any that is free")] = 0,
+    serve: Annotated[bool, typer.Option("--serve", help="serve live pages to this machine, without files")] = False,
+    port: Annotated[int, typer.Option(help="port of --serve (0: any free one)")] = 0,
 ) -> None:
-    """Look at every episode: linked pages to filter, sort and compare, each episode token by token."""
+    """Show every episode: linked pages to filter, sort and compare, token by token."""
     note(f"{'reading':<12}{', '.join(map(str, runs))}")  # imports and thousands of pages take a while
     from coderepairrl.report import view as pages
 
@@ -73,18 +73,20 @@ def view(
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="run folders, several side by side; or one of `crrl run`")
+        list[Path], typer.Argument(metavar="RUN...", help="run folders, shown together; or one of `crrl run`")
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="not RUN/report/index.html")] = None,
-    figure: Annotated[Path | None, typer.Option(help="write an SVG of reward and tests passing, not the page")] = None,
-    baseline: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, a horizontal line in the figure")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="file (default: RUN/report/index.html)")] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help="write an SVG of reward and passing tests instead of the page")
+    ] = None,
+    baseline: Annotated[list[str] | None, typer.Option(help="horizontal line in the figure, NAME=VALUE")] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="each figure as SVG and PDF, all numbers as CSV, not the page"),
+        typer.Option(metavar="FOLDER", help="write figures as SVG and PDF, numbers as CSV, instead of the page"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a run has come to: curves, before and after with intervals, time, tokens, faults, on one page."""
+    """Write a page about runs: curves, before and after with intervals, time, tokens, faults."""
     from coderepairrl import report as reports
     from coderepairrl.report import jobs
 
@@ -109,16 +111,16 @@ def report(
 
 def check(
     kind: Annotated[
-        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model, crash; none: the machine")
+        str | None, typer.Argument(help="sandbox, engine, agent, reward, tasks, model, crash (default: the machine)")
     ] = None,
     name: Annotated[
-        str | None, typer.Argument(help="an implementation, module:Class, a model's folder, or whom to kill")
+        str | None, typer.Argument(help="an implementation, module:Class, a model folder, or the process to kill")
     ] = None,
     options: Options = None,
     every: Annotated[bool, typer.Option("--all", help="every sandbox that works here (kind: sandbox)")] = False,
     as_json: Json = False,
 ) -> None:
-    """What this machine has and lacks; with KIND NAME, the exam of one implementation."""
+    """Check what this machine has and lacks; with KIND NAME, examine one implementation."""
     from coderepairrl import config
     from coderepairrl.certify import exams
     from coderepairrl.certify.machine import line, machine

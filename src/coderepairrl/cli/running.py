@@ -1,4 +1,4 @@
-"""``crrl hello``, ``train``, ``sft``: runs."""
+"""``crrl hello``, ``train``, ``sft``, ``config``: runs and their settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ Resume = Annotated[bool, typer.Option("--resume", help="continue where the run o
 def hello(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run, else runs/hello"),
+        typer.Argument(
+            metavar="[RUN] [KEY=VALUE]...", help="settings; with --resume first the run (default: runs/hello)"
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue a run where it stopped")] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """The whole loop on this machine: reinforcement learning of a tiny policy, nothing else needed."""
+    """Try the whole loop on this machine: reinforcement learning of a tiny policy."""
     from coderepairrl.apps import hello as app
 
     if dry_run:
@@ -38,7 +40,7 @@ def hello(
 
 
 def _show_plan(resolved: Config, folder: RunFolder, *, as_json: bool) -> None:
-    """Print what is planned, as far as it is known. Raises what is wrong with it."""
+    """Print the plan as far as it is known. Raises its problem."""
     from coderepairrl import config, stages
 
     plan, problem = stages.dry_run(resolved, folder)
@@ -56,7 +58,7 @@ def train(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Train a policy: tasks, groups of episodes, rewards, advantages, update, weights live, next step."""
+    """Train a policy: tasks, groups of episodes, rewards, advantages, update, next step."""
     from coderepairrl import config, stages
 
     resolved = config.load(file, overrides or [])
@@ -76,7 +78,7 @@ def sft(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a policy on the examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
+    """Fine-tune a policy on examples of `crrl collect` and `select`, or on a teacher's distribution over them."""
     from coderepairrl import config, stages
     from coderepairrl.assembly.imitation import resolve_imitation
     from coderepairrl.errors import UsageError
@@ -101,11 +103,11 @@ def sft(
 
 
 def config(
-    file: Annotated[str | None, typer.Argument(help="as for `crrl train`; without it, the defaults")] = None,
+    file: Annotated[str | None, typer.Argument(help="as for `crrl train` (default: show defaults)")] = None,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Every setting: its value, its default, and what set it: a preset, a file, or an override."""
+    """Print every setting with its value, default, and origin: a preset, a file, or an override."""
     from coderepairrl import config as configs
     from coderepairrl.assembly.names import check_names
 

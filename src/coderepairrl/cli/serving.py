@@ -1,4 +1,4 @@
-"""``crrl fix``, ``serve``, ``export``: trained models, and others."""
+"""``crrl fix``, ``serve``, ``export``: use of trained and other models."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from coderepairrl.printable import counted
 
 def fix(
     repo: Annotated[Path, typer.Argument(help="a clean git repository")],
-    issue: Annotated[Path, typer.Option(help="a file that says what is wrong")],
+    issue: Annotated[Path, typer.Option(help="file that describes the bug")],
     policy: Annotated[str, typer.Option(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
     agent_option: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="docs/guides/agents.md")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy")] = 0.0,
-    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="sampling temperature (0: greedy)")] = 0.0,
+    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
     apply: Annotated[bool, typer.Option("--apply", help="apply the patch to the working tree")] = False,
     as_json: Json = False,
 ) -> None:
-    """Let a model repair your own repository: its work on stderr, the diff on stdout."""
+    """Let a model repair your repository: progress on stderr, the diff on stdout."""
     note(f"{'reading':<12}{repo}, {issue}, {policy}")  # imports take a while, too
     from coderepairrl.apps import fix
     from coderepairrl.assembly.model import relayed
@@ -50,23 +50,23 @@ def fix(
 def serve(
     policy: Annotated[str, typer.Argument(help="a run folder, a TOML file, a model folder, builtin:NAME, or a URL")],
     overrides: Overrides = None,
-    host: Annotated[
-        str, typer.Option(help="where the gateway listens; it asks agents for a session's key")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="of the gateway; 0: any that is free")] = 8000,
-    socket: Annotated[Path | None, typer.Option(help="a Unix socket of the gateway, for sandboxes")] = None,
-    admin: Annotated[Path | None, typer.Option(help="the host's own Unix socket; else in a new folder")] = None,
-    admin_port: Annotated[int | None, typer.Option(min=0, max=65535, help="with a token, instead of --admin")] = None,
+    host: Annotated[str, typer.Option(help="address of the gateway, which requires session keys")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the gateway (0: any free one)")] = 8000,
+    socket: Annotated[Path | None, typer.Option(help="Unix socket of the gateway, for sandboxes")] = None,
+    admin: Annotated[Path | None, typer.Option(help="Unix socket of the host (default: in a new folder)")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port with a token, instead of --admin")
+    ] = None,
     chat: Annotated[
         bool | None,
-        typer.Option("--chat/--keys-only", help="answer plain chat clients of this machine; not for a URL by default"),
+        typer.Option("--chat/--keys-only", help="answer keyless chat clients of this machine (default: not for a URL)"),
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="a new run folder: every turn, as it is committed")] = None,
-    model_name: Annotated[str, typer.Option(help="of the URL; not needed where there is only one")] = "",
-    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key, else OPENAI_API_KEY")] = None,
+    log: Annotated[Path | None, typer.Option(help="new run folder for every committed turn")] = None,
+    model_name: Annotated[str, typer.Option(help="model name at the URL, unless there is only one")] = "",
+    key_env: Annotated[str | None, typer.Option(help="variable with the URL's key (default: OPENAI_API_KEY)")] = None,
     as_json: Json = False,
 ) -> None:
-    """The gateway alone, for a trainer of your own: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
+    """Serve the gateway for your trainer: sessions for agents, their turns as JSON (docs/guides/serve.md)."""
     from coderepairrl.apps import serve as served
     from coderepairrl.assembly.model import relayed
 
@@ -85,16 +85,16 @@ def export(
     source: Annotated[
         str, typer.Argument(metavar="RUN", help="a run folder; for a model also a checkpoint, or adapters")
     ],
-    target: Annotated[Path | None, typer.Argument(help="new: a folder for model or atif, a file for parquet")] = None,
+    target: Annotated[Path | None, typer.Argument(help="new folder (model, atif) or file (parquet)")] = None,
     to: Annotated[
         Literal["model", "parquet", "atif", "tensorboard", "trackio", "wandb"],
-        typer.Option(help="a plain Hugging Face folder; episodes as a table of chats, or as trajectories; a tracker"),
+        typer.Option(help="Hugging Face folder; episodes as chats or trajectories; or a tracker"),
     ] = "model",
     precision: Annotated[
-        Literal["fp32", "bf16"] | None, typer.Option(help="of merged weights; else that of the run")
+        Literal["fp32", "bf16"] | None, typer.Option(help="precision of merged weights (default: the run's)")
     ] = None,
 ) -> None:
-    """Write what a run has for others: its trained model, adapters merged; its episodes; or its metrics."""
+    """Export a run's model (adapters merged), episodes, or metrics."""
     from coderepairrl.apps import export as exports
 
     if precision is not None and to != "model":

@@ -1,4 +1,4 @@
-"""One TOML file, bare ``a.b=c`` overrides, one level of ``extends``."""
+"""Loading of a TOML file with ``a.b=c`` overrides and one level of ``extends``."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ _SOURCES = ("tasks.source", "eval.source")
 
 
 def shipped() -> dict[str, Path]:
-    """The configs that come with the package, by name."""
+    """Shipped configs by name."""
     # Not imported as a package: that would take this function's name in `coderepairrl.config`.
     folder = Path(str(resources.files("coderepairrl"))) / "config" / "shipped"
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
 def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config in file `source` (or a shipped one of that name) with ``a.b=c`` overrides applied.
+    """Load the config file (or shipped config) `source` with ``a.b=c`` overrides.
 
-    Raises `ConfigError` that names the file, the key and, for an unknown key, the nearest known one; for more mistakes
-    `Several`.
+    Raises `ConfigError` with the file, the key and the nearest known one; `Several` for several mistakes.
     """
     path, data = _find(source), _merged(source)
     if run_of(source) is not None and (unknown := [".".join(key) for key, _ in _unknown(data, Config)]):
@@ -49,9 +48,9 @@ def load(source: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_run(source: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The config of the run in folder `source` with `overrides`, without settings that only other versions have.
+    """Config of the run folder `source` with `overrides`, without settings of other versions.
 
-    It is for reading what a run has made, not for continuing it. Raises `ConfigError` for values that are wrong now.
+    For reading, not for continuing the run. Raises `ConfigError` for invalid values.
     """
     data = _merged(source)
     for (*sections, last), _ in list(_unknown(data, Config)):
@@ -68,14 +67,14 @@ def _merged(source: str | Path) -> dict[str, Any]:
 
 
 class Layer(NamedTuple):
-    """What a file sets. `name` is ``preset hello`` or ``file mine.toml``."""
+    """Settings of one file; `name` is ``preset hello`` or ``file mine.toml``."""
 
     name: str
     data: dict[str, Any]
 
 
 def layers(source: str | Path) -> list[Layer]:
-    """The files that `source` consists of, the one that is extended first. Raises `ConfigError`."""
+    """Files of `source`, the extended one first. Raises `ConfigError`."""
     path = _find(source)
     data = _read(path)
     if (folder := run_of(source)) is not None:  # a run is where it lies, wherever it was made
@@ -91,10 +90,9 @@ def _layer_name(path: Path) -> str:
 
 
 def validate(data: dict[str, Any], where: str, overrides: Sequence[str] = ()) -> Config:
-    """`data` as a `Config`. It came from `where`, but for what `overrides` set.
+    """`data` as a `Config`; `where` and `overrides` name its origin.
 
-    Raises `ConfigError`, or `Several`: one for each unknown key, one for each secret in clear, and one for all values
-    that are wrong.
+    Raises `ConfigError`, or `Several`: one per unknown key, one per secret in clear, and one for all invalid values.
     """
     unknown = {".".join(key): nearest for key, nearest in _unknown(data, Config)}
     wrong = [
@@ -140,16 +138,14 @@ _KINDS = {
     **dict.fromkeys(("float_type", "float_parsing"), ("a number", "0.5")),
     **dict.fromkeys(("bool_type", "bool_parsing"), ("true or false", "true")),
 }
-"""What a value must be, and an example, by pydantic's type of the error."""
+"""Expected value and example by pydantic's error type."""
 
 
 def _what(kind: str, message: str, value: Any) -> str:
-    """What is wrong with a `value`, as pydantic says it or plainer."""
     return f"must be {_KINDS[kind][0]}, not {value!r}" if kind in _KINDS else message.removeprefix("Value error, ")
 
 
 def _example(place: tuple[int | str, ...], otherwise: str) -> str:
-    """The default of the setting at `place`, as TOML; `otherwise` where it has none of its own."""
     model: type[BaseModel] | None = Config
     for part in place[:-1]:
         model = _section(model, str(part)) if model is not None and part in model.model_fields else None
@@ -159,7 +155,7 @@ def _example(place: tuple[int | str, ...], otherwise: str) -> str:
 
 
 def _origin(key: str, where: str, overrides: Sequence[str]) -> str:
-    """Who set `key` or something in it: the last override that did, else `where`. A message that names keys will do."""
+    """Last override that set `key`, or a key in a message, else `where`."""
     for text in reversed(overrides):
         name = text.partition("=")[0].strip()
         if name.startswith(f"{key}.") or re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", key):
@@ -173,19 +169,19 @@ def _without_secret(text: str) -> str:
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """`config` with ``a.b=c`` overrides applied. Raises `ConfigError`."""
+    """Apply ``a.b=c`` overrides to `config`. Raises `ConfigError`."""
     data = config.model_dump(exclude_none=True)
     _override(data, overrides)
     return validate(data, "config", overrides)
 
 
 def to_toml(config: Config) -> str:
-    """The resolved configuration as TOML, every default written out."""
+    """The resolved configuration as TOML, with all defaults."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def inline(value: Any) -> str:
-    """`value` as it stands behind the ``=`` of an override.
+    """`value` as written after the ``=`` of an override.
 
     >>> inline({"name": "nano", "options": {"tools": ["a", "b"]}})
     '{"name" = "nano", "options" = {"tools" = ["a", "b"]}}'
@@ -196,7 +192,7 @@ def inline(value: Any) -> str:
 
 
 def run_of(source: str | Path) -> Path | None:
-    """The run folder that `source` names, itself or by the config.toml in it; None for any other source."""
+    """Run folder that `source` or its config.toml names, else None."""
     folder = Path(source)
     if folder.name == "config.toml" and (folder.parent / "run.json").is_file():
         folder = folder.parent
@@ -224,7 +220,7 @@ def _find(source: str | Path) -> Path:
 
 
 def _base(path: Path, name: Any) -> list[Layer]:
-    """What the file at `path` extends: one level, but that a shipped config may be built on another one."""
+    """Layers that the file at `path` extends: one, or two if shipped."""
     if not isinstance(name, str):
         raise ConfigError(f"{path}: extends = {name!r} is no file", fix='write extends = "other.toml"')
     found = _find(path.parent / name if (path.parent / name).exists() else name)
@@ -251,9 +247,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> tuple[str, Any]:
-    """``KEY=VALUE`` as key and typed value: TOML where it is TOML, else the text itself.
+    """``KEY=VALUE`` as key and typed value: TOML if possible, else text.
 
-    Raises `ConfigError` with `fix` for what is none.
+    Raises `ConfigError` with `fix` for other text.
 
     >>> parse_override("train.lr=3e-6"), parse_override("engine=vllm")
     (('train.lr', 3e-06), ('engine', 'vllm'))
@@ -268,9 +264,9 @@ def parse_override(text: str, fix: str = "write for example train.lr=3e-6") -> t
 
 
 def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
-    """Options of an implementation as they stand on a command line, by name.
+    """Options from a command line, by name.
 
-    Raises `ConfigError`, for a value without a key with the advice to give it `key`.
+    Raises `ConfigError`; for a value without key, its fix proposes `key`.
 
     >>> parse_options(["path=tasks.jsonl", "n=8"])
     {'path': 'tasks.jsonl', 'n': 8}
@@ -282,7 +278,7 @@ def parse_options(arguments: Sequence[str], key: str = "KEY") -> dict[str, Any]:
 
 
 def _override(data: dict[str, Any], overrides: Sequence[str]) -> None:
-    """Apply `overrides` in their order. Options that they give are those of the task sources that they name."""
+    """Apply `overrides` in order; task sources that they name lose earlier options."""
     parsed = [parse_override(text) for text in overrides]
     _forget_options(data, {key.partition(".")[0]: {"source": value} for key, value in parsed if key in _SOURCES})
     for key, value in parsed:
@@ -310,7 +306,7 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _forget_options(base: dict[str, Any], over: dict[str, Any]) -> None:
-    """Drop from `base` the options of task sources that `over` replaces: another source has none of them."""
+    """Drop from `base` the options of task sources that `over` replaces."""
     now = {section: _source(base, section) for section in ("tasks", "eval")}
     new = {section: _source(over, section) or now[section] for section in now}
     if now["tasks"] and isinstance(over.get("tasks"), dict) and over["tasks"].get("sources"):  # in place of the one
@@ -338,7 +334,7 @@ def _merge_sections(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any
 
 
 def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Keys that `model` lacks, each below its sections, and the name of the nearest one that there is."""
+    """Keys that `model` lacks, with their sections, and the nearest known name."""
     for key, value in data.items():
         if key not in model.model_fields:
             near = difflib.get_close_matches(key, model.model_fields, 1, 0.5) or _elsewhere(key)
@@ -354,7 +350,6 @@ def _unknown(data: dict[str, Any], model: type[BaseModel], *sections: str) -> It
 
 
 def _by_name(model: type[BaseModel], key: str) -> bool:
-    """Whether `key` has any number of sections, by names of the user's."""
     return get_origin(model.model_fields[key].annotation) is dict
 
 
@@ -365,7 +360,7 @@ def _section(model: type[BaseModel], key: str) -> type[BaseModel] | None:
 
 
 def _elsewhere(key: str) -> list[str]:
-    """A key that exists in another section: ``lr`` at the top level means ``train.lr``."""
+    """The key in another section: top-level ``lr`` means ``train.lr``."""
     names = {
         field: f"{section}.{field}"
         for section in Config.model_fields

@@ -1,7 +1,4 @@
-"""docs/reference/config.md, written from the schema.
-
-``python -m coderepairrl.config.reference > docs/reference/config.md`` writes it.
-"""
+"""Writes docs/reference/config.md: ``python -m coderepairrl.config.reference > docs/reference/config.md``."""
 
 from __future__ import annotations
 
@@ -62,7 +59,6 @@ def _part(name: str, model: type[BaseModel]) -> str:
 
 
 def _inner(model: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The sections of a section."""
     for key, field in model.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):

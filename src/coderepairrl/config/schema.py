@@ -1,6 +1,6 @@
-"""Every setting of a run, typed. Each field works or is refused; implementations are names.
+"""All settings of a run, typed. Each field works or is refused; implementations are names.
 
-A section given as a plain string is short for its `name`: `engine=tiny` is `engine.name=tiny`.
+A section written as a string is its `name`: `engine=tiny` is `engine.name=tiny`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tracker = Literal["tensorboard", "trackio", "wandb"]
 
 
 class Config(Section):
-    """A whole run. See docs/reference/config.md."""
+    """A run's configuration (docs/reference/config.md)."""
 
     run: Run
     model: Model = Model()
@@ -30,11 +30,11 @@ class Config(Section):
     sandbox: Annotated[Sandbox, Short] = Sandbox()
     engine: Annotated[Engine, Short] = Engine()
     reward: Annotated[dict[str, float], Weights] = {}
-    """Rewards by name with their weights; weight 0 measures without paying. Empty: what follows from the training tasks
-    (docs/guides/rewards.md), `hybrid` where all have checks and references."""
+    """Rewards by weight; 0 measures without paying. Empty follows from the training tasks (docs/guides/rewards.md):
+    `hybrid` if all have checks and references."""
     rollout: Rollout = Rollout()
     kinds: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")], TaskKind] = {}
-    """By kind of task, as `[kinds.NAME]`."""
+    """Settings by kind of task, as `[kinds.NAME]`."""
     data: Data = Data()
     train: Train = Train()
     eval: Eval = Eval()
@@ -42,8 +42,8 @@ class Config(Section):
     gpu: Gpu = Gpu()
     plan: Plan = Plan()
     log: Annotated[tuple[Tracker, ...], Several] = ()
-    """Trackers that get the metrics of each step and evaluation beside the run folder, as `log = ["tensorboard"]` above
-    all sections (docs/guides/trackers.md). What they lack can be sent later: `crrl export RUN --to wandb`."""
+    """Trackers of step and evaluation metrics besides the run folder, as `log = ["tensorboard"]` above all sections
+    (docs/guides/trackers.md). `crrl export RUN --to wandb` sends missing ones later."""
 
     @field_validator("log")
     @classmethod

@@ -1,7 +1,4 @@
-"""Keys and passwords have no place in a configuration: it is printed, kept in the run folder, and passed on with it.
-
-An agent in a sandbox would also give them to the policy, and reaches nothing that they open.
-"""
+"""Refuses secrets in a configuration, which is printed, kept in the run folder, and passed on with it."""
 
 from __future__ import annotations
 
@@ -20,29 +17,29 @@ _ALWAYS = frozenset(
     | {"passwords", "credentials", "pwd"}
 )
 _MOSTLY = frozenset({"key", "apikey", "token", "pass", "pat", "pw"})
-"""Numbers under these names count or order something."""
+"""Names under which numbers are not secrets."""
 _ENDINGS = ("password", "passwd", "secret")
-"""Endings of words without a break, such as PGPASSWORD."""
+"""Endings of words without separators, such as PGPASSWORD."""
 _NAMES_ELSEWHERE = frozenset({"env", "var", "variable", "file", "path"})
-"""``key_env`` and ``env_key`` say where a secret is."""
+"""Words of keys that name a secret's place: ``key_env``, ``env_key``."""
 _OF_TEXT = frozenset({"eos", "bos", "pad", "unk", "sep", "cls", "mask", "stop", "special", "sort"})
-"""Tokens of a tokenizer and keys of a list: ``eos_token``, ``sort_key``."""
+"""Words of a tokenizer's tokens and of sort keys: ``eos_token``, ``sort_key``."""
 _FILLED_IN = re.compile(r"(\s*(Bearer\s+)?(\{[A-Za-z_]+\}|\$\{?[A-Za-z_][A-Za-z0-9_]*\}?)\s*)?")
-"""Nothing, or a placeholder of a recipe, or a variable of a shell."""
+"""Empty text, a recipe's placeholder, or a shell variable."""
 _LOGIN = re.compile(r"://[^/?#\s@:]*:[^/?#\s@]+@|\bhttps?://[^/?#\s@]+@", re.IGNORECASE)
 _KNOWN = re.compile(
     r"\bsk-(?=[\w-]*[0-9])[\w-]{20,}|\bhf_[A-Za-z0-9]{30,}|\bgh[pousr]_[A-Za-z0-9]{30,}|\bgithub_pat_\w{20,}"
     r"|\bAKIA[A-Z0-9]{16}\b|\bAIza[\w-]{35}|\bxox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY"
     r"|[?&](api_?key|access_token|token)=[^&{$\s]|\bglpat-[\w-]{20,}|\b[Bb]earer\s+[\w.~+/-]{12,}"
 )
-"""Keys that look like those of well-known services, or how they begin."""
+"""Keys of well-known services, or their beginnings."""
 _ALL_OF_IT = re.compile(
     rf"-----BEGIN [A-Z ]*PRIVATE KEY.*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)|({_KNOWN.pattern})[^&\s\"']*", re.DOTALL
 )
 
 
 def secrets(value: Any, key: str = "") -> Iterator[str]:
-    """The dotted keys below `key` under which `value` has a secret in clear, by its name or by its looks.
+    """Dotted keys below `key` with a secret in clear, by name or form.
 
     >>> list(secrets({"options": {"env": {"OPENAI_API_KEY": "s3cret", "HOST_KEY": "{api_key}"}, "key_env": "MINE"}}))
     ['options.env.OPENAI_API_KEY']
@@ -61,7 +58,7 @@ def secrets(value: Any, key: str = "") -> Iterator[str]:
 
 
 def without_secrets(text: str) -> str:
-    """`text` without logins in URLs and what looks like the key of a well-known service.
+    """`text` without logins in URLs and keys of well-known services.
 
     >>> without_secrets("curl -H 'Authorization: Bearer abcdefghijklmnop' https://me:pw@host/?token=s3cret&x=1")
     "curl -H 'Authorization: ***' https://***@host/***&x=1"
@@ -70,7 +67,7 @@ def without_secrets(text: str) -> str:
 
 
 def is_secret(key: str, value: Any) -> bool:
-    """Whether `value`, which is no table and no list, is a secret under `key`.
+    """Whether the scalar `value` is a secret under `key`.
 
     >>> is_secret("agent.options.env.MY_TOKEN", "abc"), is_secret("max_tokens", 512), is_secret("key", "{api_key}")
     (True, False, False)
@@ -82,7 +79,7 @@ def is_secret(key: str, value: Any) -> bool:
 
 
 def _argument(word: Any, before: Any) -> bool:
-    """Whether `word` of a command line is a secret: ``--api-key=X``, ``API_KEY=X``, or ``X`` after ``--api-key``."""
+    """Whether a command's `word` is a secret: ``--api-key=X``, ``API_KEY=X``, or ``X`` after ``--api-key``."""
     if not isinstance(word, str):
         return False
     name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Every setting of a run with its value, its default, and who set it (``crrl config``)."""
+"""Settings of a run with value, default, and origin (``crrl config``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from coderepairrl.config.schema import Config
 from coderepairrl.config.sections.run import Run
 
 REQUIRED = "required"
-"""What stands for the default of a setting that has none."""
+"""Placeholder for a missing default."""
 
 
 class Setting(NamedTuple):
-    """A setting by its dotted key. `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``;
-    a `default` of None is unset, `REQUIRED` is none."""
+    """A setting by dotted key; a `default` of None is unset.
+
+    `source` is ``default``, ``preset NAME``, ``file PATH`` or ``override KEY=VALUE``.
+    """
 
     key: str
     value: Any
@@ -29,7 +31,7 @@ class Setting(NamedTuple):
 
 
 def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[Setting]:
-    """The settings of the config `source` with `overrides`, in the order of the reference; without it the defaults.
+    """Settings of the config `source` with `overrides`, in the reference's order; the defaults without `source`.
 
     Raises `ConfigError` as `load` does.
     """
@@ -48,7 +50,7 @@ def explain(source: str | Path | None = None, overrides: Sequence[str] = ()) -> 
 
 
 def as_text(settings: Sequence[Setting]) -> str:
-    """A table in four columns."""
+    """Table in four columns."""
     rows = [("setting", "value", "default", "set by")]
     rows += [(key, _toml(value), _toml(default), source) for key, value, default, source in settings]
     wide = [min(44, max(len(row[column]) for row in rows)) for column in range(3)]
@@ -65,7 +67,7 @@ def _toml(value: Any) -> str:
 
 
 def _origin(key: str, origins: Mapping[str, str]) -> str:
-    """Who set `key`, or the table that it is in: ``engine = "tiny"`` sets ``engine.name``."""
+    """Origin of `key` or its table: ``engine = "tiny"`` sets ``engine.name``."""
     while key:
         if key in origins:
             return origins[key]
@@ -84,7 +86,6 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """By dotted key; an empty table is a leaf."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:

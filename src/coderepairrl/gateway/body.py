@@ -1,4 +1,4 @@
-"""Reading request bodies and writing streamed replies: what the dialects share."""
+"""Request bodies and streamed replies, for all dialects."""
 
 from __future__ import annotations
 
@@ -16,16 +16,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Lenient(BaseModel):
-    """Wrong types are errors, unknown fields are not: vendors add some every week."""
+    """Rejects wrong types and ignores unknown fields, which vendors add often."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """The body as `model`. Raises `ApiError` (400) that names the field.
-
-    Clients that truncate text send half a character: it is read as U+FFFD.
-    """
+    """Parse a body as `model`; a half character becomes U+FFFD. Raises `ApiError` (400) that names the field."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -38,9 +35,8 @@ def read(model: type[Model], raw: bytes) -> Model:
 
 
 def _mended(raw: bytes) -> bytes | None:
-    """`raw` with U+FFFD for each byte or escape that is no character; None if it is no JSON even so."""
     try:
-        value = json.loads(raw.decode(errors="replace"))
+        value = json.loads(raw.decode(errors="replace"))  # clients that truncate text send half a character
         text = json.dumps(value, ensure_ascii=False)
     except (ValueError, RecursionError):
         return None
@@ -48,7 +44,7 @@ def _mended(raw: bytes) -> bytes | None:
 
 
 def refused(error: ValidationError) -> ApiError:
-    """An `ApiError` for the most deeply nested validation error."""
+    """Return the `ApiError` for the most deeply nested validation error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
@@ -75,16 +71,15 @@ _WRONG = {
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
-"""Messages by pydantic's error types."""
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """A 400 for a feature that the provider has and this server has not."""
+    """Return a 400 for a feature that only the provider has."""
     return ApiError(400, "unsupported_value", message, param=param)
 
 
 def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """A response format of the Responses or Messages API as Chat Completions spells it."""
+    """Convert a response format of Responses or Messages to Chat Completions."""
     if wish.get("type") != "json_schema":
         return dict(wish)
     typed_events = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
@@ -107,15 +102,12 @@ class EventWriter(Protocol):
         ...
 
     def fail(self, failure: ApiError) -> bytes:
-        """The error event: once a stream has begun, the HTTP status is already sent."""
+        """Write the error event, since the HTTP status is already sent."""
         ...
 
 
 async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIterator[bytes]:
-    """Events while the reply is sampled, a keep-alive after `heartbeat` silent seconds, the end once it is committed.
-
-    Raises the call's `ApiError` only before the first event.
-    """
+    """Yield events, and keep-alives after `heartbeat` silent seconds. Raises `ApiError` only before the first."""
     begun = False
     try:
         async for delta in call.follow(heartbeat):
@@ -142,11 +134,7 @@ def typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def extras(completion: Completion) -> dict[str, Any]:
-    """Fields that every reply has under ``crrl``, beside its dialect's own.
-
-    ``turn``, ``context_tokens``, ``remaining_tokens``, ``remaining_calls``, ``limit`` and ``malformed`` (tool calls
-    that could not be parsed; they are in the content, too).
-    """
+    """The ``crrl`` fields of every reply; ``malformed`` lists unparsed tool calls."""
     return {
         "turn": completion.turn.index,
         "context_tokens": completion.usage.context,

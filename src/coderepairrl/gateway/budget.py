@@ -1,4 +1,4 @@
-"""An episode's limits: what has been spent, what one reply may have, and which limit was met first."""
+"""An episode's limits: what is spent, what one reply may use, which limit was met first."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from coderepairrl.gateway.request import ApiError
 from coderepairrl.types import Limits
 
 REQUESTS = 16
-"""Requests of any kind per permitted call: counts of tokens, retries, refusals."""
+"""Requests per permitted call, token counts, retries and refusals included."""
 
 
 class ReplyBudget(NamedTuple):
-    """Tokens that one reply may have; `limit` is the episode's limit that reduced them, or empty."""
+    """Tokens of one reply; `limit` names the episode limit that reduced them, or is empty."""
 
     max_tokens: int
     limit: str
 
 
 class EpisodeBudget:
-    """Counts an episode's calls and requests, from its construction on; `context` is the model's, None if unknown.
+    """Counts an episode's calls and requests; `context` is the model's, None if unknown.
 
-    `limit` is the first limit that refused a call or cut a reply short (``calls``, ``tokens``, ``context``, ``time``),
-    or empty. `tokens` is the longest conversation allowed, `calls` the number of calls made.
+    `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` the longest
+    conversation allowed.
     """
 
     def __init__(self, limits: Limits, context: int | None) -> None:
@@ -43,7 +43,7 @@ class EpisodeBudget:
 
     @property
     def max_calls(self) -> int:
-        """Two more than the agent may know of: for its last words after it has met the limit."""
+        """The announced limit plus two, for the agent's last words."""
         return self._limits.calls + 2
 
     @property
@@ -53,21 +53,21 @@ class EpisodeBudget:
         return bool(self.limit) or late or self.calls >= self.max_calls
 
     def count_request(self) -> None:
-        """Count a request of any kind. Raises `ApiError` where there were too many."""
+        """Count a request of any kind. Raises `ApiError` when there are too many."""
         self._requests += 1
         if self._requests > REQUESTS * self.max_calls:
             message = f"an episode of {self._limits.calls} model calls makes not so many requests"
             raise self._error("calls", message)
 
     def check_call(self) -> None:
-        """Raise `ApiError` if no call may be started any more."""
+        """Raise `ApiError` if no further call may start."""
         if self.calls >= self.max_calls:
             raise self._error("calls", f"the episode's {self._limits.calls} + 2 model calls are made")
         if asyncio.get_running_loop().time() >= self.deadline:
             raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
 
     def reply(self, prompt: int, wanted: int) -> ReplyBudget:
-        """What remains of `wanted` tokens after `prompt` tokens. Raises `ApiError` where nothing does."""
+        """Budget for a reply of `wanted` tokens after `prompt` tokens. Raises `ApiError` if none remain."""
         room = self.tokens - prompt
         if room <= 0:
             raise self.too_long(prompt)
@@ -75,7 +75,7 @@ class EpisodeBudget:
         return ReplyBudget(min(wanted, room), self._token_limit if room < wanted else "")
 
     def too_long(self, prompt: int) -> ApiError:
-        """The error for a prompt of too many tokens, in the words by which agents of any provider recognise it."""
+        """The error for a long prompt, in words that agents of every provider recognise."""
         return self._error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
@@ -83,11 +83,11 @@ class EpisodeBudget:
         )
 
     def met(self, limit: str) -> None:
-        """Remember `limit`, unless it is empty or another one was met before."""
+        """Remember `limit` if it is the first."""
         self.limit = self.limit or limit
 
     def check_context(self, context: int) -> None:
-        """Note a conversation beyond the limit, as a remote's may be: its tokens are only known afterwards."""
+        """Note a context beyond the limit; a remote's size is known only after its reply."""
         if context > self.tokens:
             self.met(self._token_limit)
 

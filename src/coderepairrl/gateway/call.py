@@ -1,4 +1,4 @@
-"""One model call. It runs on its own; any number of connections (a client and its retries) follow it."""
+"""One model call, independent of the connections that follow it (a client and its retries)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from coderepairrl.types import Turn
 
 
 class Usage(NamedTuple):
-    """Token counts of one call: `prompt` before the reply, `cached` of those recorded by earlier calls; `sampled` in
-    the reply, `reasoning` of those; and `context`, what the next call continues from."""
+    """Token counts of one call: `cached` is part of `prompt`, `reasoning` of `sampled`.
+
+    `context` is what the next call continues from.
+    """
 
     prompt: int
     cached: int
@@ -27,7 +29,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A committed turn, and what goes into the response to its client."""
+    """A committed turn with the data of its response."""
 
     turn: Turn
     message: Message
@@ -41,14 +43,13 @@ class Completion:
 
 
 Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
-"""Looks up a completed, stored call by `Call.name`; its request comes without the messages."""
+"""Looks up a completed, stored call by `Call.name`; its request comes without messages."""
 
 
 class Call:
-    """A generation and its followers. When the last follower leaves early, it is aborted.
+    """A generation and its followers. It is aborted when the last follower leaves early.
 
-    While it runs, `prompt` and `cached` are token counts as far as they are known (as in `Usage`);
-    `Completion.usage` has the final ones.
+    `prompt` and `cached` are provisional token counts; `Completion.usage` has the final ones.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -61,7 +62,6 @@ class Call:
         self.completion: Completion | None = None
         self.failure: ApiError | None = None
         self.delivered = False
-        """Whether its whole response was written to a connection."""
         self.aborted = False
         """Whether `abort` was called; the call may still be finishing."""
         self._followers = 0
@@ -70,11 +70,10 @@ class Call:
         self._finishing = False
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
-        """The task, while it may be cancelled."""
 
     @property
     def name(self) -> str:
-        """Unique in the session and the same for all followers: dialects derive response ids from it."""
+        """Name unique in the session, from which dialects derive response ids."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
@@ -89,22 +88,22 @@ class Call:
 
     @property
     def abandoned(self) -> bool:
-        """Whether its client went away before the whole response was written."""
+        """Whether the client left before the whole response was written."""
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
-        """The id of the reply's tool call at `position`: the model's own, or one that is unique in the session."""
+        """The model's id for the tool call at `position`, or one unique in the session."""
         return call.id or f"call_{self.ordinal}_{position}"
 
     def start(
         self, work: Callable[[], Awaitable[None]], finish: Callable[[BaseException | None], Awaitable[None]]
     ) -> None:
-        """Run `work`, which `abort` cancels, then `finish` with its exception, which nothing cancels."""
+        """Run `work` (cancelled by `abort`), then `finish` with its exception (never cancelled)."""
         # one task: waking a second one would queue behind the calls that arrived meanwhile
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
-        """Stop sampling; what was sampled so far is recorded."""
+        """Stop sampling; what was sampled is recorded."""
         if not (self._finishing or self.aborted):
             self.aborted = True
             if self._work is not None:
@@ -131,7 +130,7 @@ class Call:
 
     @contextlib.contextmanager
     def follower(self) -> Iterator[None]:
-        """Count a connection that waits for this call; the last to leave early aborts it."""
+        """Count a waiting connection; the last to leave early aborts the call."""
         self._followers += 1
         try:
             yield
@@ -141,7 +140,7 @@ class Call:
                 self.abort()
 
     async def follow(self, heartbeat: float) -> AsyncIterator[Delta | None]:
-        """Its deltas from the first on; None after every `heartbeat` seconds of silence. Raises its `ApiError`."""
+        """Yield all deltas, and None after every `heartbeat` silent seconds. Raises the call's `ApiError`."""
         position = 0
         while True:
             changed = self._changed

@@ -1,7 +1,6 @@
-"""The dialect of OpenAI's Chat Completions, plain and streaming.
+"""OpenAI's Chat Completions, plain and streaming.
 
-A reply carries `body.extras` as ``crrl`` beside the standard fields. A client that sends ``functions``, as before there
-were ``tools``, gets a ``function_call``: the first, if the policy makes several.
+Clients that send the older ``functions`` get a ``function_call``: the first, if the policy makes several.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ WISHES = (
     "parallel_tool_calls",
     "reasoning_effort",
 )
-"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
+"""Client settings that the run overrides (`Turn.overridden`)."""
 
 
 class _Function(Lenient):
@@ -79,8 +78,7 @@ class _Message(Lenient):
 
 
 def _arguments(function: _Function) -> str:
-    """As JSON text: some clients send an object."""
-    value = function.arguments
+    value = function.arguments  # some clients send an object
     return value if isinstance(value, str) else json.dumps({} if value is None else value, ensure_ascii=False)
 
 
@@ -95,7 +93,7 @@ class _Tool(Lenient):
 
 
 class _Tools(Lenient):
-    """Only validated: the prompt has the tools as the client wrote them."""
+    """Validates tools; the prompt has them as the client wrote them."""
 
     tools: list[_Tool]
     functions: list[_Signature]
@@ -122,7 +120,7 @@ class _Body(Lenient):
 
 
 def parse(raw: bytes) -> Request:
-    """The request in a body. Raises `ApiError` (400) that names the field."""
+    """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = read(_Body, raw)
     if body.n not in (None, 1):
         raise unsupported("n", "one choice per request; send the request again")
@@ -163,7 +161,7 @@ def parse(raw: bytes) -> Request:
 
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Tools as the client wrote them, since they are part of the prompt; and the types that are left out."""
+    """Return tools as the client wrote them, and the types left out."""
     shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": shown, "functions": body.functions or []})
@@ -211,7 +209,7 @@ class ChunkWriter:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """A chunk for each kind of content in `delta`."""
+        """Write a chunk for each kind of content in `delta`."""
         events = self._beginning()
         if delta.reasoning:
             events += self._chunk({"reasoning_content": delta.reasoning})
@@ -233,7 +231,7 @@ class ChunkWriter:
         return b": still here\n\n"
 
     def end(self, completion: Completion) -> bytes:
-        """The finish reason, the usage if requested, and ``[DONE]``."""
+        """Write the finish reason, requested usage, and ``[DONE]``."""
         events = self._beginning() + self._chunk({}, _finish_reason(self._request, completion), crrl=extras(completion))
         if self._request.stream_usage:
             events += sse({**self._header, "choices": [], "usage": _usage(completion)})

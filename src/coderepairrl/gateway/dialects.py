@@ -20,12 +20,12 @@ class Dialect(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is served, below ``/v1``."""
+        """Path below ``/v1``."""
         ...
 
     @property
     def counter(self) -> Counter | None:
-        """Its endpoint that counts tokens, if it has one."""
+        """Endpoint that counts tokens, if any."""
         ...
 
     def parse(self, raw: bytes) -> Request:

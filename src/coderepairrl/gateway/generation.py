@@ -1,4 +1,4 @@
-"""One stream of tokens from an engine, checked as it comes."""
+"""One stream of tokens from an engine, checked as it arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
 class Generation:
-    """What the engine sampled so far, and the reply parsed from it (`source.Generating`)."""
+    """Sampled tokens and the reply parsed from them (`source.Generating`)."""
 
     remote: Mapping[str, Any] = {}
 
@@ -46,7 +46,7 @@ class Generation:
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
 
-        Raises `EngineFault` for a dead engine and for impossible answers (see `_wrong`).
+        Raises `EngineFault` for a dead engine and invalid output (see `_wrong`).
         """
         async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)
@@ -74,7 +74,7 @@ class Generation:
 
     @property
     def finish(self) -> Finish:
-        """How it ended, unless it was aborted."""
+        """Finish reason, unless aborted."""
         stopped = self.reply.cut is not None or (self.ids and self.ids[-1] in self.sampling.stop_ids)
         return Finish.STOP if stopped else Finish.LENGTH
 
@@ -85,13 +85,13 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Exact counts: a tail after a stop string is sampled, but not part of the context."""
+        """Exact counts; a tail after a stop string is sampled but not in the context."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and the deltas that were not published yet."""
+        """Return the whole reply and unpublished deltas."""
         return self.reply.close()
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:

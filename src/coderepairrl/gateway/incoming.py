@@ -1,4 +1,4 @@
-"""Request bodies as they arrive: limits on size, time and number, and an estimate of the cost of parsing them."""
+"""Request bodies as they arrive: limits on size, time and number, and estimated parsing cost."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from aiohttp import web
 from coderepairrl.gateway.request import ApiError, Digest
 
 MAX_BODY = 64 << 20
-"""Bytes of a request (a context of a million tokens as JSON), and of all requests that a session sends at a time."""
+"""Bytes of one request (a million tokens of context as JSON), and of a session's concurrent requests."""
 BODIES = 16
-"""Bodies that a session may be sending at a time."""
+"""Concurrent bodies per session."""
 CONNECTIONS = 64
 """Connections that a session may have."""
 BODY_SECONDS = 60.0
 """Within which a body must have arrived."""
 LARGE = 1 << 20
-"""Bytes beyond which a session's bodies are read one at a time, with pauses: reading blocks the loop, too."""
+"""Bytes beyond which a session's bodies are read one at a time with pauses, since reading blocks the loop."""
 PAUSE = 0.004
 """Seconds after each piece of a large body: 60 MB/s."""
 _PIECE = 1 << 18
@@ -26,7 +26,7 @@ _LIGHT = 4000
 
 
 class Body:
-    """A request body in `pieces` of about 256 KiB: joining a large one takes too long for the event loop."""
+    """A request body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
         self.pieces: list[bytes] = []
@@ -58,7 +58,7 @@ class Body:
 
     @property
     def light(self) -> bool:
-        """Whether parsing takes at most 4 ms, by an estimate in microseconds from its bytes and number of values."""
+        """Whether parsing takes at most 4 ms, estimated from bytes and number of values."""
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
@@ -67,7 +67,7 @@ class Body:
 
 
 class Incoming:
-    """The connections and unfinished bodies of one session; a body may have `most` bytes."""
+    """One session's connections and unfinished bodies; `most` bytes per body."""
 
     def __init__(self, most: int = MAX_BODY) -> None:
         self._most = most
@@ -77,7 +77,7 @@ class Incoming:
         self._large = asyncio.Lock()
 
     def admit_connection(self, connection: web.RequestHandler) -> None:
-        """Register the connection of a request. Raises `ApiError` (429) where it is one too many."""
+        """Register a request's connection. Raises `ApiError` (429) beyond the limit."""
         if connection not in self._connections:
             self._connections = {connection, *(each for each in self._connections if each.transport is not None)}
         if len(self._connections) > CONNECTIONS:
@@ -85,7 +85,7 @@ class Incoming:
             raise ApiError(429, "too_many_requests", f"an episode has at most {CONNECTIONS} connections")
 
     async def body(self, request: web.Request, dialect: str) -> Body:
-        """The body of `request`. Raises `ApiError` for one that is too large, too slow, or one too many."""
+        """Read the body of `request`. Raises `ApiError` if it is too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1

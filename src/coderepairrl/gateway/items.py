@@ -1,4 +1,4 @@
-"""The ``input`` of the Responses dialect: items, several of which may make up one message."""
+"""The ``input`` items of the Responses dialect; several may form one message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS
 
 
 def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: ContentReader) -> list[Message]:
-    """Items as messages after `opening`; consecutive thoughts, text and calls of one reply become one message.
+    """Convert items to messages after `opening`; one reply's consecutive items form one message.
 
     Raises `ApiError` for an unknown role.
     """
@@ -34,7 +34,7 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
 
 
 def _kind(item: Mapping[str, Any]) -> str:
-    """``text``, ``thoughts`` or ``call`` of the assistant, a tool's ``result``, another ``message``, or ``else``."""
+    """Return ``text``, ``thoughts``, ``call``, ``result``, ``message`` or ``else``."""
     kind = item.get("type") or "message"
     if kind == "message":
         return "text" if item.get("role") == "assistant" else "message"
@@ -50,7 +50,6 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A call item as a tool call; None for other items and calls that the policy could not make."""
     kind, tool, arguments = item.get("type"), item.get("name"), item.get("arguments")
     vendor = VENDOR_TOOLS.get(str(kind).removesuffix("_call"))
     if vendor is not None and str(kind).endswith("_call"):
@@ -67,7 +66,6 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: ContentReader) -> dict[str, Any]:
-    """An item that is not the assistant's. Raises `ApiError` for an unknown role."""
     if kind == "result":
         output = item.get("output")
         content = parts.text(output, "\n") if output is not None else parts.placeholder(item)
@@ -82,7 +80,6 @@ def _input_message(item: Mapping[str, Any], kind: str, number: int, parts: Conte
 
 
 def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, parts: ContentReader) -> None:
-    """Add an item of kind ``text``, ``thoughts`` or ``call`` to the assistant's message."""
     if kind == "call":
         message.setdefault("tool_calls", []).append(_call(item))
     elif kind == "thoughts":
@@ -95,7 +92,7 @@ def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, p
 
 
 def full_name(namespace: str, tool: str) -> str:
-    """The function name under which the policy sees a tool of a namespace.
+    """Function name that the policy sees for a tool of a namespace.
 
     >>> full_name("files", "read"), full_name("", "read")
     ('files__read', 'read')

@@ -1,7 +1,7 @@
-"""The dialect of Anthropic's Messages, plain and streaming.
+"""Anthropic's Messages, plain and streaming.
 
-Tools that the vendor would run or that only its models know (``web_search_...``, ``bash_...``) are not shown to the
-policy, and are recorded in `Turn.overridden`. Tools with ``defer_loading`` are shown where the client refers to them.
+Tools that the vendor runs or that only its models know (``web_search_...``, ``bash_...``) are hidden from the policy
+and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ name = "messages"
 path = "/messages"
 
 WISHES = ("temperature", "top_p", "top_k", "thinking", "tool_choice")
-"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
+"""Client settings that the run overrides (`Turn.overridden`)."""
 DEFAULTS = {"thinking": {"type": "disabled"}, "tool_choice": {"type": "auto"}}
 """Settings that are equal to leaving them out."""
 KINDS = {
@@ -34,13 +34,12 @@ KINDS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
-"""Anthropic's types of errors by status, beside ``invalid_request_error`` and, from 500, ``api_error``."""
+"""Anthropic's error types by status; others are ``invalid_request_error``, or ``api_error`` from 500."""
 SIGNATURE = "unsigned"
-"""Clients send thoughts back only if they are signed. We look replies up and verify nothing."""
+"""Makes clients send thoughts back; it is not verified, since recorded replies are looked up."""
 
 
-_AROUND = 50
-"""JSON nesting that a body needs around the arguments of a call."""
+_AROUND = 50  # JSON nesting of a body around a call's arguments
 
 
 class _Message(Lenient):
@@ -57,7 +56,7 @@ class _Tool(Lenient):
 
     @property
     def ours(self) -> bool:
-        """Whether it is described in full and run by the client."""
+        """Whether the client describes and runs the tool."""
         return self.type in (None, "custom")
 
 
@@ -81,7 +80,7 @@ class _Body(_Counted):
 
 
 def parse(raw: bytes) -> Request:
-    """The request in a body. Raises `ApiError` (400) that names the field."""
+    """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = read(_Body, raw)
     stop = tuple(body.stop_sequences or ())
     return _request(body, max_tokens=body.max_tokens, stop=stop, stream=bool(body.stream))
@@ -133,7 +132,7 @@ def error(failure: ApiError) -> dict[str, Any]:
 
 
 class MessageWriter:
-    """Writes the events of one message (`body.EventWriter`), one content block at a time."""
+    """Writes one message's events (`body.EventWriter`), one content block at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -152,7 +151,7 @@ class MessageWriter:
         return typed_events([{"type": "ping"}])
 
     def end(self, completion: Completion) -> bytes:
-        """The end of the open block, ``message_delta``, and the terminal ``message_stop``."""
+        """Close the open block; write ``message_delta`` and ``message_stop``."""
         return typed_events(self._end(completion))
 
     def fail(self, failure: ApiError) -> bytes:
@@ -207,7 +206,6 @@ class MessageWriter:
         return [{"type": "message_start", "message": {**self._message(), "content": []}}]
 
     def _text(self, fresh: dict[str, Any], key: str, kind: str, text: str) -> list[dict[str, Any]]:
-        """More of a text or thinking block."""
         events: list[dict[str, Any]] = []
         if not self._open or self._content[-1]["type"] != fresh["type"]:
             events += [*self._close(), self._start(fresh)]
@@ -215,7 +213,6 @@ class MessageWriter:
         return [*events, self._delta({"type": kind, key: text})]
 
     def _tool_use(self, function: FunctionCall) -> list[dict[str, Any]]:
-        """A complete block with a tool call."""
         identity = {"id": self._call.tool_call_id(self._calls, function), "name": function.name}
         self._calls += 1
         value = _object(function.arguments)
@@ -233,7 +230,6 @@ class MessageWriter:
         return {"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}
 
     def _close(self) -> list[dict[str, Any]]:
-        """End the open block, if there is one."""
         if not self._open:
             return []
         self._open = False
@@ -266,7 +262,7 @@ def _thoughts(completion: Completion) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as the object that this dialect requires; anything else is wrapped as ``value``."""
+    """Return arguments as an object; other values are wrapped as ``value``."""
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either
@@ -287,7 +283,6 @@ def _tool(tool: _Tool) -> dict[str, Any]:
 
 
 def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
-    """The definition, as text, of a ``defer_loading`` tool that the client refers to."""
     typed_events = part.get("tool_name")
     if part.get("type") != "tool_reference" or not isinstance(typed_events, str) or typed_events not in later:
         return None
@@ -295,7 +290,6 @@ def _loaded(part: Mapping[str, Any], later: Mapping[str, Any]) -> str | None:
 
 
 def _add(messages: list[Message], message: _Message, parts: ContentReader) -> None:
-    """Append `message`, split so that each tool result and each text between them is a message of its own."""
     blocks = message.content if isinstance(message.content, list) else [message.content]
     if message.role == "assistant":
         parts.at = len(messages)
@@ -323,7 +317,6 @@ def _add(messages: list[Message], message: _Message, parts: ContentReader) -> No
 
 
 def _assistant(blocks: Sequence[Any], parts: ContentReader) -> Message:
-    """Thoughts, text and calls as one assistant message."""
     words, thoughts, calls = [], [], []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None

@@ -1,8 +1,7 @@
-"""The content of messages as text, in every dialect.
+"""Message content as text, for all dialects.
 
-A policy reads text only. Other content (images, documents, audio, files, kinds invented since) is replaced by a short
-placeholder, the same for the same content: ``[image: image/png, 12345 bytes, not shown]``. Nothing is refused, since
-such content often comes from tools that the policy called.
+Other content (images, documents, unknown kinds) becomes a placeholder that depends only on it:
+``[image: image/png, 12345 bytes, not shown]``. It often comes from the policy's tools, so it is not refused.
 """
 
 from __future__ import annotations
@@ -21,21 +20,20 @@ KINDS = {
     **dict.fromkeys(("video_url", "input_video"), "video"),
     "input_file": "file",
 }
-"""Kinds whose name in a placeholder differs from the API's."""
 LONGEST = 100
-"""Characters of a name or an address in a placeholder."""
+"""Characters of a name or address in a placeholder."""
 
 
 class ContentReader:
-    """Reads the content of one request's messages. `hidden` lists what was replaced, as (`at`, description).
+    r"""Reads the content of one request; `hidden` lists replaced parts as (`at`, description).
 
-    `known` reads the kinds of parts that only one dialect has, and returns None for all others.
+    `known` reads parts that only one dialect has; it returns None for others.
 
     >>> parts = ContentReader()
-    >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c.png"}}])
-    'Look:\\n[image: https://a.b/c.png, not shown]'
+    >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
+    'Look:\n[image: https://a.b/c, not shown]'
     >>> parts.hidden
-    [(0, 'image: https://a.b/c.png')]
+    [(0, 'image: https://a.b/c')]
     """
 
     def __init__(self, known: Callable[[Mapping[str, Any]], str | None] = lambda part: None) -> None:
@@ -44,7 +42,7 @@ class ContentReader:
         self._known = known
 
     def text(self, content: object, between: str = "") -> str:
-        """`content` (a string, parts, or anything else) joined with `between`; a placeholder has its own line."""
+        """Return `content` (a string, parts, or other JSON) joined with `between`; placeholders get their own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
@@ -58,7 +56,7 @@ class ContentReader:
         return written
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
-        """The placeholder for a part that is not text."""
+        """Return the placeholder for a non-text part."""
         what = described(part)
         self.hidden.append((self.at, what))
         return f"[{what}, not shown]"
@@ -87,7 +85,7 @@ class ContentReader:
 
 
 def described(part: Mapping[str, Any]) -> str:
-    """A part's kind, then its name, media type and size, as far as they are given.
+    """A part's kind and available name, media type and size.
 
     >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
     'file: a.pdf, application/pdf, 3 bytes'
@@ -117,11 +115,9 @@ def described(part: Mapping[str, Any]) -> str:
 
 
 def _decoded(base64: str) -> int:
-    """Number of bytes that `base64` encodes."""
     return (len(base64) - base64.count("\n") - base64[-2:].count("=")) * 3 // 4
 
 
 def _plain(text: str) -> str:
-    """A short line without brackets."""
     line = re.sub(r"[^\w ./:+@#%&=?~,()-]+", " ", text[: 2 * LONGEST]).strip()
     return line if len(line) <= LONGEST and len(text) <= 2 * LONGEST else f"{line[:LONGEST]}..."

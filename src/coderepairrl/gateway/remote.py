@@ -1,8 +1,7 @@
-"""Another provider's model behind the gateway: an OpenAI-compatible endpoint, for evaluation and collection.
+"""Another provider's model behind the gateway, for evaluation and collection.
 
-Whatever dialect an agent speaks, the request is relayed as Chat Completions. The reply is text, without the ids and
-logprobs that training needs: every turn is masked as ``relayed``. While the remote is busy or unreachable and nothing
-of its reply has been passed on, the request is retried with growing pauses; in the end it is a `RemoteFault`.
+Every dialect is relayed as Chat Completions. Replies lack ids and logprobs, so turns are masked as ``relayed``. A busy
+or unreachable remote is retried until part of a reply was passed on, then it is a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from coderepairrl.tokens import Delta, FunctionCall, Reply
 from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 FORWARDED = ("tool_choice", "parallel_tool_calls", "reasoning_effort")
-"""Settings that Chat Completions clients may choose for a remote; ``response_format`` of any dialect is sent, too."""
+"""Settings that Chat Completions clients may choose; ``response_format`` of any dialect is sent, too."""
 BUSY = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 """Statuses after which the same request may succeed."""
 MAX_ANSWER = 64 << 20
@@ -40,19 +39,19 @@ MAX_PAUSE = 60.0
 """Seconds: a longer ``Retry-After`` ends the attempts."""
 CONNECT_SECONDS = 30.0
 _SCRUBBED = 8
-"""Keys of at least this many characters are removed from all answers."""
+"""Least characters of a key that is removed from all answers."""
 CUT = ("length", "model_length", "max_tokens", "model_context_window_exceeded")
 """Finish reasons of replies that a limit ended."""
 BROKEN = ("error", "abort", "network_error", "insufficient_system_resource")
-"""Finish reasons of replies that failed at the remote; they are asked for again."""
+"""Finish reasons of replies that failed at the remote; these are retried."""
 FILTERED = ("content_filter", "sensitive", "safety", "recitation", "prohibited_content", "blocklist", "spii")
-"""Finish reasons of replies that the remote's filter withheld."""
+"""Finish reasons of replies withheld by the remote's filter."""
 BYTES_PER_TOKEN = 4
-"""Estimates token counts that the remote does not report."""
+"""Estimate for token counts that the remote does not report."""
 
 
 class _Retryable(Exception):
-    """A failure that may pass, after at least `after` seconds."""
+    """A failure that may pass after at least `after` seconds."""
 
     def __init__(self, fault: RemoteFault, after: float = 0.0) -> None:
         super().__init__(str(fault))
@@ -61,20 +60,20 @@ class _Retryable(Exception):
 
 
 class Remote:
-    """The model `model` at `url`, the base of an OpenAI-compatible API, as the source of a gateway's replies.
+    """The model `model` at `url`, an OpenAI-compatible API, as source of a gateway's replies.
 
     Args:
-        url: usually ends in ``/v1``.
-        model: its name there; may be empty if the remote serves only one.
-        key: API key; removed from everything that comes back.
-        context: longest sequence in tokens; None for what the remote reports, if it does.
-        attempts: how often a request is sent at most.
-        backoff: seconds before the second attempt, doubled before each further one.
+        url: base address, usually ending in ``/v1``.
+        model: may be empty if the remote serves only one.
+        key: API key; removed from all answers.
+        context: longest sequence in tokens; None for what the remote reports.
+        attempts: most attempts per request.
+        backoff: seconds before the second attempt, then doubled.
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.
 
-    Entering the context asks for the remote's models. Raises `RemoteFault` when it cannot be reached or refuses the
-    key, and `UsageError` when `model` is empty and it serves several.
+    Entering the context raises `RemoteFault` when the remote is unreachable or refuses the key, and `UsageError` for an
+    ambiguous empty `model`.
     """
 
     masked = "relayed"
@@ -123,17 +122,17 @@ class Remote:
         return TextTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """The settings in `FORWARDED` of Chat Completions clients, and ``response_format`` of any client."""
+        """Return client settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
-        """A reply to the client's conversation. The seed is not sent, since few servers use it."""
+        """Prepare a reply to the client's conversation. The seed is not sent, since few servers use it."""
         request = replace(request, messages=placement.relayed)
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
-        """No counters. Raises `RemoteFault` when the remote cannot be reached."""
+        """Return no counters. Raises `RemoteFault` when the remote is unreachable."""
         await self._cards()
         return {}
 
@@ -177,13 +176,12 @@ class Remote:
         yield self._scrubbed(bytes(data))
 
     async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-        """The data of server-sent events up to ``[DONE]``, which some servers leave out."""
         rest, total = b"", 0
         async for piece in answer.content.iter_any():
             *lines, rest = (rest + self._bounded(piece, total)).split(b"\n")
             total += len(piece)
             for data in filter(None, map(event_data, lines)):
-                if data == b"[DONE]":
+                if data == b"[DONE]":  # some servers omit it
                     return
                 yield self._scrubbed(data)
         if is_json(last := event_data(rest)):  # without final newline; a truncated event is ignored
@@ -195,7 +193,6 @@ class Remote:
         return piece
 
     def _scrubbed(self, data: bytes) -> bytes:
-        """`data` without the API key, which must reach neither agents nor logs."""
         return data.replace(self._key, b"***") if len(self._key) >= _SCRUBBED else data
 
     def _read(self, data: bytes) -> RemoteAnswer:
@@ -229,7 +226,6 @@ class Remote:
         )
 
     async def _cards(self) -> list[dict[str, Any]]:
-        """The remote's list of models, empty if it has none. Raises `RemoteFault`."""
         try:
             async with (
                 asyncio.timeout(CONNECT_SECONDS),
@@ -272,7 +268,7 @@ class Relayed:
         self._passed_on = False
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Ask until there is a whole reply. Raises `RemoteFault` and, for a full context, `ApiError`."""
+        """Retry until the reply is whole. Raises `RemoteFault` and, for a full context, `ApiError`."""
         clock = asyncio.timeout_at(deadline)
         try:
             async with clock:
@@ -312,17 +308,17 @@ class Relayed:
 
     @property
     def finish(self) -> Finish:
-        """As the remote reports, LENGTH when out of time."""
+        """The remote's finish reason; LENGTH when out of time."""
         return Finish.LENGTH if self.out_of_time or self._received.finish.lower() in CUT else Finish.STOP
 
     @property
     def stopped_by(self) -> str:
-        """The stop string, if the remote reports one, as few do."""
+        """The stop string, if the remote reports one."""
         return self._received.stopped_by if self._received.stopped_by in self.sampling.stop else ""
 
     @property
     def usage(self) -> Usage:
-        """Token counts that the remote reports, else an estimate from the lengths of the texts."""
+        """Token counts from the remote, else estimated from text lengths."""
         used = self._received.usage
         if used is None:
             prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
@@ -334,14 +330,14 @@ class Relayed:
 
     @property
     def remote(self) -> dict[str, Any]:
-        """`Turn.remote`; ``usage`` is empty where the remote reports none."""
+        """`Turn.remote`; ``usage`` is empty if not reported."""
         received = self._received
         usage = received.usage.model_dump(exclude_none=True) | received.usage.counts() if received.usage else {}
         returned = {"returned": received.returned} if received.returned else {}
         return {"url": self._remote.url, **received.extra, **returned, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply. Tool calls are passed on here, and only if the reply was received to its end."""
+        """Return the whole reply; tool calls are passed on only here, and only if it is complete."""
         received = self._received
         rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.whole else []
         complete = received.calls if received.finish else []
@@ -349,13 +345,12 @@ class Relayed:
         return Reply(received.content, received.reasoning, calls), [*rest, *(Delta(call=call) for call in calls)]
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """Both empty: there are no ids and logprobs to trust."""
+        """Two empty spans: remotes give no reliable ids and logprobs."""
         nothing = TokenSpan((), Origin.POLICY)
         return nothing, nothing
 
 
 def _why(error: Exception) -> str:
-    """Why a connection failed, without Python's terms and without the request."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return "its certificate is not valid"
@@ -371,7 +366,7 @@ def _why(error: Exception) -> str:
 
 
 def _message(message: Message) -> Message:
-    """`message` without empty content beside tool calls, which some servers refuse."""
+    # some servers refuse empty content next to tool calls
     return {**message, "content": None} if message.get("tool_calls") and not message["content"] else message
 
 
@@ -381,10 +376,7 @@ def _too_long(text: str) -> bool:
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """A ``Retry-After`` header in seconds; 0 if it is missing or invalid.
-
-    A time in it is relative to the server's clock, which is in `date` (the ``Date`` header): ours may differ.
-    """
+    """Seconds of a ``Retry-After`` header, relative to the server's ``date``; 0 if missing or invalid."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Chat Completions as remotes answer it: parsing responses and chunks, and assembling them into one reply."""
+"""Parsing of remotes' Chat Completions responses and chunks into one reply."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ RETURNED = (
     "thought_signature",
     "provider_specific_fields",
 )
-"""Fields of messages, calls and functions that providers want to see again as they sent them.
+"""Fields that providers expect back as they sent them.
 
-Other unknown fields are not sent back: some servers refuse what they themselves send.
+Other unknown fields are dropped, since some servers refuse what they themselves send.
 """
 STREAMED = ("reasoning", "reasoning_content", "text", "summary")
 """Text fields that streams send in pieces."""
@@ -76,14 +76,14 @@ class _Usage(Lenient):
     completion_tokens_details: _CompletionDetails | None = None
 
     def counts(self) -> dict[str, int]:
-        """Tokens of the prompt and of the reply, the latter from the total where a server leaves it out."""
+        """Prompt and reply tokens; the latter from the total if missing."""
         prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
         sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
         return {"prompt_tokens": prompt, "completion_tokens": sampled}
 
 
 class RemoteAnswer(Lenient):
-    """A response of a remote, or one chunk of a stream. Servers differ: nothing is required."""
+    """A remote's response or stream chunk. No field is required, since servers differ."""
 
     id: str | None = None
     model: str | None = None
@@ -95,28 +95,27 @@ class RemoteAnswer(Lenient):
 
 @dataclass
 class Received:
-    """The reply as far as one attempt has received it."""
+    """The reply as received by one attempt so far."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
-    """``id``, ``name``, ``arguments`` as JSON text, and ``returned``: the fields in `RETURNED`."""
+    """``id``, ``name``, ``arguments`` (JSON text), and ``returned`` (fields in `RETURNED`)."""
     places: dict[int, int] = field(default_factory=dict)
-    """Positions in `calls` by the index that the server gave; of several with one index, the newest."""
+    """Positions in `calls` by the server's index; the newest of several."""
     finish: str = ""
     error: Any = None
-    """What the server says went wrong with the reply."""
     whole: bool = False
-    """Whether it came as a plain response, to be passed on only at the end."""
+    """Whether it is a plain response, passed on only at the end."""
     stopped_by: str = ""
     usage: _Usage | None = None
-    """None as long as the server reports none."""
+    """None until the server reports it."""
     _fields: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
-        """Add `answer`; returns the deltas of a stream, nothing for a plain response."""
+        """Add `answer`; return the deltas of a stream, none for a plain response."""
         if answer.usage and answer.usage.prompt_tokens is not None:
             self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):
@@ -147,13 +146,13 @@ class Received:
 
     @property
     def returned(self) -> dict[str, Any]:
-        """The message's fields in `RETURNED`, and under ``tool_calls`` those of each call; empty without any."""
+        """`RETURNED` fields of the message, and of each call under ``tool_calls``."""
         calls = [call["returned"] for call in self.calls]
         return {**self._fields, **({"tool_calls": calls} if any(calls) else {})}
 
     def _call(self, piece: _ToolCall) -> None:
-        """Add a tool call or a piece of one: some servers number calls, others give only the first piece an id."""
         newest = len(self.calls) - 1
+        # some servers number calls, others give only the first piece an id
         at = newest if piece.index is None else self.places.get(piece.index, -1)
         if at < 0 or (piece.id and self.calls[at]["id"] not in ("", piece.id)):
             self.calls.append({"id": "", "name": "", "arguments": "", "returned": {}})
@@ -170,7 +169,6 @@ class Received:
 
 
 def _texts(content: Any) -> tuple[str, str]:
-    """The thoughts and the words in `content`: text, or a list of parts."""
     parts = content if isinstance(content, list) else [content]
     thoughts = [part["thinking"] for part in parts if isinstance(part, dict) and "thinking" in part]
     words = [part for part in parts if not (isinstance(part, dict) and "thinking" in part)]
@@ -182,7 +180,6 @@ def _returned(piece: Lenient) -> dict[str, Any]:
 
 
 def _joined(old: Any, new: Any, name: str = "") -> Any:
-    """Join what earlier pieces of a streamed reply had in the field `name` with what the next one has."""
     if old is None or new is None:
         return old if new is None else new
     if isinstance(old, dict) and isinstance(new, dict):
@@ -203,7 +200,7 @@ def _kind(item: Any) -> Any:
 
 
 def event_data(line: bytes) -> bytes:
-    """The data of a line of server-sent events; empty for comments and other fields."""
+    """Data of a server-sent event line; empty for comments and other fields."""
     return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
 
 

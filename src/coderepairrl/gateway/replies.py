@@ -1,4 +1,4 @@
-"""Replies over HTTP: plain, streamed, and errors in each client's dialect."""
+"""HTTP replies: plain, streamed, and errors in the client's dialect."""
 
 from __future__ import annotations
 
@@ -16,24 +16,21 @@ from coderepairrl.gateway.request import ApiError, Request
 from coderepairrl.printable import printable
 
 HEARTBEAT = 10.0
-"""Seconds of silence after which a keep-alive is sent."""
+"""Silent seconds before a keep-alive."""
 CLOSING = 408, 410, 413, 429
-"""Statuses after which the connection is closed: further requests on it would be refused, too."""
+"""Statuses that close the connection, since further requests would also be refused."""
 _NO_RETRY = {"x-should-retry": "false"}
 
 log = logging.getLogger(__name__)
 
 
 async def send(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """The reply of `call`, streamed if the client `asked` for that. Raises `ApiError`."""
+    """Send the reply of `call`, streamed if requested. Raises `ApiError`."""
     return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
 
 
 async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """Send whitespace, with which JSON may begin, as keep-alive.
-
-    The first of it sends the status, too. A failure after that closes the connection; the retry gets the error.
-    """
+    """Send the reply, with whitespace (which may precede JSON) as keep-alive."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     while not await call.ended_within(HEARTBEAT):
         if not response.prepared:
@@ -66,7 +63,7 @@ async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: 
 
 
 def retry_count(request: web.Request) -> int | None:
-    """How often the client has sent this request before, if its SDK sends the number."""
+    """Retry number that the client's SDK sends, if any."""
     count = request.headers.get("x-stainless-retry-count", "")
     return int(count) if count.isdecimal() and len(count) < 10 else None
 
@@ -105,7 +102,6 @@ def _error_response(request: web.Request, failure: ApiError) -> web.Response:
 
 
 def _dialect(request: web.Request) -> Dialect:
-    """The dialect for errors, by the path or, for shared paths, by the headers."""
     parts = request.path.split("/")
     if "messages" in parts or "anthropic-version" in request.headers:
         return messages

@@ -1,4 +1,4 @@
-"""The request that every dialect is parsed into, its errors, and keys that identify conversations."""
+"""The dialect-independent request, its errors, and conversation keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = Mapping[str, Any]
-"""``role``, ``content`` (a string), and of an assistant ``tool_calls`` with JSON text as arguments."""
+"""``role``, ``content`` (a string), and for an assistant ``tool_calls`` with arguments as JSON text."""
 Defaults = Mapping[str, Mapping[str, Any]]
 """Default arguments of each tool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call as a client asked for it, in any dialect."""
+    """One model call as the client requested it."""
 
     dialect: str
     model: str
@@ -27,24 +27,24 @@ class Request:
     stream: bool = False
     stream_usage: bool = False
     wishes: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that the client chose and the run decides: temperature, seed, tool_choice, ..."""
+    """Client settings that the run decides: temperature, seed, tool_choice, ..."""
     hidden: tuple[tuple[int, str], ...] = ()
-    """Content that is not text and not shown to the policy: index of its message, and a description."""
+    """Content hidden from the policy: index of its message, and a description."""
     after: str = ""
-    """`Call.name` of the call whose conversation the messages continue; empty if they are all of it."""
+    """`Call.name` of the continued call; empty if `messages` are the whole conversation."""
     opening: int = 0
-    """Leading messages that hold for this request only: requests that continue it do not inherit them."""
+    """Number of leading messages that later requests do not inherit."""
     store: bool = False
-    """Whether the client may fetch the reply again by its id."""
+    """Whether the client may fetch the reply by id."""
     unread: bool = False
-    """Its messages are still items of its dialect as JSON, since some refer to stored replies (`responses.resolve`)."""
+    """Whether messages are still items that may refer to stored replies (`responses.resolve`)."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the dialect needs for writing the reply."""
+    """Data for writing the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A dialect's endpoint that counts the tokens of a request: path, parser, response."""
+    """A dialect's token-counting endpoint: path, parser, response."""
 
     path: str
     parse: Callable[[bytes], Request]
@@ -52,10 +52,9 @@ class Counter:
 
 
 class ApiError(Exception):
-    """An error response; each dialect writes it in its own shape.
+    """An error response in each dialect's shape; `code` is specific, `kind` is OpenAI's error type.
 
-    `code` is specific, `kind` is OpenAI's error type. Clients must not retry (``x-should-retry: false``): a fault
-    ends the episode, and everything else fails the same way again.
+    Clients must not retry (``x-should-retry: false``): a fault ends the episode, and other errors would repeat.
     """
 
     def __init__(self, status: int, code: str, message: str, *, param: str | None = None, limit: str = "") -> None:
@@ -67,23 +66,19 @@ class ApiError(Exception):
         self.limit = limit
 
     def again(self) -> ApiError:
-        """A copy without traceback, to be stored or raised elsewhere.
-
-        A raised exception references every frame it passed; storing it where one of those frames can reach it makes a
-        cycle that only the garbage collector frees.
-        """
+        """Copy without traceback, whose frames would form a reference cycle when stored."""
         return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
 
     @property
     def kind(self) -> str:
-        """OpenAI's type of error."""
+        """OpenAI's error type."""
         if self.status == 401:
             return "authentication_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
 
 class Digest:
-    """Hash of a request body, computed while it arrives; a retry has the same."""
+    """Hash of a request body, computed on arrival; equal for a retry."""
 
     def __init__(self, dialect: str) -> None:
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
@@ -100,19 +95,17 @@ class Digest:
 class PrefixKeys:
     """Keys (16-byte hashes) of every prefix of a conversation under its tools.
 
-    Conversations with equal keys have equal roles, texts and tool calls. Left out are what clients rewrite, drop or
-    trim (ids of tool calls, thoughts, whitespace around a reply) and what they fill in (arguments equal to the default
-    in their tool's schema). The last conversation is remembered: one that extends it costs only its new messages.
+    Equal keys mean equal roles, texts and tool calls, without what clients rewrite or drop (call ids, thoughts,
+    whitespace around a reply) or fill in (default arguments). Extending the last conversation costs only new messages.
     """
 
     def __init__(self) -> None:
         self.defaults: Defaults = {}
-        """`argument_defaults` of the last conversation's tools."""
         self._messages: tuple[Message, ...] = ()
         self._keys = [b""]
 
     def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """What `of` would have to hash: new tools, and messages that the last conversation did not begin with."""
+        """Return what `of` would hash: new tools, and messages beyond the last conversation."""
         if tools_key(tools) != self._keys[0]:
             return tools, messages
         return messages[self._same(messages) :]
@@ -122,7 +115,7 @@ class PrefixKeys:
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """Keys by number of leading messages: the first is that of no message, the last that of all."""
+        """Keys by number of leading messages, from none to all."""
         root = tools_key(tools)
         if root != self._keys[0]:
             self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
@@ -135,13 +128,12 @@ class PrefixKeys:
         return list(keys)
 
     def _same(self, messages: tuple[Message, ...]) -> int:
-        """How many of `messages` the last conversation began with."""
         pairs = enumerate(zip(self._messages, messages, strict=False))
         return next((at for at, (old, new) in pairs if old != new), min(len(self._messages), len(messages)))
 
 
 class KeyedTools(tuple[Mapping[str, Any], ...]):
-    """Tools with their key, computed once: they may be large, and come with every request."""
+    """Tools with their key, computed once, since large tools come with every request."""
 
     key: bytes
 
@@ -159,12 +151,12 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
-    """Key of the conversation `key` followed by `message`, under tools with these `argument_defaults`."""
+    """Key of conversation `key` followed by `message`, under tools with these defaults."""
     return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 
 def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
-    """Default arguments of each tool, from its JSON schema."""
+    """Each tool's default arguments, from its JSON schema."""
     defaults: dict[str, dict[str, Any]] = {}
     for tool in tools:
         schema = tool["function"].get("parameters") or {}
@@ -195,7 +187,7 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
 
 
 def _parsed(arguments: str) -> Any:
-    """JSON text as a value, since clients reformat it; invalid JSON as it is. Empty text and null are `{}`."""
+    """Parse JSON text, which clients reformat; invalid JSON stays text, empty text and null are `{}`."""
     try:
         value = json.loads(arguments or "null", parse_int=float)  # JavaScript clients write 1.0 back as 1
         return {} if value is None else value

@@ -1,9 +1,8 @@
-"""The dialect of OpenAI's Responses, plain and streaming.
+"""OpenAI's Responses, plain and streaming.
 
-A request has its whole conversation as ``input``, or names the response that it continues (``previous_response_id``):
-an episode remembers its responses whether or not a client asks to ``store`` them. Custom tools, whose input is free
-text, are shown to the policy as functions of one string; client-run tools of the vendor as functions, too
-(`vendor_tools`). Tools that the vendor would run (web search, ...) are not shown, and recorded in `Turn.overridden`.
+``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses,
+``store`` or not. The policy sees custom tools as functions of one string, and the vendor's client-run tools as
+functions (`vendor_tools`). Tools that the vendor runs are hidden and recorded in `Turn.overridden`.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ WISHES = (
     "reasoning",
     "truncation",
 )
-"""Client settings that the run overrides; recorded in `Turn.overridden` where they differ."""
+"""Client settings that the run overrides (`Turn.overridden`)."""
 DEFAULTS = {"tool_choice": "auto", "parallel_tool_calls": True, "truncation": "disabled"}
 """Settings that are equal to leaving them out."""
 STORED = ("conversation", "prompt", "background")
-"""Fields that need server-side storage that we do not have."""
+"""Fields that need unsupported server-side storage."""
 
 _ID = "resp_"
 
@@ -71,7 +70,7 @@ class _Body(Lenient):
 
 
 def parse(raw: bytes) -> Request:
-    """The request in a body. Raises `ApiError` (400) that names the field."""
+    """Parse a request body. Raises `ApiError` (400) that names the field."""
     body = read(_Body, raw)
     fields: Mapping[str, Any] = body.model_extra or {}
     for field in STORED:
@@ -118,7 +117,7 @@ def parse(raw: bytes) -> Request:
 
 
 def resolve(request: Request, find: Find) -> Request:
-    """A request with ``item_reference`` items, with the items looked up in the episode's responses.
+    """Look up the request's ``item_reference`` items in the episode's responses.
 
     Raises `ApiError` (404) for an unknown item.
     """
@@ -134,7 +133,7 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 
 def stored(response: str, find: Find) -> dict[str, Any]:
-    """The stored response with id `response`. Raises `ApiError` (404)."""
+    """Return the response with id `response`. Raises `ApiError` (404)."""
     kept = find(response_name(response))
     if kept is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
@@ -143,7 +142,7 @@ def stored(response: str, find: Find) -> dict[str, Any]:
 
 
 def deleted(response: str) -> dict[str, Any]:
-    """The answer to a DELETE of the id `response`."""
+    """Answer to a DELETE of `response`."""
     return {"id": response, "object": "response", "deleted": True}
 
 
@@ -153,7 +152,6 @@ def response_name(response: str) -> str:
 
 
 def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
-    """`item`, or the output item of an earlier response that it refers to."""
     if item.get("type") != "item_reference":
         return item
     wanted = item.get("id")
@@ -185,7 +183,7 @@ def error(failure: ApiError) -> dict[str, Any]:
 
 
 class ResponseWriter:
-    """Writes the events of one response (`body.EventWriter`), one output item at a time."""
+    """Writes one response's events (`body.EventWriter`), one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -193,7 +191,6 @@ class ResponseWriter:
         self._known: Mapping[str, tuple[str, str, str]] = request.notes["tools"]
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] = {}
-        """The unfinished output item, or empty."""
         self._events: list[dict[str, Any]] = []
         self._number = 0
         self._calls = 0
@@ -211,7 +208,7 @@ class ResponseWriter:
         return self._flush()
 
     def end(self, completion: Completion) -> bytes:
-        """The end of the open item, and the terminal ``response.completed`` or ``response.incomplete``."""
+        """Close the open item; write ``response.completed`` or ``response.incomplete``."""
         self._end(completion)
         return self._flush()
 
@@ -254,7 +251,6 @@ class ResponseWriter:
             self._event("response.in_progress", response=self._state("in_progress"))
 
     def _text(self, kind: str, text: str) -> None:
-        """More of a message or reasoning item."""
         part = _PARTS[kind]
         if self._open.get("type") != kind:
             self._close()
@@ -269,7 +265,6 @@ class ResponseWriter:
             self._event(f"response.{part['type']}.delta", **self._at, content_index=0, delta=text, **_logprobs(part))
 
     def _function(self, function: FunctionCall) -> None:
-        """A whole tool call."""
         self._close()
         namespace, tool, kind = self._known.get(function.name, ("", function.name, "function"))
         identity = {"call_id": self._call.tool_call_id(self._calls, function)}
@@ -295,7 +290,6 @@ class ResponseWriter:
         self._event("response.output_item.added", output_index=len(self._items), item={**self._open})
 
     def _close(self, status: str = "completed") -> None:
-        """End the open item, if there is one."""
         if not self._open:
             return
         for part in self._open.get("content", ()):
@@ -354,18 +348,17 @@ _PARTS: dict[str, dict[str, Any]] = {
     "reasoning": {"type": "reasoning_text", "text": ""},
     "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
 }
-"""The only content part of an item, empty."""
 
 
 def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Text events have the field, reasoning events do not."""
+    # reasoning events lack the field
     return {"logprobs": []} if part["type"] == "output_text" else {}
 
 
 def _tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
-    """Tools as shown to the policy; (namespace, name, type) by function name; and the types that are left out."""
+    """Return tools shown to the policy, (namespace, name, type) by function name, and the types left out."""
     shown: list[Mapping[str, Any]] = []
     known: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
@@ -397,7 +390,6 @@ _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 
 
 def _free_text(arguments: str) -> str:
-    """The input of a custom tool, from arguments that follow `_FREE_TEXT`, else the arguments as they are."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

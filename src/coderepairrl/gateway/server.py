@@ -1,4 +1,4 @@
-"""The gateway: an HTTP server that looks like a model provider and records what the policy saw and sampled."""
+"""An HTTP server that looks like a model provider and records what the policy saw and sampled."""
 
 from __future__ import annotations
 
@@ -31,31 +31,30 @@ from coderepairrl.processes.limits import allow_open_files
 from coderepairrl.types import Endpoint, Limits, Sampling, Turn
 
 KEYLESS_CONNECTIONS = 512
-"""Connections without a valid key so far; beyond that the oldest is closed."""
+"""Connections without a valid key; beyond, the oldest is closed."""
 BACKLOG = 1024
-"""Connections that may wait in the kernel to be accepted."""
+"""Connections that the kernel may hold before acceptance."""
 KEY_SECONDS = 10.0
-"""After which a connection without a valid key is closed."""
+"""Seconds before a connection without a valid key is closed."""
 REMEMBERED = 1 << 16
-"""Keys of closed sessions that get `episode_closed` instead of `invalid_api_key`."""
+"""Closed sessions' keys that get `episode_closed` instead of `invalid_api_key`."""
 
 log = logging.getLogger(__name__)
 
 
 KeylessSession = Callable[[Mapping[str, Any], bool], Session]
-"""Chooses the session of a request without a key, from its body and whether the client marks it as a retry."""
+"""Chooses a keyless request's session from its body and whether it is marked as a retry."""
 _UNLIMITED = Limits(tokens=1 << 30)
 _KEY = re.compile("[0-9a-f]{32}")
 _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECASE)
 
 
 class Gateway:
-    """Serves sessions over HTTP, by TCP and by a Unix socket; replies come from `source`.
+    """Serves sessions over TCP and a Unix socket; replies come from `source`.
 
-    A session's key is 128 random bits, in the base URL (``/s/KEY/v1``) or as API key (``/v1``). `sampling` is the
-    run's and overrides its clients'; `on_turn` is awaited with every turn before its client sees the reply's end. The
-    model is called `model_name`; requests for other names are served, too.
-    With `keyless_session` set, it chooses the session for requests from this machine that have no key.
+    A session's key is in the base URL (``/s/KEY/v1``) or the API key (``/v1``). `sampling` overrides clients' settings;
+    `on_turn` is awaited with every turn before the client sees the reply's end. Any model name is served;
+    `keyless_session`, if set, serves keyless requests from this machine.
 
         async with Gateway(source, sampling=Sampling(), on_turn=record).listening() as gateway:
             session = gateway.open("episode", limits=Limits(), seed=7)
@@ -90,7 +89,7 @@ class Gateway:
     async def listening(
         self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
     ) -> AsyncIterator[Self]:
-        """The gateway, started as `start` does and stopped in the end. Raises `UsageError`."""
+        """Start the gateway as `start` does, and stop it on exit. Raises `UsageError`."""
         try:
             await self.start(host, port, socket)
             yield self
@@ -98,7 +97,7 @@ class Gateway:
             await self.stop()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
-        """Listen on `host`:`port` (0: any free one) and on `socket`. Raises `UsageError` when one is taken."""
+        """Listen on `host`:`port` (0: any free port) and `socket`. Raises `UsageError` when one is in use."""
         app = web.Application(middlewares=[replies.errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
@@ -136,7 +135,7 @@ class Gateway:
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """Open a session for an episode, for `limits.seconds` from now or from `Session.start_clock`.
+        """Open an episode's session for `limits.seconds` from now or from `Session.start_clock`.
 
         `sampling` replaces the gateway's.
         """
@@ -160,7 +159,7 @@ class Gateway:
         return session
 
     async def close(self, session: Session) -> tuple[Turn, ...]:
-        """End a session and return its turns: running calls are aborted and recorded, later ones refused."""
+        """End a session and return its turns; running calls are aborted and recorded."""
         turns = await session.close()
         self._sessions.pop(session.key, None)
         self._closed[session.key] = None
@@ -182,7 +181,6 @@ class Gateway:
         await self._workers.close()
 
     def _accept(self) -> asyncio.Protocol:
-        """Protocol of a new connection, closed after `KEY_SECONDS` unless a request with a valid key arrives."""
         if self._runner is None or self._runner.server is None:
             raise AssertionError("the server does not run")
         handler = self._runner.server()
@@ -210,7 +208,6 @@ class Gateway:
         raise ApiError(401, "invalid_api_key", "no such key: use the base URL or the API key of an open episode")
 
     def _may_be_keyless(self, request: web.Request) -> bool:
-        """Whether it comes from this machine, not from a web page, and with nothing that looks like a key."""
         peer = request.transport.get_extra_info("peername") if request.transport is not None else None
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         keys = (request.headers.get("x-api-key", ""), bearer)
@@ -225,10 +222,7 @@ class Gateway:
         )
 
     async def _session_and_body(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
-        """The session of a call, and its body if choosing the session took reading it.
-
-        A request without a key that would be refused raises `ApiError` here, before a session is opened for it.
-        """
+        """Return a call's session, and its body if choosing the session required reading it."""
         if self.keyless_session is None or not self._may_be_keyless(request):
             return self._session(request), None
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
@@ -272,7 +266,6 @@ class Gateway:
         return handle
 
     async def _stored(self, request: web.Request) -> web.Response:
-        """A stored response, unless its client deleted it or asked not to store it."""
         session = self._session(request)
         if request.query.get("stream") == "true":
             raise ApiError(400, "unsupported_value", "a stored response is not streamed", param="stream")
@@ -298,7 +291,6 @@ class Gateway:
         return web.json_response(self._card(request.match_info["model"]))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """The model under one of its names, with the fields that any provider's clients read."""
         context = self.source.context
         return {
             "id": name,
@@ -313,17 +305,17 @@ class Gateway:
         }
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Whether the engine is alive, without details: agents in sandboxes have access."""
         try:
             await self.source.health()
         except Fault as fault:
+            # no details: sandboxed agents have access
             raise ApiError(503, f"{fault.boundary}_fault", f"the {fault.boundary} failed") from fault
         return web.json_response({"status": "ok"})
 
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    """Count the request, and refusals as calls. Raises `ApiError` before anything is read if none are left."""
+    """Count the request, and refusals as calls. Raises `ApiError` before reading if none are left."""
     session.check_requests()
     try:
         yield
@@ -334,7 +326,7 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _void_on_bug(session: Session) -> Iterator[None]:
-    """Unexpected exceptions are faults of the gateway and void the episode."""
+    """Turn unexpected exceptions into gateway faults, which void the episode."""
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):
@@ -345,10 +337,10 @@ def _void_on_bug(session: Session) -> Iterator[None]:
 
 
 def _listen(listener: asyncio.Server) -> asyncio.Server:
-    """Let `BACKLOG` connections wait at `listener`, which was made with a backlog of 1.
+    """Set the backlog of `listener` to `BACKLOG`.
 
-    asyncio accepts as many connections in one turn of the event loop as the backlog with which a server was made. With
-    more than one, clients that connect and hang up would stall all calls.
+    asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and hang
+    up would stall all calls.
     """
     for each in listener.sockets:
         with sockets.fromfd(each.fileno(), each.family, each.type) as same:
@@ -357,7 +349,7 @@ def _listen(listener: asyncio.Server) -> asyncio.Server:
 
 
 def check_free(path: Path) -> None:
-    """Raise OSError if a server listens on the Unix socket `path`."""
+    """Raise OSError if a server listens on `path`."""
     with sockets.socket(sockets.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -373,10 +365,10 @@ def _cannot_listen(error: OSError, where: str) -> UsageError:
 
 
 class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """Logs malformed HTTP, the client's mistake, in a line at level debug instead of with a traceback."""
+    """Logs malformed HTTP, a client's mistake, at debug level without traceback."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """As `Logger.exception`, but for malformed HTTP."""
+        """Log, except malformed HTTP."""
         if isinstance(exc_info, HttpProcessingError):
             self.debug("bad HTTP: %s", type(exc_info).__name__)
         else:
@@ -384,5 +376,4 @@ class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
 
 
 async def _probe(request: web.Request) -> web.Response:
-    """For clients that probe the base URL first."""
     return web.json_response({"status": "ok"})

@@ -1,4 +1,4 @@
-"""A session: one episode's model calls, from admission to commitment."""
+"""One episode's model calls, from admission to commitment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from coderepairrl.tokens import Reply, TooLong
 from coderepairrl.types import Endpoint, Finish, Limits, Origin, Sampling, TokenSpan, Turn, conversation, offered
 
 OnTurn = Callable[[str, Turn], Awaitable[None] | None]
-"""Called with the episode's id and a turn, before the turn's client learns of its end."""
+"""Called with the episode's id and a turn before the client gets the turn's end."""
 
 log = logging.getLogger(__name__)
 
 
 class _Placed(NamedTuple):
-    """A call whose place in the tree is known, so that sampling has begun."""
+    """A call with a known place in the tree, being sampled."""
 
     placement: Placement
     budget: ReplyBudget
@@ -38,10 +38,7 @@ class _Placed(NamedTuple):
 
 
 class Session:
-    """The recorded calls of one episode.
-
-    `fault` is the first infrastructure fault, if any: it voids the episode.
-    """
+    """The recorded calls of one episode; `fault` is the first infrastructure fault, which voids it."""
 
     def __init__(
         self,
@@ -73,7 +70,6 @@ class Session:
         self._notes: Mapping[str, Any] = {}
         self._running: set[Call] = set()
         self._generating: set[Generating] = set()
-        """Replies that are not committed yet."""
         self._commits = asyncio.Lock()
 
     @property
@@ -83,12 +79,12 @@ class Session:
 
     @property
     def limits(self) -> Limits:
-        """What the episode may spend."""
+        """The episode's limits."""
         return self.endpoint.limits
 
     @property
     def limit(self) -> str:
-        """The first limit that refused a call or cut a reply short (`EpisodeBudget.limit`), or empty."""
+        """First limit met (`EpisodeBudget.limit`), or empty."""
         return self._budget.limit
 
     @property
@@ -98,12 +94,12 @@ class Session:
 
     @property
     def untouched(self) -> bool:
-        """Whether no turn is recorded and no call is running."""
+        """Whether no turn is recorded and no call runs."""
         return not self._tree.turns and not self._running
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client of the latest call went away before the whole response was written."""
+        """Whether the latest call's client left before the whole response was written."""
         return self._latest is not None and self._latest.abandoned
 
     @property
@@ -113,19 +109,18 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has sampled a reply, or a part of one before the client went away."""
+        """Whether the model has sampled at least part of a reply."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def start_clock(self) -> None:
-        """Count the episode's seconds from now on, not from its opening."""
+        """Count the episode's seconds from now, not from its opening."""
         self._budget.start_clock()
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
         """Start a call, or join the one that `request` repeats. Raises `ApiError`.
 
-        `retry` is the count that the client's SDK sends (``x-stainless-retry-count``). 0 is a new call even if the body
-        is known (a second sample), more is a retry. None is a client that sends none: its repeated body is a retry as
-        long as the first response has not been written to the end.
+        `retry` is ``x-stainless-retry-count``: 0 starts a call even for a known body, more is a retry. With None, a
+        repeated body is a retry until the first response is completely written.
         """
         self._check_open()
         if repeated := self._repeated(digest, retry):
@@ -140,45 +135,42 @@ class Session:
         return call
 
     def find(self, name: str) -> tuple[Request, Call, Completion] | None:
-        """The completed call with that name, unless its client asked not to store it."""
+        """Return the completed, stored call with that name, if any."""
         call, request = self._stored.get(name, (None, None))
         if call is None or request is None or call.completion is None or not request.store:
             return None
         return request, call, call.completion
 
     def forget(self, name: str) -> None:
-        """Make `find` forget the call with that name. Its turn stays recorded."""
+        """Hide the named call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
     def check_requests(self) -> None:
-        """Count a request of any kind before it is read. Raises `ApiError` where there were too many."""
+        """Count a request before reading it. Raises `ApiError` when there are too many."""
         self._check_open()
         self._budget.count_request()
 
     def count_refusal(self, error: ApiError) -> None:
-        """Count a refused request as a call, so that an agent that keeps sending invalid ones comes to an end.
-
-        Not counted is ``not_supported``: some clients try to count tokens before every call.
-        """
-        if error.code not in ("episode_limit_reached", "not_supported"):
+        """Count a refused request as a call, to stop an agent that keeps sending invalid ones."""
+        if error.code not in ("episode_limit_reached", "not_supported"):  # some clients try to count tokens first
             self._budget.calls += 1
 
     async def read(self, name: str, body: Body) -> Request:
-        """`body` as a request of the dialect or counter `name`. Raises `ApiError`."""
+        """Parse `body` as dialect or counter `name`. Raises `ApiError`."""
         try:
             return await self._offload.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
 
     async def count(self, request: Request) -> int:
-        """Prompt tokens of `request`; nothing is recorded. Raises `ApiError`."""
+        """Prompt tokens of `request`, without recording. Raises `ApiError`."""
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
-        """Refuse all later requests, abort running calls, and return every turn."""
+        """Refuse later requests, abort running calls, and return every turn."""
         self.closed = True
         running = list(self._running)
         for call in running:
@@ -203,14 +195,12 @@ class Session:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
     def _recognise_replies(self, request: Request) -> Request:
-        """`request` with replies as they were sampled (`Tree.recognise_replies`)."""
         known = self._tree.recognise_replies(request.messages)
         hidden = tuple((known.places[at], what) for at, what in request.hidden)
         wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
         return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
 
     def _with_history(self, request: Request) -> Request:
-        """`request` with the messages of the call that it continues (`Request.after`)."""
         if not request.after:
             return request
         call, asked = self._stored.get(request.after, (None, None))
@@ -227,7 +217,6 @@ class Session:
         )
 
     def _stub(self, request: Request) -> Request:
-        """What later requests need of `request`; notes equal to the last request's are shared in memory."""
         notes = _reuse(self._notes, request.notes) if request.store else {}
         self._notes = notes or self._notes
         return replace(request, messages=(), tools=(), wishes={}, hidden=(), notes=notes)
@@ -282,7 +271,6 @@ class Session:
         call.start(work, finish)
 
     async def _finish(self, call: Call, request: Request, placed: _Placed | None, error: BaseException | None) -> None:
-        """Commit the turn, and only then let followers see the end."""
         if isinstance(error, ApiError):  # refused by the engine or the remote: nothing was sampled
             self._budget.met(error.limit)
             call.failure = error.again()
@@ -306,7 +294,7 @@ class Session:
         call.completion = self._outcome(turn, placed.generation, reply)
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
-        """Record the turn, in the log first. `unfinished` is why the reply is incomplete, empty if it is complete."""
+        """Record the turn, first in the log; `unfinished` is why the reply is incomplete, or empty."""
         async with self._commits:  # keeps the order of the log and the tree the same
             turn = self._turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
@@ -341,11 +329,9 @@ class Session:
         )
 
     def _as_before(self, request: Request, placement: Placement) -> bool:
-        """Whether the turn that this one continues was offered the same tools."""
         return placement.base is not None and offered(self._tree.turns, placement.base) == tuple(request.tools)
 
     def _note_limit(self, turn: Turn, placed: _Placed) -> None:
-        """Note the limit that cut the reply short, or that its context exceeds."""
         if placed.generation.out_of_time:
             self._budget.met("time")
         elif turn.finish is Finish.LENGTH:
@@ -366,7 +352,6 @@ class Session:
         )
 
     def _wishes(self, request: Request, placement: Placement) -> dict[str, Any]:
-        """The client's settings and messages that do not take effect as they are, for `Turn.overridden`."""
         wishes = dict(request.wishes)
         if request.model != self.endpoint.model:
             wishes["model"] = request.model
@@ -387,7 +372,6 @@ class Session:
         return ApiError(499, "client_closed_request", "the client went away")
 
     def _record_fault(self, error: BaseException) -> Fault:
-        """`error` as a fault; the first one becomes the session's."""
         if isinstance(error, Fault):
             fault = error
         elif isinstance(error, ValueError) and not isinstance(error, UnicodeError):
@@ -402,7 +386,7 @@ class Session:
 
 
 def request_seed(seed: int, ordinal: int) -> int:
-    """Seed (63 bits) of a session's call number `ordinal`, counted in order of admission without retries.
+    """Seed (63 bits) of a session's call `ordinal`, counted by admission without retries.
 
     >>> request_seed(7, 0) == request_seed(7, 0) != request_seed(7, 1)
     True
@@ -411,8 +395,7 @@ def request_seed(seed: int, ordinal: int) -> int:
 
 
 def _reuse(old: Any, new: Any) -> Any:
-    """`new` with its parts replaced by equal ones of `old`, so that memory holds them once."""
-    if old == new:
+    if old == new:  # memory holds equal parts once
         return old
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return {key: _reuse(old.get(key), value) for key, value in new.items()}
@@ -445,6 +428,6 @@ def _message(call: Call, reply: Reply) -> Message:
 
 
 def _unavailable(fault: Fault) -> ApiError:
-    """The error of a fault for its client. Details of the gateway's own faults are for its log, not for agents."""
+    # details of the gateway's own faults are for its log, not for agents
     message = f"the {fault.boundary} failed" + ("" if isinstance(fault, GatewayFault) else f": {fault}")
     return ApiError(503, f"{fault.boundary}_fault", message)

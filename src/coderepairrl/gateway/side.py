@@ -1,4 +1,4 @@
-"""Which calls of an episode are not part of the agent's main conversation: titles, summaries, sub-agents."""
+"""Calls outside the agent's main conversation: titles, summaries, sub-agents."""
 
 from __future__ import annotations
 
@@ -14,15 +14,11 @@ Kind = tuple[tuple[str, ...], str]
 
 
 def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
-    """Indices, in order, of turns outside the main conversation that are not trained.
+    """Indices, in order, of untrained turns outside the main conversation, in linear time.
 
-    The main conversation is the one with tools, if any has some; of several the one that states the task's `prompt`; of
-    several the one with the most turns; of several the first. A turn belongs to it that has its tools and at least half
-    of its system prompt, since agents write dates and lists of files into that. It may have other tools, since agents
-    load some when they need them, where a reply of the main conversation is in its history.
-
-    `side_calls` decides which of the others are masked: ``mask`` all, ``tools`` those without tools (titles, summaries;
-    sub-agents that work are trained), ``train`` none. Time is linear in the recorded messages.
+    The main conversation has tools (if any has), then states the task's `prompt`, then has the most turns, then comes
+    first. Its turns have its tools, or others after one of its replies, and at least half of its system prompt.
+    `side_calls`: ``mask`` masks all others, ``tools`` those without tools, ``train`` none.
     """
     if side_calls == "train" or not turns:
         return ()
@@ -44,7 +40,7 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
 
 
 class _Histories:
-    """Whether a turn's history contains a reply of the main conversation (turns in `belongs`)."""
+    """Whether a turn's history contains a reply of the turns in `belongs`."""
 
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
@@ -62,7 +58,6 @@ class _Histories:
 
 
 def _systems(turns: Sequence[Turn]) -> list[str]:
-    """The system prompt of each turn: its leading system messages."""
     opening: list[tuple[str, ...]] = []
     for turn in turns:
         if turn.base is not None:
@@ -85,7 +80,7 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two system prompts differ in less than half of the longer one, at one place.
+    """Whether two system prompts differ at one place, in less than half of the longer one.
 
     >>> _alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _alike("Repair code.", "Summarize.")
     (True, False)

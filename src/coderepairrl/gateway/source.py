@@ -1,4 +1,4 @@
-"""Where a session's replies come from: the policy, token by token, or another provider's server (`remote`)."""
+"""Source of a session's replies: the policy, token by token, or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ class Generating(Protocol):
     """One reply while it is generated."""
 
     sampling: Sampling
-    """As the engine or the remote got it."""
     versions: list[VersionRange]
     out_of_time: bool
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample to the end or until `deadline` (loop time). Cancelling aborts.
 
-        Raises a `Fault`, and `ApiError` for a request that the engine or the remote refuses.
+        Raises a `Fault`, and `ApiError` for a request that the engine or remote refuses.
         """
         ...
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """The whole reply, and the deltas that were not published yet."""
+        """Return the whole reply and unpublished deltas."""
         ...
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
@@ -61,12 +60,12 @@ class Generating(Protocol):
 
 
 class ReplySource(Protocol):
-    """What generates the replies in a gateway's sessions."""
+    """Generates the replies in a gateway's sessions."""
 
     masked: str
-    """Why its tokens cannot be trained on (`Turn.masked`); empty if they can."""
+    """Reason its tokens cannot be trained on (`Turn.masked`); else empty."""
     counts: bool
-    """Whether prompts can be counted in tokens before they are sent."""
+    """Whether prompt tokens can be counted before sending."""
 
     @property
     def context(self) -> int | None:
@@ -75,7 +74,7 @@ class ReplySource(Protocol):
 
     @property
     def codec(self) -> Codec | None:
-        """Renders prompts and reads replies; None where another server does."""
+        """Renders prompts and reads replies; None for a remote."""
         ...
 
     def tree(self, offload: Offload) -> Tree:
@@ -83,7 +82,7 @@ class ReplySource(Protocol):
         ...
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Those of the client's settings (`Request.wishes`) that take effect."""
+        """Return the client settings (`Request.wishes`) that take effect."""
         ...
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
@@ -91,12 +90,12 @@ class ReplySource(Protocol):
         ...
 
     async def health(self) -> Mapping[str, float]:
-        """Counters, as `Engine.health`. Raises its `Fault` when it is dead."""
+        """Counters, like `Engine.health`. Raises a `Fault` when dead."""
         ...
 
 
 class PolicySource:
-    """The policy: an engine that samples ids, and the codec between ids and messages."""
+    """The policy: an engine that samples ids, with its codec."""
 
     masked = ""
     counts = True
@@ -111,7 +110,7 @@ class PolicySource:
         return self.engine.context
 
     def tree(self, offload: Offload) -> TurnTree:
-        """With exact ids."""
+        """Tree with exact ids."""
         return TurnTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
@@ -119,7 +118,7 @@ class PolicySource:
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
-        """A generation after the prompt in `placement`, stopped also by the request's stop strings."""
+        """Prepare a generation after `placement.prompt`, with the request's stop strings added."""
         prompt = placement.prompt
         sampling = replace(
             sampling,

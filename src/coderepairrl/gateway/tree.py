@@ -1,4 +1,4 @@
-"""The tree of turns of one session: which recorded turn a request's conversation continues, by ids or by text."""
+"""The tree of a session's turns: which recorded turn a conversation continues, by ids or text."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes in the tree: its `given` ids follow the whole sequence of `base`, or the beginning of a
-    sequence that `fork` names."""
+    """A request's place: `given` ids follow the sequence of `base`, or a beginning that `fork` names."""
 
     base: int | None
     prompt: list[int]
-    """What the engine gets: recorded ids, then `given`."""
+    """The engine's input: recorded ids, then `given`."""
     given: list[int]
     new_messages: tuple[Message, ...]
     """The request's messages that are not recorded yet."""
     key: bytes
-    """Of the request's conversation (`PrefixKeys`)."""
+    """Key of the request's conversation (`PrefixKeys`)."""
     defaults: Defaults
     """Default arguments of its tools."""
     fork: Fork | None = None
     relayed: tuple[Message, ...] = ()
-    """The request's messages as a remote gets them: with the fields that it wants to see again."""
+    """Messages for a remote, with the fields that it expects back."""
 
     @property
     def cached(self) -> int:
@@ -44,11 +43,11 @@ class Placement:
 
 
 class Recognised(NamedTuple):
-    """A conversation in which replies stand as they were sampled."""
+    """A conversation with its replies as sampled."""
 
     messages: tuple[Message, ...]
     places: Sequence[int]
-    """Index in `messages` of each of the client's messages, of which several may be one reply."""
+    """Index in `messages` of each client message; several may form one reply."""
     is_rewritten: bool = False
     """Whether the client changed the last reply."""
 
@@ -60,30 +59,29 @@ class Tree(ABC):
         self.turns: list[Turn] = []
         self._offload = offload
         self._by_conversation: dict[bytes, list[int]] = {}
-        """Turns by the key of the conversation that they complete."""
         self._by_reply: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
-        """Turns by the key of their reply alone and the ids of its tool calls; also under None for any ids."""
+        """Turns by their reply's key and tool call ids; also under None for any ids."""
         self._by_call: dict[str, list[int]] = {}
-        """Turns by the id of a call; several where a remote gives an id twice."""
+        """Turns by call id; several if a remote repeats an id."""
         self._prefix_keys = PrefixKeys()
 
     @abstractmethod
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """Where a conversation goes. Not to be called concurrently.
+        """Place a conversation; never call concurrently.
 
         Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
         """
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
-        """Return `messages` as a client sent them: a remote renders them itself."""
+        """Return `messages` unchanged: a remote renders them itself."""
         return Recognised(messages, range(len(messages)))
 
     @abstractmethod
     def prompt_tokens(self, placement: Placement) -> int:
-        """Tokens of the prompt, as far as they are known before it is sent."""
+        """Prompt tokens as far as known before sending."""
 
     def add(self, turn: Turn, placement: Placement | None) -> None:
-        """Record `turn`. `placement` is None if no client got the reply, so that no request can continue it."""
+        """Record `turn`. `placement` is None if no client got the reply, so none can continue it."""
         self.turns.append(turn)
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
@@ -99,7 +97,6 @@ class Tree(ABC):
         return any(turn.base == index for turn in self.turns[index + 1 :])
 
     def _find(self, keys: Sequence[bytes], messages: Sequence[Message]) -> tuple[int | None, int]:
-        """The turn whose conversation is the longest recorded prefix of `messages`, and the length of that prefix."""
         for seen in range(len(messages), 0, -1):
             if candidates := self._by_conversation.get(keys[seen]):
                 # the same reply was sampled twice: ids of tool calls show which one the client continues
@@ -109,31 +106,30 @@ class Tree(ABC):
         return None, 0
 
     def _recorded(self, reply: Message, last: int) -> int | None:
-        """The turn that sampled `reply`, if one did; of several, the next one after turn `last`."""
+        """Return the turn that sampled `reply`; of several, the next after turn `last`."""
         name = next_key(b"", reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
 
 class TextTree(Tree):
-    """Without ids: a remote gets the whole conversation as text each time."""
+    """Tree without ids: a remote gets the whole conversation as text."""
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """After the recorded turn with the longest matching conversation."""
+        """Place after the turn with the longest matching conversation."""
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
         relayed = await self._relayed(messages)
         return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
 
     def prompt_tokens(self, placement: Placement) -> int:
-        """As the remote reported for the turn that it continues."""
+        """Tokens that the remote reported for the continued turn."""
         if placement.base is None:
             return 0
         usage = self.turns[placement.base].remote["usage"]
         return int(usage.get("prompt_tokens", 0) + usage.get("completion_tokens", 0))
 
     async def _relayed(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """`messages`, the replies among them with the fields that came with them (`Turn.remote`)."""
         relayed, last = list(messages), -1
         if not any("returned" in turn.remote for turn in self.turns):
             return messages
@@ -151,21 +147,19 @@ class TextTree(Tree):
 
 
 class TurnTree(Tree):
-    """With exact ids."""
+    """Tree with exact ids."""
 
     def __init__(self, offload: Offload) -> None:
         super().__init__(offload)
         self._trie = Trie()
         self._ends: list[Node] = []
-        """Trie nodes at which the sequences of turns end; turns are added lazily."""
         self._compared: dict[int, tuple[Message, bool]] = {}
-        """How a client last sent a turn's reply, and whether that differs from what was sampled."""
+        """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
-        """Return `messages` with replies as they were sampled, recognised by the ids of their calls.
+        """Return `messages` with replies as sampled, recognised by call ids.
 
-        Clients change arguments, leave out words, and send one reply as several messages. A reply with other words, or
-        without some of its calls, is the client's own and stays.
+        Clients change arguments, omit words, and split replies. A reply with other words or missing calls stays theirs.
         """
         turns = [self._called_by(message) for message in messages]
         parts: dict[int, list[Message]] = {}
@@ -183,7 +177,6 @@ class TurnTree(Tree):
         known: list[Message] = []
         places: list[int] = []
         first: dict[int, int] = {}
-        """Where rewritten replies are in `known`."""
         for turn, message in zip(turns, messages, strict=True):
             if turn in first:
                 places.append(first[turn])
@@ -200,15 +193,14 @@ class TurnTree(Tree):
         return Recognised(tuple(known), places, last in first.values())
 
     def _called_by(self, message: Message) -> int | None:
-        """The turn whose reply made the first call of `message`."""
         ids = _call_ids(message)
         turns = self._by_call.get(ids[0], ()) if ids else ()
         return turns[0] if len(turns) == 1 else None
 
     def _differs(self, turn: int, message: Message, reply: Message) -> bool:
-        """Whether `message` has another key than the `reply` of `turn`; long ones only have to be other text."""
         before, differs = self._compared.get(turn, (reply, False))
         if message != before:
+            # long arguments are not hashed, which would block the event loop
             is_long = sum(len(call["function"]["arguments"]) for call in message["tool_calls"]) > LIGHT_KEYS
             defaults = self._prefix_keys.defaults
             differs = is_long or next_key(b"", message, defaults) != next_key(b"", reply, defaults)
@@ -216,14 +208,11 @@ class TurnTree(Tree):
         return differs
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
-        """Extend the ids of the recorded turn with the longest matching conversation by the remaining messages.
+        """Extend the ids of the turn with the longest matching conversation by the remaining messages.
 
-        Recorded ids are never re-tokenized. A reply among the remaining messages (the client rewrote, pruned or added
-        something before it) is represented by the ids it was sampled with, if it ever was. Where the model's family
-        does not allow splicing, the conversation is rendered as a whole.
-
-        A prompt that does not extend a recorded turn is attached where its longest common prefix with any recorded
-        sequence ends, possibly inside a turn.
+        Recorded ids are never re-tokenized: a remaining reply keeps its sampled ids, if recorded. If the model's family
+        does not allow splicing, the whole conversation is rendered. A prompt that extends no turn is attached where its
+        longest common prefix with a recorded sequence ends, possibly inside a turn.
         """
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
@@ -256,9 +245,9 @@ class TurnTree(Tree):
         seen: int,
         before: list[int],
     ) -> list[int] | None:
-        """`before` (the context after turn `base`) extended by the messages after the first `seen`.
+        """Extend `before` (the context after turn `base`) by the messages after the first `seen`.
 
-        None where nothing was recorded, and where the model's family cannot render what is between two replies.
+        Returns None if nothing was recorded or the model's family cannot splice between two replies.
         """
         replies = [at for at in range(seen, len(messages)) if messages[at]["role"] == "assistant"]
         last = -1 if base is None else base
@@ -288,7 +277,6 @@ class TurnTree(Tree):
         return prompt
 
     async def _any_recorded(self, replies: Sequence[Message]) -> bool:
-        """Whether one of `replies` was sampled in this session."""
         for at, reply in enumerate(replies):
             if self._recorded(reply, -1) is not None:
                 return True
@@ -297,7 +285,7 @@ class TurnTree(Tree):
         return False
 
     async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        """The turn that sampled the reply `at`, if it comes after turn `last` (else `last`), and the reply's ids."""
+        """Return the turn after `last` that sampled reply `at` (else `last`), and the reply's ids."""
         await asyncio.sleep(0)  # there may be thousands: let other sessions run
         index = self._recorded(messages[at], last)
         if index is None:
@@ -312,8 +300,7 @@ class TurnTree(Tree):
         tools: tuple[Mapping[str, Any], ...],
         keys: Sequence[bytes],
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Where the longest recorded prefix of `prompt` ends: a turn or a fork inside one, its length in ids and in
-        messages. `keys` are those of the conversation's prefixes."""
+        """Find the longest recorded prefix of `prompt`: a turn or a fork inside one, its ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
@@ -332,13 +319,11 @@ class TurnTree(Tree):
 
 
 def _is_whole(parts: Sequence[Message], reply: Message) -> bool:
-    """Whether `parts` have the calls of `reply`, and no words but its own."""
     ids = [id for part in parts for id in _call_ids(part)]
     return ids == _call_ids(reply) and all(part["content"].strip() in reply["content"] for part in parts)
 
 
 def _is_begun(reply: Message, words: Message, calls: Message) -> bool:
-    """Whether `reply` was sent back as two messages: its `words`, then its `calls`."""
     if words["role"] != "assistant" or words.get("tool_calls") or not words["content"].strip():
         return False
     return bool(f"{words['content']} {calls['content']}".split() == reply["content"].split())

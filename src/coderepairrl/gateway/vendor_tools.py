@@ -1,7 +1,7 @@
-"""Tools of the Responses dialect that a client runs and whose calls have an item type of their own.
+"""Client-run tools of the Responses dialect with special item types.
 
-Clients give only the type of such a tool, since the vendor's models know it. The policy sees a function instead, and
-its calls are translated to the item that the client expects. Calls with invalid arguments stay a ``function_call``.
+Clients give only a tool's type, so the policy sees a function and its calls are translated to that item type.
+Calls with invalid arguments stay a ``function_call``.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """A tool, and how its calls translate between function arguments and items."""
+    """A tool, with translation between function arguments and items."""
 
     name: str
     field: str
-    """The field of the item that has the arguments."""
+    """Item field that holds the arguments."""
     description: str
     properties: Mapping[str, Any]
     required: tuple[str, ...]
@@ -60,7 +60,7 @@ class VendorTool:
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def item(self, arguments: str) -> dict[str, Any] | None:
-        """The tool-specific field of a call's item; None for invalid arguments."""
+        """Tool-specific field of a call's item; None for invalid arguments."""
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -69,7 +69,7 @@ class VendorTool:
         return fitted and {self.field: fitted}
 
     def arguments(self, item: Mapping[str, Any]) -> str:
-        """The function arguments of an item that a client sends back, as JSON."""
+        """JSON arguments of an item that a client sends back."""
         action = item.get(self.field)
         given = action.items() if isinstance(action, dict) else ()
         return json.dumps({key: value for key, value in given if key in self.properties and value}, ensure_ascii=False)
@@ -116,11 +116,11 @@ VENDOR_TOOLS = {
         ),
     )
 }
-"""By type, which is also the function's name. A call is an item ``TYPE_call``, its result ``TYPE_call_output``."""
+"""Tools by type, which is also the function name; items are ``TYPE_call`` and ``TYPE_call_output``."""
 
 
 def printed(part: Mapping[str, Any]) -> str | None:
-    """A part of a ``shell`` result as text (stdout, stderr, exit code); None for other parts."""
+    """Return a ``shell`` result part as text (stdout, stderr, exit code); None for other parts."""
     if "type" in part or not isinstance(part.get("stdout"), str) or not isinstance(part.get("stderr"), str):
         return None
     outcome = part.get("outcome")

@@ -1,7 +1,6 @@
-"""A process that parses, hashes and renders requests too large for the gateway's event loop: see `workers`.
+"""Process that parses, hashes and renders requests too large for the event loop (see `workers`).
 
-Agents control how much time and memory a job takes. Here that affects no other session: the process may be killed at
-any time and is replaced.
+It may be killed at any time and is replaced, so an agent's costly job does not affect other sessions.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from coderepairrl.tokens import Codec, LoadedFrom, TooLong
 BATCH = 256
 """Messages that are pickled at a time."""
 MEMORY = 2 << 30
-"""Bytes that a job may allocate on top of the idle process."""
+"""Bytes that a job may allocate beyond the idle process."""
 REST = 2 << 20
 """Pickled bytes of a request without its messages."""
 REPEATED = 4
-"""Replies may be this many times longer than the prompt limit, since templates drop earlier thoughts."""
+"""Longest replies relative to the prompt limit, since templates drop earlier thoughts."""
 
 PARSERS: dict[str, Callable[[bytes], Request]] = {
     **{dialect.name: dialect.parse for dialect in DIALECTS},
     **{dialect.counter.path: dialect.counter.parse for dialect in DIALECTS if dialect.counter is not None},
 }
-"""Parsers of bodies by the name of a dialect, or the path of its counter."""
+"""Parsers of bodies by dialect name or counter path."""
 
 
 def batches(messages: Sequence[Message]) -> Iterator[bytes]:
@@ -51,14 +50,14 @@ def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
 
 
 class Jobs:
-    """The jobs, each a method from pieces (bytes) to pieces. `Offload` is the caller's side."""
+    """The jobs, methods from pieces (bytes) to pieces. `Offload` calls them."""
 
     def __init__(self) -> None:
         self._loaded_from: LoadedFrom | None = None
         self._codec: Codec | None = None
 
     def parse(self, about: bytes, *body: bytes) -> list[bytes]:
-        """A body as a request without messages, then batches of messages. Raises `ApiError`, `TooLong`."""
+        """Parse a body; return a request without messages, then message batches. Raises `ApiError`, `TooLong`."""
         name, loaded_from, most = pickle.loads(about)
         request = PARSERS[name](b"".join(body))
         if most is not None:
@@ -73,7 +72,7 @@ class Jobs:
         return [rest, *batches(request.messages)]
 
     def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
-        """The tools' default arguments, then `PrefixKeys.of` the conversation, joined."""
+        """The tools' default arguments, then the joined `PrefixKeys.of`."""
         prefix_keys = PrefixKeys()
         keys = prefix_keys.of(unpacked(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
@@ -103,7 +102,6 @@ class Jobs:
         return self._codec
 
     def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
-        """Raise `TooLong` for texts that fit under no template, before they are passed on."""
         least = codec.tokenizer.least
         given = replies = 0
         for message in messages:
@@ -131,7 +129,6 @@ def main() -> None:
 
 
 def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
-    """The outcome of a job as one word, then its pieces (see `Workers.ask`)."""
     try:
         return [b"done", *job(*pieces)]
     except ApiError as error:
@@ -148,7 +145,6 @@ def _done(job: Callable[..., list[bytes]], pieces: list[bytes]) -> list[bytes]:
 
 
 def _prefer_for_oom_kill() -> None:
-    """Out of memory, Linux shall kill this process before the controller, an engine or a learner."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a read-only /proc: nothing to be done
             Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,10 +1,7 @@
-"""Work that takes longer than a few milliseconds runs in processes that all sessions share, not on the event loop.
+"""Processes, shared by all sessions, for work of more than a few milliseconds.
 
-Threads would not help: parsing JSON, rendering templates and most of tokenizing hold the interpreter's lock. Small work
-is done on the loop, since a round trip to a process costs a millisecond.
-
-The processes are shared fairly: a session has one job at a time, the session that has used the least time goes next,
-and jobs of more than `LARGE` bytes leave one process free.
+Threads would not help: JSON, templates and most of tokenizing hold the interpreter's lock. A session has one job at a
+time; the one that used the least time is next.
 """
 
 from __future__ import annotations
@@ -30,15 +27,15 @@ from coderepairrl.tokens import Codec, TooLong
 MOST = max(2, min(4, (os.cpu_count() or 2) // 2))
 """Processes of one gateway."""
 LARGE = 1 << 20
-"""Bytes of a job beyond which it leaves one process free for others."""
+"""Bytes beyond which a job leaves one process free."""
 GRACE, REST = 1.0, 0.1
-"""A session that has used more than `GRACE` seconds pauses between jobs, as long as the last took, at most `REST`."""
+"""After `GRACE` seconds of use, a session pauses between jobs for the last job's time, at most `REST`."""
 SECONDS = 60.0
-"""Time limit of a job, after which its process is killed and the request refused."""
+"""Job time limit; then its process is killed and the request refused."""
 LIGHT_TEXT = 8 << 10
-"""Characters that are tokenized on the event loop: 2 to 8 ms."""
+"""Characters tokenized on the event loop: 2 to 8 ms."""
 LIGHT_KEYS = 64 << 10
-"""Characters that are hashed on the event loop: 1 ms."""
+"""Characters hashed on the event loop: 1 ms."""
 LIGHT_MESSAGES = 64
 """Messages that are rendered on the event loop."""
 
@@ -48,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """The pool of processes, started on demand, and the queue for them."""
+    """Pool of processes, started on demand, with its queue."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -72,7 +69,7 @@ class Workers:
         self._children.clear()
 
     async def ask(self, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        """Run the job `kind` (a method of `worker.Jobs`). Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
+        """Run job `kind` (a method of `worker.Jobs`). Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
         task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -129,7 +126,6 @@ class Workers:
                 self._next()
 
     async def _turn(self, offload: Offload, large: bool) -> None:
-        """Wait until there is a process for `offload`."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (offload, large, turn)
         self._waiting.append(entry)
@@ -146,7 +142,6 @@ class Workers:
             raise
 
     def _next(self) -> None:
-        """Grant free processes to the eligible sessions that have used the least time."""
         while self._used < self._most:
             may = [each for each in self._waiting if not each[1] or self._used_by_large < max(1, self._most - 1)]
             if not may:
@@ -175,7 +170,7 @@ class Workers:
 
 
 class Offload:
-    """Parses, hashes and renders one session's requests: small ones on the event loop, large ones in `workers`.
+    """Parses, hashes and renders one session's requests, large ones in `workers`.
 
     `most` is the longest prompt in tokens, None if unknown.
     """
@@ -184,17 +179,14 @@ class Offload:
         self.seconds = 0.0
         """Worker time used so far."""
         self.rests_until = 0.0
-        """By `time.monotonic`."""
+        """Seconds of `time.monotonic`."""
         self.busy = asyncio.Lock()
         self._workers = workers
         self._codec = codec
         self._most = most
 
     async def parse(self, name: str, body: Body) -> Request:
-        """`body` as a request of the dialect or counter `name`.
-
-        Raises `ApiError`, and `TooLong` for one that cannot fit.
-        """
+        """Parse `body` as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.light:
             return PARSERS[name](body.whole())
         about = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
@@ -267,13 +259,11 @@ async def _unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
 
 
 async def _step(result: T) -> T:
-    """Let others run after some work."""
     await asyncio.sleep(0)
     return result
 
 
 def _light(most: int, *values: object) -> bool:
-    """Whether JSON-like `values` cost at most `most`: a character each, and 8 per value."""
     rest: list[object] = list(values)
     while rest and most >= 0:
         value = rest.pop()

@@ -1,10 +1,7 @@
-"""Rewards: what an episode's patch is worth (docs/guides/rewards.md).
+"""Rewards: the value of an episode's patch (docs/guides/rewards.md).
 
-    >>> [(reward.name, weight) for reward, weight in make({"patch_edits": 0.6, "tests": 0.4})]
-    [('patch_edits', 0.6), ('tests', 0.4)]
-
-`make` builds them from names and weights, `score` applies them to an episode, `score_files` compares two diffs
-without an episode.
+>>> [(reward.name, weight) for reward, weight in make({"patch_edits": 0.6, "tests": 0.4})]
+[('patch_edits', 0.6), ('tests', 0.4)]
 """
 
 from coderepairrl.rewards.compose import (

@@ -1,4 +1,4 @@
-"""Rewards that read the last reply instead of a patch, for tasks that are answered in one turn."""
+"""Rewards that read the last reply instead of a patch, for single-turn tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AnswerReward(Reward, ABC):
 
     @abstractmethod
     def judge(self, answer: str, task: Task) -> float:
-        """The value of `answer`. Raises `TaskError` where the task lacks what it is judged by."""
+        """Value of `answer`. Raises `TaskError` if the task lacks its label or reference."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode's last reply; without one 0."""
@@ -24,7 +24,7 @@ class AnswerReward(Reward, ABC):
 
 
 def last_reply(episode: Episode) -> str:
-    """The text of the last reply; thoughts that a parser took out are put back between ``<think>`` tags."""
+    """Text of the last reply, with parsed thoughts back between ``<think>`` tags."""
     messages = episode.turns[-1].messages if episode.turns else ()
     if not messages or messages[-1].get("role") != "assistant":
         return ""

@@ -1,4 +1,4 @@
-"""Files that a patch touches beside the repair, and whether a new file can be read by its language."""
+"""Files that a patch touches outside the repair."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from coderepairrl.rewards.parse import FilePatch
 
 MOST = 3
-"""Files that may lie beside a repair at no cost: 783 of 785 resolved patches for SWE-bench bring no more."""
+"""Free files outside a repair; 783 of 785 resolved SWE-bench patches have no more."""
 _LARGEST_SOURCE = 1 << 16
-"""Bytes of a file that is parsed; a longer one is taken as it is (Python needs 1 s for the worst of this length)."""
+"""Bytes of the longest parsed file (1 s at worst in Python); longer ones are accepted."""
 
 _TEST = re.compile(
     r"""(^|/)([^/]*[._-])?(tests?|testing|__tests__|specs?)/     # a folder of tests
@@ -27,7 +27,7 @@ _warnings = threading.Lock()
 
 
 def is_test(path: str) -> bool:
-    """Whether a file is a test, by its path.
+    """Whether a path is that of a test.
 
     >>> [is_test(path) for path in ("tests/x.py", "test_x.py", "x_test.go", "a/XTest.java", "latest.py", "Latest.kt")]
     [True, True, True, True, False, False]
@@ -36,17 +36,13 @@ def is_test(path: str) -> bool:
 
 
 def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
-    """Paths of `patch` that lie beside the repair: tests and new files, at most `MOST`, none of them in `touched`.
-
-    Agents leave tests of their repair and scripts that show the bug. A new file that its language cannot read is not
-    among them.
-    """
+    """Paths of at most `MOST` tests and readable new files of `patch` that are not in `touched`."""
     loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
     return {path for path in sorted(loose)[:MOST] if readable(loose[path])}
 
 
 def readable(file: FilePatch) -> bool:
-    """Whether a new Python file parses; of other files, and of those too long to ask, nothing is known: true."""
+    """Whether a new Python file parses; True for other and for long files."""
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)

@@ -1,8 +1,8 @@
-"""What a patch changes, once the edits that mean nothing are left out.
+"""Changes of a patch, without edits that mean nothing.
 
-A *class* of edits is a no-op unless the oracle itself uses it: comments, whitespace (indentation and line endings
-included) and, only where the oracle has nothing else at all, blank lines. Renames, modes, binary content and the
-creation or deletion of an empty file are never dropped: they become *facts*, which match only an equal fact.
+A *class* of edits is a no-op unless the oracle uses it: comments, whitespace (indentation and line endings included)
+and, only where the oracle has nothing else, blank lines. Renames, modes, binary content and the creation or deletion
+of an empty file are *facts*, never dropped, which match only an equal fact.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from coderepairrl.rewards.parse import Block, FilePatch
 from coderepairrl.rewards.syntax import Syntax, Tokens, code_of, indentation, shown, split, syntax_of, tokens
 
 _CANCEL_LIMIT = 250_000
-"""Line pairs of one block; beyond, only its first and last lines are searched for no-ops."""
+"""Line pairs of a block; beyond, only its first and last lines are searched for no-ops."""
 _COMMENT = b"\0"
-"""Starts the tokens of marked comments; no other token holds it and more."""
+"""Prefix unique to tokens of marked comments."""
 
 
 class Edits(Flag):
@@ -34,10 +34,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines, each as its tokens: `removed` ones, and the `added` ones in their place.
-
-    It stands behind `at` lines of the old file and replaces `height` of them, no-ops included.
-    """
+    """Neighbouring changed lines as tokens, after `at` lines of the old file, of which it replaces `height`."""
 
     at: int
     height: int
@@ -47,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes of one file: edits in the order of the old file, and facts."""
+    """Changes of one file: edits in the order of the old file, and facts."""
 
     edits: tuple[Edit, ...]
     facts: frozenset[tuple[str, str]]
@@ -67,15 +64,14 @@ class Changes:
 
     @property
     def insertions(self) -> tuple[int, ...]:
-        """Where lines are added and none removed: numbers of old lines before them."""
+        """Numbers of old lines before pure insertions."""
         return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
-    """The classes of edits that the oracle uses: those whose omission would lose some of its lines.
+    """Classes of edits without which the oracle would lose lines.
 
-    Blank lines count only where nothing else is left: nearly every patch has some, and a blank line is the
-    cheapest edit there is.
+    Blank lines count only where nothing else is left, since they are the cheapest edit and nearly every patch has some.
     """
     kept = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
@@ -87,10 +83,10 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """The classes of edits that the oracle uses, as in `classes`, and its marked changes by these.
+    """The oracle's classes of edits and its marked changes by these.
 
-    Comments count only where nothing else is left, too: a comment repairs nothing, and one that repeats the repair is
-    the cheapest copy of it.
+    Unlike in `classes`, comments also count only where nothing else is left: they repair nothing, and one that repeats
+    the repair is its cheapest copy.
     """
     rest = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
@@ -108,10 +104,9 @@ def _lines(found: Mapping[str, Changes]) -> int:
 
 
 def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
-    """What is changed, by file, without the no-ops of classes not in `kept`. A file of nothing else is left out.
+    """Changes by file, without no-ops of classes not in `kept`; files of no-ops alone are omitted.
 
-    `marked`: words of comments differ from the same words of code, also in comments of several lines, and a character
-    that no reader sees is a token of its own instead of making its word another.
+    `marked`: words of comments differ from equal words of code, and an invisible character is a separate token.
     """
     merged: dict[str, list[FilePatch]] = {}
     for file in _fold_renames(files):
@@ -125,7 +120,7 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
 
 
 def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
-    """The lines of the old file that the hunks of each file show, as in marked changes: context and removed lines."""
+    """Context and removed lines that each file's hunks show, as in marked changes."""
     found: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
         view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
@@ -135,7 +130,6 @@ def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> di
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
-    """`files` with the deletion of a file and the creation of an equal one joined to the rename that they are."""
     deleted = {_content(file, "removed"): file for file in files if file.old and not file.new and file.blocks}
     folded: list[FilePatch] = []
     gone: set[int] = set()
@@ -175,7 +169,7 @@ def _facts(file: FilePatch) -> list[tuple[str, str]]:
 
 
 class _View:
-    """How lines of one file are seen: with or without comments, white space and blank lines."""
+    """Lines of one file as seen with or without comments, whitespace and blank lines."""
 
     def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
         self.syntax = syntax
@@ -185,10 +179,9 @@ class _View:
         self.whitespace = bool(kept & (Edits.WHITESPACE | Edits.BLANK))
 
     def lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
-        """The lines of `side` that mean something by themselves, each as its words and its key.
+        """Words and key of each meaningful line of `side`.
 
-        If two lines share the words, the step from one to the other means nothing; if they share the key, they are
-        equal. The key has the indentation where the language reads it.
+        Equal words mean a no-op, equal keys equal lines; the key adds indentation where the language reads it.
         """
         seen = []
         inside = False
@@ -202,10 +195,7 @@ class _View:
         return seen
 
     def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """The text of `line` that counts, its marked tokens, and whether a comment goes on behind it.
-
-        `inside`: one did before it.
-        """
+        """Text of `line` that counts, its marked tokens, and whether a comment continues after it (`inside`)."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = shown(line)
@@ -214,7 +204,6 @@ class _View:
         return code, hidden + tuple(_COMMENT + word for word in words), inside
 
     def block(self, block: Block) -> tuple[list[Tokens], list[Tokens]]:
-        """The keys of the removed and the added lines of `block` that are not no-ops."""
         removed, added = self.lines(block.removed), self.lines(block.added)
         old, new = [words for words, _ in removed], [words for words, _ in added]
         if list(chain.from_iterable(old)) == list(chain.from_iterable(new)):
@@ -227,7 +216,6 @@ class _View:
 
 
 def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int], set[int]]:
-    """Indices of the lines on both sides that are equal, in order."""
     start, end = common_ends(old, new)
     drop_old = {*range(start), *range(len(old) - end, len(old))}
     drop_new = {*range(start), *range(len(new) - end, len(new))}
@@ -240,7 +228,7 @@ def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int]
 
 
 def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
-    """Lengths of the common prefix of `a` and `b`, and of the common suffix of what is left."""
+    """Lengths of the common prefix, and of the common suffix of the rest."""
     limit = min(len(a), len(b))
     start = next((i for i in range(limit) if a[i] != b[i]), limit)
     limit -= start

@@ -19,9 +19,9 @@ from coderepairrl.types import Episode, Score, Task
 Weighted = tuple[Reward, float]
 
 LARGEST = 1e6
-"""Of a value or a weight, in size: beyond, differences within a group are lost to rounding, and squares overflow."""
+"""Largest size of a value or weight; beyond, group differences vanish in rounding and squares overflow."""
 SECONDS = 300.0
-"""That a reward may take besides what the task's own checks may."""
+"""Time limit of a reward beyond that of the task's checks."""
 
 SHIPPED = {
     "patch_edits": "coderepairrl.rewards.edits:PatchEdits",
@@ -58,17 +58,15 @@ PRESETS = {
     "thesis_repair": {**_TAGS, "search_replace_format": 0.3, "search_replace_similarity": 0.4},
     "thesis_detection": {**_TAGS, "classification": 0.7},
 }
-"""Names for several rewards at once: the weights with which the original's code trained single-turn repair, and the
-classification of weaknesses."""
+"""Names for several rewards, with the weights of the original's code for single-turn tasks."""
 
 
 def make(spec: str | Mapping[str, float]) -> list[Weighted]:
-    """The rewards that `spec` names, each with its weight: one name, or names with weights.
+    """Build the rewards that `spec` names, each with its weight.
 
-    A name is one of `SHIPPED` or ``module:name`` for a class (constructed without arguments) or a function of your
-    own (`FunctionReward`), or one of `PRESETS`, whose weights are multiplied by the one given. Weight 0 measures
-    without paying. Raises `ConfigError` with the nearest name for an unknown one, and for a weight that is no number
-    of sensible size.
+    A name is in `SHIPPED`, ``module:name`` for a class (constructed without arguments) or function (`FunctionReward`),
+    or in `PRESETS`, whose weights are multiplied. Weight 0 only measures. Raises `ConfigError` for unknown names and
+    weights that are not numbers of sensible size.
 
     >>> [(reward.name, weight) for reward, weight in make("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
@@ -91,7 +89,7 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
 
 
 def only(name: str) -> Reward:
-    """The reward of that name. Raises `ConfigError` as `make` does, and for a preset, which is several."""
+    """Build a single reward. Raises `ConfigError` as `make` does, and for a preset."""
     if name in PRESETS:
         raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
     [(reward, _)] = make(name)
@@ -99,13 +97,13 @@ def only(name: str) -> Reward:
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
-    """Those that judge an attempt's own workspace before it is closed (`Reward.on_state`), and the others."""
+    """Split rewards into those that judge the attempt's open workspace (`Reward.on_state`) and others."""
     on_state = [each for each in rewards if each[0].on_state]
     return on_state, [each for each in rewards if each not in on_state]
 
 
 def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
-    """The version of each reward that `specs` name, by its own name: values of two versions do not compare.
+    """Version of each reward that `specs` name; values of two versions are not comparable.
 
     Raises `ConfigError` as `make` does.
 
@@ -116,7 +114,7 @@ def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
 
 
 def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
-    """The version of each of `rewards`, by its name: as `versions`."""
+    """Version of each reward by name."""
     return {reward.name: reward.version for reward in rewards}
 
 
@@ -129,19 +127,17 @@ def _one(name: str) -> Reward:
 
 
 def _sensible(number: object) -> bool:
-    """Finite and of a size that sums and squares survive."""
     return isinstance(number, int | float) and -LARGEST <= number <= LARGEST
 
 
 async def score(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """The score of `episode` by each reward, with its weight; `types.total` sums them.
+    """Score `episode` by each reward for which it is `drawn`; `types.total` sums the weighted scores.
 
-    A reward says nothing of an episode for which its `drawn` is false.
-    Raises `RewardFault` where a reward cannot be computed, has a bug (with the traceback), takes longer than
-    `SECONDS` and the task's own checks, or returns no number of sensible size; `TaskError` where the task itself is
-    at fault. Who blocks the event loop instead of awaiting is not interrupted: write such a reward as a function.
+    Raises `RewardFault` if a reward fails, takes longer than `SECONDS` plus the checks' time, or returns no sensible
+    number, and `TaskError` if the task is at fault. A reward that blocks the event loop is not interrupted: write it as
+    a function.
     """
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
@@ -173,10 +169,9 @@ async def score(
 
 
 def score_files(reward: str, oracle: Path, patch: Path) -> float:
-    """The value that reward `reward` gives to the diff in file `patch` when the one in `oracle` is the reference.
+    """Value that `reward` gives to the diff in file `patch`, with `oracle` as reference.
 
-    Raises `UsageError` for a missing, unreadable or malformed file and for a reward that needs a repository,
-    `ConfigError` for an unknown reward.
+    Raises `UsageError` for an unusable file or a reward that needs a repository, `ConfigError` for an unknown reward.
     """
     chosen = only(reward)
     wanted, given = _read(oracle, "oracle"), _read(patch, "patch")

@@ -1,4 +1,4 @@
-"""What an episode spends, as penalties: name one beside a reward, with a small weight."""
+"""Penalties for what an episode spends; combine one with a reward, at a small weight."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from coderepairrl.types import Episode, Score, Task, ToolCall
 class LengthPenalty(Reward):
     """Minus the thousands of tokens that the policy sampled, in (-inf, 0].
 
-    ``reward = { patch_edits = 1.0, length = 0.01 }`` takes 0.01 for every thousand tokens.
+    ``reward = { patch_edits = 1.0, length = 0.01 }`` subtracts 0.01 per thousand tokens.
 
-    Unit: thousands of tokens. Source: the efficiency term that the thesis proposes as future work. Known weakness:
-    saying and trying nothing is cheapest, so a weight that matters beside the reward of a repair teaches to give up.
+    Unit: thousands of tokens. Source: the thesis's efficiency term (future work). Known weakness: silence is cheapest,
+    so a large weight teaches to give up.
     """
 
     name = "length"
@@ -25,11 +25,10 @@ class LengthPenalty(Reward):
 
 
 class TimePenalty(Reward):
-    """Minus the minutes that the model's replies and its tools took, in (-inf, 0].
+    """Minus the minutes of the model's replies and tools, in (-inf, 0].
 
-    Unit: minutes. Source: the efficiency term that the thesis proposes as future work. Known weaknesses: that of
-    `length`; the machine's load counts, so it is not the same twice and differs within a group for reasons that the
-    policy does not have.
+    Unit: minutes. Source: the thesis's efficiency term (future work). Known weaknesses: that of `length`; the machine's
+    load counts, so values vary for reasons outside the policy.
     """
 
     name = "time"
@@ -42,15 +41,13 @@ class TimePenalty(Reward):
 
 
 class RepeatPenalty(Reward):
-    """Minus the number of calls that repeat one that has failed, in (-inf, 0].
+    """Minus the number of calls that repeat a failed one, in (-inf, 0].
 
-    A call counts if it fails, and one of the same tool with the same arguments failed before, and nothing new has
-    succeeded since: tests that are run again after an edit may fail again. ``reward = { tests = 1.0, repeats = 0.05 }``
-    takes 0.05 for each.
+    A failing call counts if the same tool with the same arguments failed before and nothing new has succeeded since:
+    tests run again after an edit may fail again.
 
-    Unit: calls. Source: the penalty on repeated failures of the thesis' reward for exploration. Known weaknesses: an
-    agent that varies its failing call slightly repeats nothing; of an agent that does not say which tools it called,
-    nothing is counted.
+    Unit: calls. Source: the thesis's penalty on repeated failures. Known weaknesses: a slightly varied failing call is
+    no repeat; agents that do not report tool calls have none.
     """
 
     name = "repeats"
@@ -61,7 +58,7 @@ class RepeatPenalty(Reward):
 
 
 def repeated_failures(calls: Iterable[ToolCall]) -> int:
-    """How many of `calls`, in their order, fail as they have failed before, with no new success in between."""
+    """Number of `calls` that fail as before, with no new success in between."""
     repeats, failed, succeeded = 0, set[tuple[str, str]](), set[tuple[str, str]]()
     for call in calls:
         what = (call.name, call.arguments)

@@ -1,4 +1,4 @@
-"""`patch_edits`: how alike what two patches write is, credited where the oracle writes it."""
+"""`patch_edits`: similarity of what two patches write, where the oracle writes it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 REACH = 6
-"""Old lines over which nearness falls to 1/e: with its 3 lines of context git would show both edits in one hunk."""
+"""Old lines over which nearness falls to 1/e; with 3 lines of context, git shows both edits in one hunk."""
 _PAIRS = 250_000
-"""Token pairs of one edit; beyond, what it changes is all between the tokens that its two sides begin and end with."""
+"""Token pairs of one edit; beyond, all between the two sides' common ends counts as changed."""
 _COPY = b"\1"
-"""Starts the tokens of copies; no other token holds it and more."""
+"""Prefix unique to tokens of copies."""
 _ALIKE = 0.75
-"""Share of equal tokens from which an inserted line is an old one with changes."""
+"""Least share of equal tokens of an inserted line that adapts an old one."""
 _LONGEST, _COMPARED = 200, 4_000_000
-"""Tokens of an inserted line, and token pairs of these lines and the old ones; beyond, only whole copies are found
-(bounded time)."""
+"""Tokens of an inserted line, and token pairs with old lines; beyond, only whole copies are found."""
 _BRACKETS = frozenset(bytes((byte,)) for byte in b"()[]{}\"'`")
 
 Region = tuple[int, int]
@@ -37,35 +36,30 @@ Token = tuple[object, ...]
 class PatchEdits(TextReward):
     """Similarity of what is written and of what is new in it, where the oracle writes it (version 3), in [0, 1].
 
-    A patch is read as files. White space is left out of both sides unless the oracle uses it, comments and blank lines
-    unless it has nothing else (`classes_of_code`); words of a comment are never equal to words of code, and a
-    character that no reader sees is a token of its own. Of a file f, with patch a and oracle g, A is the sequence of
-    tokens of all added lines, and C that of the tokens that really change, tagged as deleted or inserted: an edit of
-    ``a - b`` to ``a + b`` changes two. Brackets and quotes are left out of C unless the oracle changes nothing else.
-    Facts (rename, copy, mode, binary content, creation or deletion of an empty file) count as one token of C each. An
-    added line that the old file has nearby (in a hunk of either patch) and that the oracle does not add is a copy: its
-    tokens in C_a equal none of C_g, and if an edit moves the line, neither do those of its deletion. Of a line that is
-    inserted where none is removed, and of which .75 (difflib's ratio) is an old line nearby, that part is a copy.
+    Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
+    (`changes_of_code`). Words of comments never equal words of code; an invisible character is a token. For file f,
+    patch a and oracle g, A is the sequence of tokens of all added lines; C that of the tokens that change, tagged as
+    deleted or inserted, without brackets and quotes unless the oracle changes nothing else. A fact (rename, copy, mode,
+    binary content, creation or deletion of an empty file) is one token of C.
+
+    An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
+    tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
+    where none is removed is an old line nearby, that part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
         s_f = N_f D(A_a, A_g) D(C_a, C_g)
-
-    The product keeps chance from earning: a copy of the right line has its A but not its C, and its deletion C but no
-    A. N_f is nearness: an edit of one patch is ``exp(-d / 6)`` near the other patch, d being the old lines between it
-    and the nearest edit there (a fact is near only its equal), and N_f is the mean of both patches' means over their
-    edits. A Python file that both create has s_f = 0 if it does not parse and the oracle's does. The reward is
-
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
-    and 0 where either is empty. At most 3 files that the oracle does not touch are not counted: tests by their name,
-    and new files (unless Python cannot parse them). The oracle earns 1 in any order of hunks; an empty patch, a
-    no-op, and an edit that shares nothing with the oracle earn 0, however near; the right edit far from its place
-    earns nothing either.
+    N_f is the mean, over both patches, of the mean nearness of their edits: ``exp(-d / 6)`` for d old lines to the
+    other patch's nearest edit; a fact is near only its equal. s_f = 0 for a Python file that both create if only the
+    oracle's parses. At most 3 files that the oracle does not touch are free: tests by name, and new files that parse.
+    The oracle earns 1 in any order of hunks; an empty patch, a no-op, and an edit that shares nothing with the oracle
+    earn 0.
 
-    Unit: fraction of the change. Source: this project; chosen by cross-validation over issues on real predictions
-    with known test outcomes (docs/guides/rewards.md). Known weaknesses: another correct repair earns little; what is
-    typed but never runs (a copy of the repair below ``if False:`` or in a string) earns about half: only tests know;
-    lines are placed by the old file, so a repair elsewhere in the file earns nothing; docstrings count as code.
+    Unit: fraction of the change. Source: this project; chosen by cross-validation over issues on real predictions with
+    known test outcomes (docs/guides/rewards.md). Known weaknesses: another correct repair earns little, and nothing
+    elsewhere in the file; code that never runs (a copy of the repair below ``if False:`` or in a string) earns about
+    half; docstrings count as code.
     """
 
     name = "patch_edits"
@@ -92,14 +86,12 @@ class PatchEdits(TextReward):
 def _read(
     oracle: bytes, language: str
 ) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
-    """The files, classes of edits, changes and old lines of an oracle: a group of attempts shares them."""
     files = parse(oracle)
     kept, found = changes_of_code(files, language)
     return files, kept, found, old_lines(files, kept, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
-    """Files that both create, readable in the oracle alone."""
     sound = {file.path for file in oracle if not file.old and readable(file)}
     return {file.path for file in patch if not file.old and file.path in sound and not readable(file)}
 
@@ -115,12 +107,11 @@ def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
-    """N_f of the formula: 1 if all edits of both are in the same places, 0 if none is near any of the other's."""
+    """N_f of the formula: 1 if all edits are in the same places, 0 if none is near the other's."""
     return (_near(ours, oracle) + _near(oracle, ours)) / 2
 
 
 def _near(one: Changes, other: Changes) -> float:
-    """How near the edits and facts of `one` are to the other's, on average."""
     targets = [(edit.at, edit.at + edit.height) for edit in other.edits]
     total = float(len(one.facts & other.facts))
     for edit in one.edits:
@@ -129,14 +120,13 @@ def _near(one: Changes, other: Changes) -> float:
 
 
 def _distance(region: Region, targets: Sequence[Region]) -> float:
-    """Lines between `region` and the nearest of `targets`, which are in order and do not overlap."""
     at = bisect_left(targets, region)
     around = targets[max(at - 1, 0) : at + 1]
     return min((max(start - region[1], region[0] - end, 0) for start, end in around), default=math.inf)
 
 
 def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
-    """Added lines that copy an old one and that the oracle does not add, each with its copied tokens marked."""
+    """Added lines that copy an old one and that the oracle does not add, with copied tokens marked."""
     copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
     inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
     inserted -= wanted | old
@@ -148,7 +138,6 @@ def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens
 
 
 def _marked(line: Tokens, copied: Tokens) -> Tokens:
-    """`line` with those of its tokens marked that stand in `copied`, in its order: they equal none of an oracle."""
     marked = list(line)
     for i, _, size in SequenceMatcher(None, line, copied, autojunk=False).get_matching_blocks():
         marked[i : i + size] = [_COPY + token for token in line[i : i + size]]
@@ -156,12 +145,11 @@ def _marked(line: Tokens, copied: Tokens) -> Tokens:
 
 
 def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[bytes]:
-    """The tokens of `lines`, marked where they are `copies`."""
     return list(chain.from_iterable(copies.get(line, line) for line in lines))
 
 
 def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
-    """The tokens that a change deletes and inserts, and its facts. A line of `copies` that it moves is one twice."""
+    """Tokens that a change deletes and inserts, and its facts; a moved copy is deleted as a copy."""
     found: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}
@@ -174,12 +162,10 @@ def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
 
 
 def _core(changed: Sequence[Token]) -> list[Token]:
-    """`changed` without brackets and quotes, which follow from what stands in them."""
     return [token for token in changed if token[1] not in _BRACKETS]
 
 
 def _spans(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-    """Where `old` and `new` differ, as ranges of both."""
     if not old or not new or len(old) * len(new) > _PAIRS:
         return [(0, len(old), 0, len(new))]
     steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()

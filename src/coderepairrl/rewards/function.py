@@ -13,11 +13,10 @@ from coderepairrl.types import Episode, Score, Task
 
 
 class FunctionReward(Reward):
-    """What ``def function(task, episode)`` returns, a number or a `Score`, under the function's name.
+    """Value of ``def function(task, episode)``, a number or a `Score`, under the function's name.
 
-    A plain function runs in a thread of its own, so that one that blocks neither stops other episodes nor survives
-    the process: it is abandoned at the time limit of `compose.score`. One declared ``async def function(task,
-    episode, sandbox)`` is awaited and may open sandboxes.
+    It runs in a daemon thread, abandoned at the time limit of `compose.score`. ``async def function(task, episode,
+    sandbox)`` is awaited and may open sandboxes.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -34,7 +33,7 @@ class FunctionReward(Reward):
 
 
 async def _in_thread(call: Callable[[], object]) -> object:
-    """Unlike `asyncio.to_thread`, the process does not wait for the thread when it ends."""
+    """Run `call` in a thread for which, unlike `asyncio.to_thread`, the process does not wait at exit."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Rewards that run something in a fresh sandbox beside, or instead of, the task's checks."""
+"""Rewards that run something in a fresh sandbox besides, or instead of, the task's checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHECKERS: dict[str, tuple[str, ...]] = {
     ".go": ("gofmt", "-e"),
     ".sh": ("bash", "-n"),
 }
-"""What reads a file of a kind without running it, or a module that a patch adds; the file's name is appended."""
+"""Commands that read a file without running it, by ending; the file's name is appended."""
 _CANNOT = (126, 127)
 _THERE = 'command -v "$0"'
 
@@ -35,16 +35,12 @@ _THERE = 'command -v "$0"'
 class HybridReward(Reward):
     """`patch_edits` for every attempt, and the task's checks for a budget of them, in [0, 1] (RW13, RW14).
 
-    One group of attempts in four is drawn by a hash of its name; in it the value is the mean of `patch_edits` and
-    `tests`, elsewhere it is `patch_edits` alone. Whole groups are drawn, since attempts are compared within their
-    group only: none is judged by another measure than those it is compared with. An attempt that changes nothing is
-    not tested: it scores 0 by both.
+    A hash of its name draws one group of attempts in four, whose value is the mean of `patch_edits` and `tests`; others
+    get `patch_edits`. Whole groups are drawn, since attempts are compared within their group. Another budget:
+    ``class Half(HybridReward): name, share = "half", 0.5``.
 
-    Another budget is a class of your own: ``class Half(HybridReward): name, share = "half", 0.5``.
-
-    Unit: mean of a fraction of the change and of 0 or 1. Source: the hybrid verifier that the thesis proposes as future
-    work. Known weaknesses: where no tests run, those of `patch_edits`; rewards of tested and untested groups do not
-    compare.
+    Unit: mean of a fraction of the change and of 0 or 1. Source: the thesis's hybrid verifier (future work). Known
+    weaknesses: those of `patch_edits` without tests; tested and untested groups are not comparable.
     """
 
     name = "hybrid"
@@ -52,13 +48,13 @@ class HybridReward(Reward):
     repairs = True
     version = PatchEdits.version
     share = 0.25
-    """Of groups that are tested."""
+    """Share of groups tested."""
 
     def __init__(self) -> None:
         self._similar, self._tests = PatchEdits(), TestsReward()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch. Raises what `patch_edits` and, of a drawn group, `tests` raise."""
+        """Score the patch. Raises what `patch_edits` and, for a drawn group, `tests` raise."""
         similar = await self._similar(task, episode, sandbox)
         if not self.tested(episode):
             return replace(similar, name=self.name)
@@ -67,25 +63,25 @@ class HybridReward(Reward):
         return replace(tested, name=self.name, value=value, note=tested.note or "tested", nearest=similar.nearest)
 
     def tested(self, episode: Episode) -> bool:
-        """Whether the episode's group is one of those drawn."""
+        """Whether the episode's group is drawn."""
         return group_drawn(episode.group, self.share)
 
 
 class BuildReward(Reward):
-    """1 if the patch applies and every file that it changes can still be read by its language, else 0 (RW13).
+    """1 if the patch applies and every changed file can be read by its language, else 0 (RW13).
 
-    Files are parsed, not run, in a fresh sandbox: Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell by their
-    endings (`CHECKERS`). A file of another kind only has to apply, and so does one whose language's program the sandbox
-    lacks, unless the reference changes such files, too: then the sandbox is at fault. An empty patch scores 0.
+    Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell files are parsed in a fresh sandbox (`CHECKERS`); others
+    only have to apply. So do files whose parser the sandbox lacks, unless the reference changes such files: then the
+    sandbox is at fault. An empty patch scores 0.
 
-    Unit: 0 or 1. Source: the build validation that the thesis proposes. Known weaknesses: parses and does not link or
-    check types; any harmless edit earns 1, so use it beside a reward for repair.
+    Unit: 0 or 1. Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit
+    earns 1, so combine it with a reward for repair.
     """
 
     name = "build"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch. Raises `RewardFault` where the sandbox fails or lacks a language's program."""
+        """Score the patch. Raises `RewardFault` if the sandbox fails or lacks a parser."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
@@ -101,7 +97,6 @@ class BuildReward(Reward):
 
 
 def _kinds(task: Task) -> set[str]:
-    """The endings of the files that the task's reference changes."""
     try:
         return {PurePosixPath(file.path).suffix for file in parse(task.reference)}
     except MalformedPatch:
@@ -109,9 +104,9 @@ def _kinds(task: Task) -> set[str]:
 
 
 async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """The first of `paths` that its language does not accept, and why; or nothing.
+    """First of `paths` that its language rejects, and why; else empty.
 
-    Raises `SandboxFault` where there is no program for an ending in `needed`, which no patch can choose.
+    Raises `SandboxFault` without a program for an ending in `needed`, which no patch can choose.
     """
     for path in paths:
         kind = PurePosixPath(path).suffix

@@ -1,4 +1,4 @@
-"""Labels: what a reply says that something is, and whether it is right."""
+"""Labels in replies, and whether they are right."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ _AROUND = " \t\n\r*`'\"."
 
 
 def read_label(reply: str) -> str:
-    """The label that `reply` gives, as `plain_label` writes it; empty where it gives none.
+    r"""Label that `reply` gives on one line, between ``<answer>`` tags or alone after the thought; else empty.
 
-    It stands between ``<answer>`` tags behind the thought, or is all that stands there: one line.
-
-    >>> read_label("<think>hm</think>\\n<answer>\\nCWE-079\\n</answer>"), read_label("cwe-79."), read_label("a\\nb")
+    >>> read_label("<think>hm</think>\n<answer>\nCWE-079\n</answer>"), read_label("cwe-79."), read_label("a\nb")
     ('cwe-79', 'cwe-79', '')
     """
     text = reply.rpartition("</think>")[2]
@@ -27,12 +25,12 @@ def read_label(reply: str) -> str:
 
 
 def plain_label(label: str) -> str:
-    """`label` in small letters, without what may stand around it; numbers of weaknesses without leading zeros."""
+    """Lower-case `label` without surrounding marks or leading zeros of weakness numbers."""
     return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_AROUND).lower())
 
 
 def read_confidence(reply: str) -> float | None:
-    """How sure `reply` says that it is, in [0, 1]: the last number, or percentage, between ``<confidence>`` tags.
+    """Last number or percentage between ``<confidence>`` tags, in [0, 1].
 
     >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
     (0.8, 0.8)
@@ -48,17 +46,16 @@ def read_confidence(reply: str) -> float | None:
 class Label(AnswerReward):
     """1 if the reply gives the task's label, else 0.
 
-    The label is `Task.answer`, for example ``CWE-79``; the reply gives it between ``<answer>`` tags, or as all that
-    stands behind the thought. Small and capital letters, zeros before the number of a weakness, and quotes, asterisks
-    and full stops around the label make no difference.
+    The label, `Task.answer` such as ``CWE-79``, is between ``<answer>`` tags or alone after the thought. Case, leading
+    zeros of a weakness, and surrounding quotes, asterisks and full stops are ignored.
 
-    Unit: 0 or 1. Source: here. Known weakness: with few classes, guessing the commonest pays.
+    Unit: 0 or 1. Source: this project. Known weakness: with few classes, guessing the commonest pays.
     """
 
     name = "label"
 
     def judge(self, answer: str, task: Task) -> float:
-        """The rule above. Raises `TaskError` for a task without a label."""
+        """Compare labels. Raises `TaskError` for a task without a label."""
         if not task.answer:
             raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
         return float(read_label(answer) == plain_label(task.answer))

@@ -1,4 +1,4 @@
-"""`patch_lines`: how much of the oracle's change a patch makes, by its changed lines alone."""
+"""`patch_lines`: share of the oracle's changed lines that a patch makes."""
 
 from __future__ import annotations
 
@@ -10,48 +10,43 @@ from coderepairrl.rewards.syntax import Tokens
 from coderepairrl.rewards.text import TextReward
 
 CHANCE = 0.5
-"""Token similarity that earns nothing. Of two random lines of a file that a SWE-bench oracle touches, 90 % are
-below 0.44 and 95 % below 0.63; on average 0.03 is left after rescaling."""
+"""Token similarity that earns nothing; random line pairs of a file of a SWE-bench oracle stay below 0.44 in 90 %."""
 REMOVED_WEIGHT = 0.5
-"""A removed line only says where, an added one also what: a junk edit of the right line earns a third, not half."""
+"""Weight of removed lines, which only locate; a junk edit of the right line earns a third, not half."""
 SAME_PLACE = 6
-"""Old lines between two insertions at one place: with its 3 lines of context git would show them in one hunk."""
+"""Old lines between insertions at one place; with 3 lines of context, git shows them in one hunk."""
 PAIRS = 20_000
-"""Line pairs that are compared token by token; a longer alignment counts equal lines only (bounded time)."""
+"""Line pairs compared by token; a longer alignment counts equal lines only."""
 SEQUENCE_PAIRS = 400_000_000
-"""The same for whole sequences of lines or of tokens; of longer ones only the common start and end count."""
+"""Limit for whole sequences of lines or tokens; beyond, only common ends count."""
 
 
 class PatchLines(TextReward):
     """Similarity of the changed lines (version 1), in [0, 1].
 
-    A patch is read as files, and a file as its removed lines R, its added lines A (each in the order of the old
-    file, so that the order of hunks is immaterial) and facts (rename, copy, mode, binary content, creation or
-    deletion of an empty file). Edits of a class that the oracle does not use are left out of both sides first:
-    comments, whitespace, blank lines (`changes`). A line is its tokens; in a language that reads indentation also
-    the indentation.
+    A file is its removed lines R and added lines A, each in the order of the old file, and its facts (rename, copy,
+    mode, binary content, creation or deletion of an empty file). Classes of edits that the oracle does not use
+    (comments, whitespace, blank lines) are ignored (`changes`). A line is its tokens, with indentation where the
+    language reads it.
 
-    Two lines x, y of n and m tokens whose longest common subsequence is c long are similar by
+    Lines x, y of n and m tokens with a longest common subsequence of c have similarity
 
         s(x, y) = max(0, (2c / (n + m) - 1/2) / (1 - 1/2)),    s = 1 iff equal
 
     `M(X, Y)` is the largest sum of s over any alignment of two sequences of lines in order. With patch a, oracle g:
 
-                  1/2 M(R_a, R_g) + M(A_a, A_g) + |facts_a & facts_g|
+                1/2 M(R_a, R_g) + M(A_a, A_g) + |facts_a & facts_g|
         s_f = ------------------------------------------------------------------ ,
-               1/2 max(|R_a|, |R_g|) + max(|A_a| + |facts_a|, |A_g| + |facts_g|)
-
-    and s_f = 0 unless a and g share a changed line of f (an equal removed or added line, or a fact), or both insert
-    lines at one place (at most 6 old lines apart). The reward is
+              1/2 max(|R_a|, |R_g|) + max(|A_a| + |facts_a|, |A_g| + |facts_g|)
 
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
-    and 0 where either is empty. The oracle earns 1, in any order of hunks; an edit that shares no changed line
-    with it, a no-op and an empty patch earn 0; an edit that replaces the right line by junk earns 1/3 of that line.
+    s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart. The oracle
+    earns 1 in any order of hunks; a no-op or an empty patch 0; junk in place of the right line 1/3 of that line.
 
     Unit: fraction of the change. Source: this project, against what context and headers earn in `patch_similarity`.
-    Known weaknesses: another correct repair earns little; docstrings and comments inside multi-line strings count as
-    code; a line that is merely moved counts as changed; beyond 20,000 line pairs only equal lines count.
+    Known weaknesses: another correct repair earns little; docstrings and comments in multi-line strings count as code;
+    a moved line counts as changed; beyond 20,000 line pairs only equal lines count.
     """
 
     name = "patch_lines"
@@ -64,7 +59,7 @@ class PatchLines(TextReward):
 
 
 def similarity(oracle: Sequence[FilePatch], patch: Sequence[FilePatch], language: str = "") -> float:
-    """R of `PatchLines` for two patches that are already parsed."""
+    """R of `PatchLines` for two parsed patches."""
     kept = classes(oracle, language)
     ours, theirs = changes(patch, kept, language), changes(oracle, kept, language)
     if not ours or not theirs:
@@ -88,7 +83,6 @@ def _file(ours: Changes, oracle: Changes) -> float:
 
 
 def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
-    """Whether any insertion is near one of the oracle's; both are in ascending order."""
     i = j = 0
     while i < len(ours) and j < len(oracle):
         if abs(ours[i] - oracle[j]) <= SAME_PLACE:
@@ -101,7 +95,7 @@ def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
 
 
 def align(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
-    """The largest summed similarity of an alignment in order, and whether some line of `a` and `b` is equal."""
+    """Largest summed similarity of an alignment in order, and whether any line is equal."""
     start, end = common_ends(a, b)
     equal = start + end
     same = equal > 0 or not set(a).isdisjoint(b)
@@ -121,7 +115,7 @@ def align(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
 
 
 def line_similarity(x: Tokens, y: Tokens) -> float:
-    """s of the formula: 1 for equal lines, 0 at chance level and below. Symmetric.
+    """s of the formula: 1 for equal lines, 0 at chance level and below; symmetric.
 
     >>> line_similarity((b"return", b"a", b"-", b"b"), (b"return", b"a", b"+", b"b"))
     0.5
@@ -138,10 +132,10 @@ def line_similarity(x: Tokens, y: Tokens) -> float:
 
 
 def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
-    """Length of the longest common subsequence, a row of the table at a time in the bits of an integer.
+    """Length of the longest common subsequence; 0 beyond `SEQUENCE_PAIRS`.
 
-    (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence problem"; it
-    takes ``len(a) * len(b) / 64`` steps. Sequences beyond `SEQUENCE_PAIRS` are not compared: 0.)
+    Takes ``len(a) * len(b) / 64`` steps (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the
+    longest common subsequence problem").
 
     >>> common_subsequence("nematode", "empty")
     3
@@ -161,7 +155,6 @@ def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
-    """The places of each wanted item, as the bits of an integer."""
     found: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:

@@ -1,8 +1,8 @@
-"""Unified diffs as git writes them, read as bytes.
+"""Git's unified diffs, read as bytes.
 
-Understands several files, hunks, new, deleted, renamed and copied files, modes, binary patches, quoted paths, CRLF
-content, missing newlines at the end, mail headers and signatures around the diff, and files that have only ``---``
-and ``+++`` lines. Whatever it cannot read it refuses, naming the line.
+Reads several files, new, deleted, renamed and copied files, modes, binary patches, quoted paths, CRLF content, missing
+final newlines, mail headers and signatures, and files with only ``---`` and ``+++`` lines. Other input is refused with
+its line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from coderepairrl.grading.steering import unquoted
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
 
 _SIDES = (b"a/", b"b/")
+# prefixes of diff.mnemonicPrefix: commit, index, object and working tree
 _MNEMONIC = re.compile(rb"diff --git \"?([ciow12]/)(.+?)\"? \"?(?!\1)([ciow12]/)\2\"?")
-"""What ``diff.mnemonicPrefix`` has git write instead, after commit, index, object and working tree."""
 
 
 class MalformedPatch(UsageError):
@@ -32,10 +32,9 @@ class MalformedPatch(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring changed lines: `removed` ones, and the `added` ones that stand in their place.
+    """Neighbouring changed lines after `at` unchanged and removed lines of the old file.
 
-    `at` is the number of unchanged and removed lines of the old file before the block. Lines are bytes with their
-    line ending.
+    Lines are bytes with their line ending.
     """
 
     at: int
@@ -45,19 +44,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """A hunk as it stands: what git names as its function, and its lines with their tags."""
+    """A hunk's function name (from git) and tagged lines."""
 
     heading: bytes
     body: tuple[bytes, ...]
 
     def side(self, tag: bytes) -> tuple[bytes, ...]:
-        """The lines of the old (`tag` is ``-``) or the new file (``+``) that it shows, context included, unended."""
+        """Lines of the old (`tag` ``-``) or new (``+``) file, with context, without line endings."""
         return tuple(line[1:] for line in self.body if line[:1] in (b" ", b"", b"\r", tag))
 
 
 @dataclass(slots=True)
 class FilePatch:
-    """What a patch does to one file. `old` or `new` is empty where the file does not exist before or after."""
+    """A patch of one file. `old` or `new` is empty where the file does not exist."""
 
     old: str = ""
     new: str = ""
@@ -65,20 +64,20 @@ class FilePatch:
     hunks: list[Hunk] = field(default_factory=list)
     old_mode: str = ""
     new_mode: str = ""
-    """Given when the mode changes, and of a new file."""
+    """Set when the mode changes, and for new files."""
     renamed: bool = False
     copied: bool = False
     binary: str = ""
-    """SHA-256 of a binary patch's payload; ``differ`` where the patch has no payload."""
+    """SHA-256 of a binary payload; ``differ`` without payload."""
 
     @property
     def path(self) -> str:
-        """The name by which two patches of one commit agree on the file: the old one where there is one."""
+        """Name that identifies the file across patches of one commit: the old one, if any."""
         return self.new if self.copied or not self.old else self.old
 
 
 class _Blocks:
-    """The blocks of a hunk while its lines are read. `at` is the number of lines of the old file before the next."""
+    """Blocks of a hunk while it is read; `at` counts old lines before the next."""
 
     def __init__(self, at: int) -> None:
         self.at = self.start = at
@@ -101,7 +100,6 @@ class _Blocks:
         self.added.append(line)
 
     def unended(self, tag: bytes) -> None:
-        """The line before, with this `tag`, has no newline at its end."""
         last = {b"+": self.added, b"-": self.removed}.get(tag)
         if last:
             last[-1] = last[-1].removesuffix(b"\n")
@@ -113,7 +111,7 @@ class _Blocks:
 
 
 def parse(patch: bytes) -> tuple[FilePatch, ...]:
-    """The files of `patch` in order; nothing for an empty one. Raises `MalformedPatch`."""
+    """Parse `patch` into its files, in order. Raises `MalformedPatch`."""
     return tuple(_Reader(patch).files())
 
 
@@ -128,7 +126,6 @@ class _Reader:
         self.sides = _SIDES
 
     def peek(self, ahead: int = 0) -> bytes:
-        """A line without its CR, for headers; empty behind the end."""
         index = self.at + ahead
         return self.lines[index].removesuffix(b"\r") if index < len(self.lines) else b""
 
@@ -180,7 +177,7 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Both names of ``diff --git a/X b/X``, without quotes cut in the middle if the halves agree."""
+        """Both names of ``diff --git a/X b/X``; unquoted ones are cut in the middle if the halves agree."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
@@ -196,7 +193,6 @@ class _Reader:
         return self.name(text[:first]), self.name(text[first + 1 :])  # settled by the headers that follow
 
     def extended_headers(self, file: FilePatch) -> None:
-        """Everything between ``diff --git`` and the first hunk or the ``---`` line."""
         while self.at < len(self.lines):
             line = self.peek()
             word, _, rest = line.partition(b" mode ")
@@ -273,7 +269,7 @@ class _Reader:
         file.hunks.append(Hunk(heading, tuple(self.lines[body : self.at])))
 
     def name(self, raw: bytes, *, prefixed: bool = True) -> str:
-        """A file name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
+        """File name without quotes, timestamp and ``a/`` or ``b/``; empty for ``/dev/null``."""
         quoted = raw.startswith(b'"')
         raw = unquoted(raw[1:].rpartition(b'"')[0]) if quoted else raw.partition(b"\t")[0]
         if raw == b"/dev/null":

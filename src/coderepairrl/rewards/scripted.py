@@ -9,10 +9,7 @@ from coderepairrl.types import Ending, Episode, Score, Task
 
 
 class ScriptedReward(Reward):
-    """Scores each patch with the value given for it, else with `default`. For tests of code that consumes rewards.
-
-    An exception in place of a number is raised.
-    """
+    """Scores each patch with its given value (an exception is raised), else `default`; for tests."""
 
     name = "scripted"
 

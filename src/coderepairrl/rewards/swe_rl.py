@@ -1,4 +1,4 @@
-"""`swe_rl`: the reward of SWE-RL for repairs answered in one turn."""
+"""`swe_rl`: SWE-RL's reward for repairs answered in one turn."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ _HEAD = re.compile(r"\n### (.*)\n<<<<<<< SEARCH\n")
 _DIVIDER, _END = "\n=======\n", "\n>>>>>>> REPLACE\n```"
 _FORMAT = -1.0
 _GROWTH = 1 << 20
-"""Characters that the edits may add to a file: each block replaces every place of its text, so a few fill memory."""
+"""Characters that edits may add to a file; each block replaces every match, so a few could fill memory."""
 
 Edits = dict[str, list[tuple[str, str]]]
 
 
 class _Unusable(Exception):
-    """The reply has not the format, or its blocks do not apply."""
+    """The reply lacks the format, or its blocks do not apply."""
 
 
 class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
-    The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each tag once and the thought not empty; the
-    solution has fenced blocks that begin with ``### PATH``. Each block must differ in its two parts and must be found,
-    from the start of a line, in the file at the task's commit. -1 if any of that fails. Else the mean, over the
-    files that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs of
-    the file, without their headers; 0 for a file that only one of them changes.
+    The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each once, the thought not empty; the solution
+    has fenced blocks that begin with ``### PATH``. Each block must change its text, which must be in the file at the
+    task's commit, from the start of a line; else -1. The value is the mean, over files that the reply or the oracle
+    changes, of the difflib ratio (without autojunk) of the two unified diffs without headers; 0 if only one changes it.
 
     Unit: share of matching characters. Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses:
-    context lines earn, as in `patch_similarity`; a block replaces all places where its text occurs; -1 for a format
-    error makes any well-formed junk pay.
+    context lines earn, as in `patch_similarity`; a block replaces every match of its text; -1 for a format error makes
+    any well-formed junk pay.
     """
 
     name = "swe_rl"
@@ -88,9 +87,9 @@ def _edits(reply: str) -> Edits:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
-    """Path, searched text and replacement of each fenced block, in linear time.
+    r"""Path, searched text and replacement of each fenced block, in linear time.
 
-    >>> list(_blocks("```\\n### a.py\\n<<<<<<< SEARCH\\nx\\n=======\\ny\\n>>>>>>> REPLACE\\n```"))
+    >>> list(_blocks("```\n### a.py\n<<<<<<< SEARCH\nx\n=======\ny\n>>>>>>> REPLACE\n```"))
     [('a.py', 'x', 'y')]
     """
     at = 0
@@ -108,10 +107,10 @@ def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _apply(content: str, edits: list[tuple[str, str]]) -> str:
-    """`content` after `edits`, each from the start of a line.
+    r"""Apply `edits`, each from the start of a line.
 
-    >>> _apply("a = 1\\nb = a\\n", [("b = a", "b = 2")])
-    'a = 1\\nb = 2\\n'
+    >>> _apply("a = 1\nb = a\n", [("b = a", "b = 2")])
+    'a = 1\nb = 2\n'
     """
     text = "\n" + content
     for search, replace in edits:

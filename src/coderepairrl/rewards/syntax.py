@@ -1,7 +1,7 @@
-"""As much of a language as a line of a diff shows: its tokens, its comments, whether indentation means something.
+"""Tokens, comments and indentation of single diff lines, by language.
 
-A diff shows lines out of context, so this is lexical and knowingly approximate: a line inside a multi-line string or
-a docstring is read as code, and quotes that do not close on the line end the search for a comment.
+Lines lack context, so this is approximate: inside a multi-line string a line is read as code, and quotes that do not
+close on the line end the search for a comment.
 """
 
 from __future__ import annotations
@@ -17,24 +17,23 @@ Tokens = tuple[bytes, ...]
 _TOKEN = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|[^\sA-Za-z0-9_\x80-\xff]")
 _TOKEN_OR_SPACE = re.compile(rb"[A-Za-z0-9_\x80-\xff]+|\r?\n|[^\S\r\n]+|\r|[^\sA-Za-z0-9_\x80-\xff]")
 _MARGIN = re.compile(rb"\s*(\*\s|\*$|\*/\s*$)")
-"""How lines inside a block comment customarily start."""
 _CONTROLS = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r") + b"\x7f"
 _UNSEEN = ("Cf", "Cc", "Zs", "Zl", "Zp")
 """Unicode categories: format, control, and separators."""
 _BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"
-"""Marks and letters that Unicode lets a font draw as nothing."""
+"""Marks and letters that fonts may draw as nothing (Unicode)."""
 _INDENT = re.compile(rb"[ \t]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How a language writes comments, and whether its indentation carries meaning."""
+    """A language's comments, and whether its indentation matters."""
 
     comments: tuple[bytes, ...] = ()
-    """What starts a comment that ends with the line."""
+    """Openers of comments that end with the line."""
     quotes: bytes = b"\"'`"
     blocks: tuple[bytes, bytes] | None = None
-    """What opens and closes a comment of several lines."""
+    """Opener and closer of comments of several lines."""
     indentation: bool = False
 
 
@@ -76,7 +75,7 @@ _SYNTAX = {name: syntax for syntax, names in _NAMES for name in names.split()}
 
 
 def syntax_of(path: str, language: str = "") -> Syntax:
-    """The syntax of file `path` by its extension or name; by the task's `language` where those say nothing.
+    """Syntax of `path` by extension or name, else by the task's `language`.
 
     >>> syntax_of("src/main.rs").comments, syntax_of("bin/run", "python").indentation, syntax_of("LICENSE").comments
     ((b'//',), True, ())
@@ -87,10 +86,10 @@ def syntax_of(path: str, language: str = "") -> Syntax:
 
 
 def code_of(line: bytes, syntax: Syntax) -> bytes:
-    """`line` without its comment, its line ending kept.
+    r"""`line` without its comment, with its line ending.
 
-    >>> code_of(b'x = "#1"  # one\\n', syntax_of("a.py")), code_of(b" * more\\n", syntax_of("a.c"))
-    (b'x = "#1"\\n', b'\\n')
+    >>> code_of(b'x = "#1"  # one\n', syntax_of("a.py")), code_of(b" * more\n", syntax_of("a.c"))
+    (b'x = "#1"\n', b'\n')
     """
     openers = syntax.comments + (syntax.blocks or ())[:1]
     margin = syntax.blocks == (b"/*", b"*/") and b"*" in line
@@ -109,12 +108,12 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
 
 
 def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
-    """The code of `line` (its line ending kept), its comments, and whether one of several lines goes on behind it.
+    r"""Code of `line` (with line ending), its comments, and whether a comment continues after it.
 
     `inside`: the line starts within a comment.
 
-    >>> split(b"a /* b */ c  // d\\n", syntax_of("a.c")), split(b"a /* b\\n", syntax_of("a.c"))
-    ((b'a c\\n', b'/* b */ // d', False), (b'a\\n', b'/* b', True))
+    >>> split(b"a /* b */ c  // d\n", syntax_of("a.c")), split(b"a /* b\n", syntax_of("a.c"))
+    ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))
     """
     start, end = syntax.blocks or (b"", b"")
     openers = (*syntax.comments, start) if start else syntax.comments
@@ -145,10 +144,10 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
 
 
 def shown(line: bytes) -> tuple[bytes, Tokens]:
-    """`line` without the characters that no reader sees (controls, zero-width and odd spaces), and those characters.
+    r"""`line` without invisible characters (controls, zero-width and odd spaces), and those characters.
 
-    >>> shown("re\\u200bturn\\u00a0x".encode())
-    (b'returnx', (b'\\xe2\\x80\\x8b', b'\\xc2\\xa0'))
+    >>> shown("re\u200bturn\u00a0x".encode())
+    (b'returnx', (b'\xe2\x80\x8b', b'\xc2\xa0'))
     """
     if line.isascii():
         rest = line.translate(None, _CONTROLS)
@@ -163,7 +162,6 @@ def shown(line: bytes) -> tuple[bytes, Tokens]:
 
 @cache
 def _hidden(character: str) -> bool:
-    """Whether `character` is invisible, or white space other than the usual."""
     if character in " \t\n\v\f\r":
         return False
     return unicodedata.category(character) in _UNSEEN or character in _BLANK or "\ufe00" <= character <= "\ufe0f"
@@ -171,7 +169,6 @@ def _hidden(character: str) -> bool:
 
 @cache
 def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
-    """Finds what may hide a comment (a string, which may be cut by the end of the line) and the comments."""
     strings = [rb"%c(?:\\.|[^\\%c])*(?:%c|$)" % (quote, quote, quote) for quote in syntax.quotes]
     comments = [re.escape(opener) + rb".*" for opener in syntax.comments]
     if syntax.blocks:
@@ -181,15 +178,15 @@ def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
 
 
 def tokens(line: bytes, *, whitespace: bool) -> Tokens:
-    """Words and single punctuation bytes; with `whitespace` also the runs of blanks and the line ending.
+    r"""Words and single punctuation bytes; with `whitespace` also blanks and the line ending.
 
-    >>> tokens(b"  if a<=b:\\n", whitespace=False)
+    >>> tokens(b"  if a<=b:\n", whitespace=False)
     (b'if', b'a', b'<', b'=', b'b', b':')
     """
     return tuple((_TOKEN_OR_SPACE if whitespace else _TOKEN).findall(line))
 
 
 def indentation(line: bytes) -> bytes:
-    """The blanks that `line` starts with, tabs as eight."""
+    """Leading blanks of `line`, tabs as eight."""
     match = _INDENT.match(line)
     return match[0].expandtabs(8) if match else b""

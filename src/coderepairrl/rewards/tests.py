@@ -1,4 +1,4 @@
-"""`tests` and its relatives: do the task's checks pass once the patch is applied?"""
+"""`tests` and relatives: whether the task's checks pass with the patch."""
 
 from __future__ import annotations
 
@@ -19,28 +19,24 @@ TO_INSTALL = (
     "sandbox.options.env={PYTHONPATH='FOLDER'} for Python (docs/guides/tasks.md, On the command line); in a "
     "container, take an image that has it: sandbox.options.image"
 )
-"""What helps where a sandbox lacks what checks need."""
+"""Fix for a sandbox that lacks what checks need."""
 _FINDS = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
 
 
 class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
-    Each command of the checks runs in a fresh sandbox: the workspace at the task's commit, then the patch without
-    what it does to files that steer test runners (`grading.checks.STEERING`), then the files of `Checks.restore`,
-    so that nothing the agent left running or edited in its tests counts, and no command prepares the next. Where
-    the task names tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench), all of them must pass, whatever other tests
-    do. An empty patch and one that git cannot apply score 0 without running anything. Equal patches of one task are
-    tested once in a process; faults are not remembered.
+    Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
+    (`grading.steering.STEERING`), then `Checks.restore`. Named tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench) must
+    pass, whatever others do. Patches that are empty or do not apply score 0 without a run. Verdicts, but not faults,
+    are cached per task and patch.
 
-    Where nothing shows that the checks ever began (no such program, ``No module named pytest``, no test reported), a
-    control decides, once per task: the same checks in a fresh sandbox on the reference. If they do not begin there
-    either it is a fault of the sandbox; else what the patch did is a 0. Without a reference it is a fault only if they
-    do not begin on the untouched tree because the program of a command, or a runner's module, is not there: all else
-    may be what the patch is to add.
+    If checks never begin (missing program or module, no test reported), a control runs them once per task on the
+    reference. If they do not begin there either, the sandbox is at fault; else the score is 0. Without a reference,
+    only a missing program or runner module on the untouched tree is a fault.
 
     Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
-    checks; says nothing of how near a failing repair is; costs a sandbox and the checks' time.
+    checks; failing repairs are not ranked; costs a sandbox and the checks' time.
     """
 
     __test__ = False  # pytest: not a test class
@@ -55,11 +51,7 @@ class TestsReward(Reward):
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch.
-
-        Raises `TaskError` for a task without checks, and `RewardFault` where the sandbox fails: an infrastructure
-        fault is never a zero.
-        """
+        """Score the patch. Raises `TaskError` without checks, and `RewardFault` (never a zero) if the sandbox fails."""
         if not task.checks:
             raise TaskError(
                 f"task {task.id} has no checks, so the reward 'tests' cannot judge it",
@@ -90,16 +82,17 @@ class TestsReward(Reward):
 
 
 class _Control:
-    """Whether the checks of a task can run at all, asked once of each: no policy can change the answer."""
+    """Whether a task's checks can run at all; tested once, since no policy can change it."""
 
     def __init__(self) -> None:
         self._able: set[bytes] = set()
-        """Of tasks whose checks do run, the `_key`."""
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
-        """Raise `GraderFault` if the checks do not begin in a fresh sandbox, on the reference (its verdict may be
-        `known`) or, where there is none, on the untouched tree."""
+        """Raise `GraderFault` if checks do not begin in a fresh sandbox on the reference, else the untouched tree.
+
+        `known` is the reference's verdict, if there was one.
+        """
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
@@ -118,8 +111,7 @@ class _Control:
     async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
         """Grade the reference, or the untouched repository of a task without one.
 
-        What the checks look for may rightly be missing there, so only a missing program shows that they cannot run.
-        Else an attempt that changes nothing would be a fault, and not a zero.
+        There only a missing program shows that checks cannot run: other missing things may be what the patch is to add.
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
@@ -130,7 +122,6 @@ class _Control:
 
 
 async def _starts(fresh: Sandbox, command: Command) -> bool:
-    """Whether the program of a check is there, and the module of a runner of tests."""
     if not (await fresh.exec(["sh", "-c", 'command -v "$0"', command.argv[0]])).ok:
         return False
     at = command.argv.index("-m") if "-m" in command.argv[:-1] else 0
@@ -142,22 +133,19 @@ async def _starts(fresh: Sandbox, command: Command) -> bool:
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
-    """Equal for what must have one verdict: the patch, the task, and the environment in which it is tested."""
     about = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
     return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
 
 
 class StateTests(Reward):
-    """1 if the task's checks pass in the attempt's own workspace as it stands at the end, else 0.
+    """1 if the task's checks pass in the attempt's final workspace, else 0.
 
-    For tasks whose result is no diff of a repository: something is to be installed, built, downloaded or
-    started over. The attempt's processes have ended, and the checks' own files are restored first. Where nothing shows
-    that they ever began, a control in a fresh sandbox decides, as for `tests`: a grader that cannot run is a fault.
-    Start a command that the attempt is to install with ``sh -c``, since one that is not there is a fault.
+    For tasks whose result is not a diff: installing, building, downloading, restarting. The attempt's processes have
+    ended, and the checks' files are restored first. If checks never begin, a control in a fresh sandbox decides, as for
+    `tests`. Run a command that the attempt is to install with ``sh -c``, since a missing program is a fault.
 
-    Unit: 0 or 1. Source: terminal benchmarks, which look at the machine and not at a patch. Known weakness: the checks
-    run among everything that the attempt left, outside of the repository, too; an attempt that changed the interpreter
-    there can make them pass. Where a diff holds the whole repair, use `tests`, which runs them in a fresh sandbox.
+    Unit: 0 or 1. Source: terminal benchmarks, which judge the machine. Known weakness: checks run among everything that
+    the attempt left; one that changed the interpreter can make them pass. Prefer `tests` where a diff holds the repair.
     """
 
     name = "state_tests"
@@ -168,10 +156,9 @@ class StateTests(Reward):
         self._control = _Control()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Run the checks in the workspace that `sandbox` opens, the attempt's own.
+        """Run the checks in the workspace that `sandbox` opens, the attempt's.
 
-        Raises `TaskError` for a task without checks, `GraderFault` where they cannot run, and `RewardFault` where the
-        sandbox fails.
+        Raises `TaskError` without checks, `GraderFault` if they cannot run, `RewardFault` if the sandbox fails.
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
@@ -186,38 +173,37 @@ class StateTests(Reward):
 
 
 class SampledTests(TestsReward):
-    """`tests` for one group of attempts in four, drawn by a hash of its name; no score for the others.
+    """`tests` for one group of attempts in four, drawn by a hash of its name; no score for others.
 
-    Meant for weight 0: what patches repair is measured at a quarter of the cost, and the over-optimisation alarm
-    (docs/guides/rewards.md) has something to watch. The score is called `tests`. Another budget is a class of your own:
-    ``class Half(SampledTests): share = 0.5``.
+    Meant for weight 0: it measures repairs at a quarter of the cost and feeds the over-optimisation alarm
+    (docs/guides/rewards.md). The score is named `tests`. Another budget: ``class Half(SampledTests): share = 0.5``.
 
-    Unit: 0 or 1. Source: the hybrid verifier that the thesis proposes as future work. Known weaknesses: those of
-    `tests`; paid for, rewards of tested and untested groups do not compare.
+    Unit: 0 or 1. Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`; with a weight,
+    tested and untested groups are not comparable.
     """
 
     share = 0.25
-    """Of groups that are tested."""
+    """Share of groups tested."""
 
     def drawn(self, episode: Episode) -> bool:
-        """Whether the episode's group is one of those drawn."""
+        """Whether the episode's group is drawn."""
         return group_drawn(episode.group, self.share)
 
 
 class GradedTests(TestsReward):
-    """The share of FAIL_TO_PASS that passes, times the share of PASS_TO_PASS that still passes, in [0, 1].
+    """Share of FAIL_TO_PASS that passes times share of PASS_TO_PASS that still passes, in [0, 1].
 
-    A test that is missing or skipped does not pass. 0 where a command fails that must pass as a whole (a build, or one
-    that runs out of time), or where only something else than these tests fails: it is 1 exactly where `tests` is.
+    Missing and skipped tests do not pass. 0 if a command that must pass as a whole fails (a build, a timeout) or only
+    other tests fail: it is 1 exactly where `tests` is.
 
-    Unit: share of tests. Source: users of SWE-bench, who ask for a signal on tasks with many tests. Known weaknesses:
-    those of `tests`; tests weigh alike, so half of them may be far from half of the repair.
+    Unit: share of tests. Source: users of SWE-bench, for tasks with many tests. Known weaknesses: those of `tests`;
+    equal weights, so half of the tests may be far from half of the repair.
     """
 
     name = "tests_graded"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch. Raises `TaskError` for a task without FAIL_TO_PASS, and what `tests` raises."""
+        """Score the patch. Raises `TaskError` without FAIL_TO_PASS, and what `tests` raises."""
         if not task.checks.fail_to_pass:
             raise TaskError(
                 f"task {task.id} has no checks.fail_to_pass, so the reward 'tests_graded' cannot judge it",
@@ -240,6 +226,6 @@ class GradedTests(TestsReward):
 
 
 def group_drawn(group: str, share: float) -> bool:
-    """Whether `group` is one of the `share` of all groups that a hash of their names draws."""
+    """Whether a hash of its name draws `group` into `share` of all groups."""
     digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64

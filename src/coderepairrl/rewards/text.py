@@ -1,4 +1,4 @@
-"""What the rewards that compare two patches have in common. They run nothing and need no sandbox."""
+"""Rewards that compare two patches, without a sandbox."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.rewards.parse import MalformedPatch, parse
 from coderepairrl.types import Episode, Score, Task
 
 LARGEST_PATCH = 16 << 20
-"""Bytes; a longer one is no repair, and would keep a processor busy for minutes."""
+"""Bytes; longer patches would take minutes to compare."""
 
 
 class TextReward(Reward, ABC):
@@ -23,10 +23,9 @@ class TextReward(Reward, ABC):
         """Similarity of two patches in [0, 1]; `language` is the task's. Raises `MalformedPatch`."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch; one that is no diff, or beyond `LARGEST_PATCH`, scores 0 with a note.
+        """Score the patch; one that is no diff, or beyond `LARGEST_PATCH`, scores 0 with a note.
 
-        Of several references the nearest counts, and the task's own where another is no nearer. Raises `TaskError`
-        where the task's own reference is malformed.
+        The nearest reference counts, ties for the task's. Raises `TaskError` if the task's reference is malformed.
         """
         references = [(task.reference, "")] if task.reference.strip() else []
         if self.takes_verified:
@@ -45,7 +44,6 @@ class TextReward(Reward, ABC):
         return Score(self.name, value, nearest=nearest)
 
     def _nearest(self, references: Sequence[tuple[bytes, str]], patch: bytes, language: str) -> tuple[float, str]:
-        """The largest similarity to one of `references`, and whose that is; the first of equals."""
         best, whose = -1.0, ""
         for reference, owner in references:
             value = self.compare(reference, patch, language)

@@ -1,4 +1,4 @@
-"""Which repairs that passed their checks may serve as references beside the task's own."""
+"""Repairs that passed their checks, as further references."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from coderepairrl.rewards.parse import FilePatch, MalformedPatch, parse
 from coderepairrl.types import Task
 
 LARGEST = 64 << 10
-"""Bytes: every attempt at the task is compared with every reference, and a longer repair is mostly something else."""
+"""Bytes: every attempt is compared with every reference, and a longer repair is mostly something else."""
 
 Identity = frozenset[tuple[object, ...]]
 
 
 def identity(patch: bytes) -> Identity:
-    """What `patch` makes of the files: equal for two diffs that differ in context, hashes, order, or white space at the
-    ends of lines.
+    """Key of a patch's effect: equal for diffs that differ in context, hashes, order, or trailing whitespace.
 
     Raises `MalformedPatch`.
     """
@@ -34,9 +33,9 @@ def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def unfit(task: Task, patch: bytes) -> str:
-    """Why `patch`, which passed the checks of `task`, is no reference for it; or nothing.
+    """Reason that `patch`, which passed the checks of `task`, is no reference for it; else empty.
 
-    What it does to tests, and to files whose state the checks do not take from it, had no part in its passing.
+    Changes to tests and restored files had no part in its passing.
     """
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"

@@ -1,6 +1,6 @@
-"""Does a reward keep what it promises by `repairs`, on real tasks in the real sandbox: 1 for a repair, 0 for none?
+"""Test of a reward's promise `repairs` on real tasks: 1 for a repair, 0 without one.
 
-Asked before a run's first step, since a grader that gives 0 to everything looks like a policy that repairs nothing.
+Runs before a run's first step, since a grader that always gives 0 looks like a policy that repairs nothing.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from coderepairrl.rewards.scripted import with_patch
 from coderepairrl.types import Task
 
 UP_TO = 50
-"""So many references are all asked about; of more, `EACH` of every environment."""
+"""Most references that are all tested; of more, `EACH` per environment."""
 EACH = 3
 NEAR = 1e-6
 UNTOUCHED = b"""diff --git a/.crrl-untouched b/.crrl-untouched
 new file mode 100644
 index 0000000..e69de29
 """
-"""A patch that repairs nothing, and that no reward takes for an empty one: it adds an empty file."""
+"""A patch that adds an empty file: it repairs nothing, but no reward sees an empty patch."""
 GROUP = "verify-487"
-"""A group of attempts that is drawn by every share of at least a thousandth (`tests.group_drawn`)."""
+"""Group name that every share of at least a thousandth draws (`tests.group_drawn`)."""
 _NAMED = 3
 _PROBE_SECONDS = 60.0
 _PROBE_BYTES = 8 << 20
+# identifies an environment: its kernel, programs on its path, Python and packages
 _PROBE = """
 cd /; uname -rm; IFS=:; for folder in $PATH; do ls -lLn "$folder"; done 2>&1
 python3 -c 'import sys, importlib.metadata as m; print(sys.version, sys.path)
 print(sorted(f"{d.name} {d.version} {d.locate_file(str())}" for d in m.distributions()))' 2>&1
 """
-"""What an environment is known by: its kernel, all programs on its path, Python and the packages that it sees."""
 
 
 class Trial(NamedTuple):
@@ -54,17 +54,17 @@ class Trial(NamedTuple):
 
 
 def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
-    """The rewards among `weighted` that must keep the promise: they declare `repairs`, and are paid or run checks."""
+    """Rewards that must keep the promise: they declare `repairs`, and are paid or run checks."""
     return [reward for reward, weight in weighted if reward.repairs and (weight or reward.runs_checks)]
 
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
-    """Each reward that must keep the promise on each of the chosen tasks (`chosen`)."""
+    """Trials of each promising reward on each chosen task."""
     return [Trial(task, reward) for reward in measuring_repair(weighted) for task in chosen(tasks, seed)]
 
 
 def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """All tasks with a reference, or of more than `UP_TO` `EACH` of every environment, drawn by `seed`; in order."""
+    """All tasks with a reference, or beyond `UP_TO` a sample of `EACH` per environment; in order."""
     known = [task for task in tasks if task.reference.strip()]
     if len(known) <= UP_TO:
         return known
@@ -78,7 +78,7 @@ def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
 
 
 def environment(task: Task) -> tuple[object, ...]:
-    """Equal for tasks whose checks need the same: repository or image, language, and programs that the checks start."""
+    """Key of what checks need: repository or image, language, and programs."""
     kind, _, where = task.workspace.partition(":")
     place = "" if kind == "dir" else where.rpartition("@")[0]
     programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)
@@ -86,11 +86,10 @@ def environment(task: Task) -> tuple[object, ...]:
 
 
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """What one trial is asked, and whether it holds: 1 for the reference, 0 for each patch of `nothing`, by its name.
+    """Run a trial: 1 for the reference, 0 for each patch of `nothing`, by its name.
 
-    The reference is tried in the form in which an attempt would come: as the diff of a sandbox where it was applied.
-
-    Raises `GraderFault` where the sandbox lacks what the checks need, and what else a reward raises (`compose.score`).
+    The reference is tried as the diff of a sandbox where it was applied, like an attempt. Raises `GraderFault` if the
+    sandbox lacks what the checks need, and what rewards raise (`compose.score`).
     """
     task, reward = trial
     patches = {
@@ -109,7 +108,6 @@ async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, b
 
 
 async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
-    """The diff that a sandbox writes of the reference; the reference itself where it cannot be applied so."""
     if not task.workspace:
         return task.reference
     async with backend.open(task) as fresh:
@@ -125,14 +123,14 @@ async def verify(
     cache: Path | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> int:
-    """Refuse to go on unless every trial keeps its promise; how many were known to keep it already.
+    """Refuse to continue unless every trial keeps its promise; return the number known before.
 
-    What was kept is remembered in the folder `cache` under everything that it depends on: task, checks, workspace,
-    reward, this package's files, the sandbox with its settings (`about`), and what a probe inside finds. A reward of
-    your own is always asked again. `on_trial` is called after each.
+    Kept promises are cached in folder `cache` by task, checks, workspace, reward, this package's files, the sandbox
+    with its settings (`about`), and a probe's findings; never for rewards outside this package. `on_trial` is called
+    after each.
 
-    Raises `PrerequisiteError` where the sandbox lacks what the checks need, `TaskError` where a reference earns less
-    than 1 or a patch that repairs nothing more than 0, and what rewards raise.
+    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` if a reference earns less than 1
+    or a patch that repairs nothing more than 0, and what rewards raise.
     """
     marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
     known = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
@@ -171,7 +169,6 @@ async def verify(
 async def _marks(
     asked: Sequence[Trial], backend: SandboxBackend, about: Sequence[object], cache: Path
 ) -> list[Path | None]:
-    """The file by which each trial is remembered; None for a reward that is not this package's."""
     package = _manifest(Path(coderepairrl.__file__).parent)
     inside = ""
     here = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
@@ -198,7 +195,6 @@ async def _probe(sandbox: Sandbox) -> str:
 
 
 def _manifest(folder: Path) -> str:
-    """Equal while no file below `folder` is added, removed or written."""
     digest = hashlib.sha256()
     for line in sorted(_files(folder)):
         digest.update(line)
@@ -216,7 +212,6 @@ def _files(folder: Path) -> Iterator[bytes]:
 
 
 def _remember(path: Path, trial: Trial) -> None:
-    """Where nothing can be written it is asked again the next time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"task": trial.task.id, "reward": trial.reward.name}) + "\n", encoding="utf-8")

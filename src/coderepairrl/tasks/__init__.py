@@ -1,9 +1,7 @@
 """Tasks: repositories with a bug (docs/guides/tasks.md).
 
-    >>> len(list(make("handmade"))) >= 6
-    True
-
-`make` gives a source by name; `write_jsonl` writes tasks in the documented schema.
+>>> len(list(make("handmade"))) >= 6
+True
 """
 
 from coderepairrl.tasks.handmade import HandmadeSource

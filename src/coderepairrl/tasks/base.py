@@ -1,4 +1,4 @@
-"""What sources have in common: tasks that are made once, what was left out, and what a sandbox found."""
+"""Helpers shared by task sources."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 
 
 class LeftOut(Exception):
-    """Why a task is not made, as a plural."""
+    """Reason that a task is not made, as a plural."""
 
 
 class LoadedSource(TaskSource):
-    """A source whose tasks are made by `load`, once, when they are first asked for."""
+    """A source whose tasks `load` makes once, on demand."""
 
     _tasks: tuple[Task, ...] = ()
 
     @abstractmethod
     def load(self) -> Iterable[Task]:
-        """Make the tasks. Raises `TaskError` where there are none."""
+        """Make the tasks. Raises `TaskError` if none can be used."""
 
     def prepare(self) -> None:
-        """Make the tasks, if they are not there. Raises as `load`."""
+        """Make missing tasks. Raises as `load`."""
         if not self._tasks:
             self._tasks = tuple(self.load())
 
@@ -50,7 +50,7 @@ class LoadedSource(TaskSource):
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log how many tasks there are, and why others are left out. Raises `TaskError` with `fix` where there are none."""
+    """Log the number of tasks and why others are left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -64,7 +64,7 @@ def cached_json(
     sandbox: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """What `find` returns in the backend `sandbox`, as plain data; kept in `folder` under the plain data `key`."""
+    """Result of `find` in the backend `sandbox` as plain data, cached in `folder` under `key`."""
     known = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not known.exists():
         backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
@@ -80,7 +80,7 @@ def cached_json(
 
 
 def waited_for(job: Coroutine[Any, Any, T]) -> T:
-    """What `job` returns, also where an event loop runs, which waits. Raises `Interrupted` on a signal."""
+    """Result of `job`, also inside a running event loop, which is blocked. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What sources of published benchmarks have in common: rows become tasks, one each."""
+"""Published benchmarks: each row becomes a task."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ class Images(NamedTuple):
     shown: str
     """Without what agents must not see."""
     judging: str = ""
-    """Where the checks run, if not there."""
+    """Image in which checks run, if different."""
 
 
 class Benchmark(LoadedSource):
-    """Tasks that are the rows of a published table, which is read once.
+    """Tasks from a published table: `path` (a file or folder), else the data set `hub` of a split and revision.
 
-    The rows are in `path`, a file or folder, or else in the data set `hub` of that split and revision. `row` keeps what
-    a task has no field for: image, environment, commands, the names of tests.
+    `row` keeps what tasks lack fields for: image, environment, commands, test names.
     """
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "") -> None:
@@ -47,7 +46,7 @@ class Benchmark(LoadedSource):
         self._described: dict[str, tuple[Task, Row]] = {}
 
     def rows(self) -> Sequence[Row]:
-        """The rows as they were published. Raises `TaskError` and `PrerequisiteError`."""
+        """Published rows. Raises `TaskError` and `PrerequisiteError`."""
         if self._rows is None:
             self._rows = tuple(self._read())
             if not self._rows:
@@ -57,7 +56,7 @@ class Benchmark(LoadedSource):
         return self._rows
 
     def described(self) -> list[Task]:
-        """The tasks of all rows, as they are before `ready`: what can be selected from. Raises as `rows`."""
+        """Tasks of all rows before `ready`, to select from. Raises as `rows`."""
         if not self._described:
             self._described = self._describe()
         return [task for task, _ in self._described.values()]
@@ -80,8 +79,7 @@ class Benchmark(LoadedSource):
         return found
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Some of the tasks `described`, or changed ones of their ids, in the images that are made for them. Raises
-        `TaskError`."""
+        """Put selected `described` tasks, possibly changed, into their images. Raises `TaskError`."""
         try:
             made = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
@@ -94,24 +92,24 @@ class Benchmark(LoadedSource):
         ]
 
     def made_images(self, row: Row) -> Images | None:
-        """The images that are made for a row, if any are; asked for the tasks that are selected alone."""
+        """Images built for a row, if any; called for selected tasks only."""
         return None
 
     def _unwritten(self, error: OSError) -> TaskError:
         return TaskError(f"{self.name}: the tasks cannot be written: {error}", fix="set CRRL_CACHE")
 
     def load(self) -> list[Task]:
-        """Read the rows, and write the workspaces that are made of them. Raises as `rows`."""
+        """Read rows and write workspaces. Raises as `rows`."""
         return self.ready(self.described())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """The row of which the task of that id was made. Raises KeyError."""
+        """Row of the task with that id. Raises KeyError."""
         self.described()
         return self._described[task_id][1].values
 
     @abstractmethod
     def task(self, row: Row) -> Task:
-        """The task of a row. Raises `TaskError` that names row and column."""
+        """Task of a row. Raises `TaskError` that names row and column."""
 
     def _read(self) -> list[Row]:
         if self.path is not None:
@@ -125,10 +123,10 @@ class Benchmark(LoadedSource):
 
 
 class Repositories(Benchmark):
-    """Tasks in the history of public repositories.
+    """Tasks from the history of public repositories.
 
-    With `workspace` ``git`` a task is a commit of `clone`, a URL in which ``{repository}`` stands for ``OWNER/NAME``
-    (a folder of mirrors: ``file:///srv/mirrors/{repository}.git``); with ``image`` it is the benchmark's own image.
+    With `workspace` ``git`` a task is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME`` (local
+    mirrors: ``file:///srv/mirrors/{repository}.git``); with ``image`` it is the benchmark's image.
     """
 
     def __init__(
@@ -139,7 +137,7 @@ class Repositories(Benchmark):
         self.task_split = split or "train"
 
     def task(self, row: Row) -> Task:
-        """The task of a row with the columns of SWE-bench."""
+        """Task of a row with SWE-bench's columns."""
         reference = patch_bytes(row.text("patch"))
         repository = row.text("repo")
         return Task(
@@ -166,9 +164,9 @@ class Repositories(Benchmark):
 
 
 class Files(Benchmark):
-    """Tasks whose workspaces are made of files in the rows. They lie in `cache`, or in the user's.
+    """Tasks whose workspaces are files in the rows, stored in `cache`, else the user's.
 
-    They name no repository: that exercises lie in one makes them no less independent observations.
+    They name no repository, so exercises of one repository stay independent observations.
     """
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
@@ -176,12 +174,12 @@ class Files(Benchmark):
         self.cache = Path(cache).expanduser() if cache else None
 
     def stored(self, files: Mapping[str, str]) -> str:
-        """A workspace of `files`, texts by path, in which bytes that are no UTF-8 are surrogate escapes."""
+        """Workspace of `files`, texts by path, with surrogate escapes for bytes that are not UTF-8."""
         encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
         return f"dir:{store((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
-        """The task of a row with ``instance_id`` and ``problem_statement`` whose workspace is `files`."""
+        """Task of a row with ``instance_id`` and ``problem_statement`` whose workspace is `files`."""
         return Task(
             id=row.text("instance_id"),
             workspace=self.stored(files),
@@ -192,23 +190,22 @@ class Files(Benchmark):
 
 
 def image_workspace(name: str) -> str:
-    """The workspace of an image, by the digest that it had when it was prepared; by its tag if it was not."""
+    """Workspace of an image, by the digest of its preparation, else by tag."""
     return f"image:{pinned(name)}"
 
 
 def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
-    """The workspace of the image `name` after these `steps` of a Dockerfile (`environments.dockerfile`).
+    """Workspace of image `name` after Dockerfile `steps` (`environments.dockerfile`), with context `files`.
 
-    `files`, contents by name, lie beside it. Raises OSError where they cannot be written.
+    Raises OSError if files cannot be written.
     """
     return context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
 
 
 def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """The workspace of the image that a Dockerfile of this `text` makes of what is in `folder`, and of `files`.
+    """Workspace of the image that a Dockerfile of this `text` builds from `folder` and `files`.
 
-    They are put into a folder of the cache that is named by what is in it. Raises OSError, and `TaskError` for a
-    Dockerfile that cannot be made.
+    The context is cached by content. Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
     """
     home = user_cache() / "benchmarks/images"
     home.mkdir(parents=True, exist_ok=True)
@@ -226,7 +223,7 @@ def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | 
 
 
 FOLDER = ".crrl-tests"
-"""Where in the workspace a benchmark's files are put for its script, which begins by moving them to ``$d``."""
+"""Workspace folder of a benchmark's files; its script first moves them to ``$d``."""
 _MOVE = f"""
 d=$(mktemp -d) && mv {FOLDER}/* "$d" && rm -rf {FOLDER} || exit 1
 while IFS= read -r path; do git checkout -q HEAD -- "$path" 2>"$d/log" || rm -rf -- "$path"; done <"$d/paths"
@@ -237,10 +234,9 @@ fi
 
 
 def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
-    """A script that first makes the benchmark's tests of the workspace's own, by `patches`, and what it needs there.
+    """Script that first applies test `patches` to the workspace, and the files that it needs.
 
-    Whatever was done to the files of the patches is undone before; they may have been applied already. `files`, by
-    name, are beside them in ``$d``.
+    The patched files are restored before, since the patches may be applied already. `files`, by name, are in ``$d``.
     """
     whole = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
     listed = "".join(f"{path}\n" for path in paths(patch_bytes(whole)))
@@ -249,5 +245,5 @@ def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str
 
 
 def patch_bytes(patch: str) -> bytes:
-    """A patch as git takes it: published ones may lack the last line end."""
+    """Patch as git accepts it: published ones may lack the last line end."""
     return (patch if patch.endswith("\n") or not patch else f"{patch}\n").encode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""The shipped sources, and listing and exporting the tasks of any."""
+"""The shipped sources; listing and export of tasks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ BENCHMARKS = {
     "harbor": "tasks in Harbor's format (terminal-bench 2 and others): path=FOLDER",
     "thesis": "the thesis' curriculum: 750 of swe_gym, 250 of swe_bench's multilingual, its other 43 held out",
 }
-"""Published benchmarks, whose rows are elsewhere: on the hub of data sets, or in a checkout that ``path`` names."""
+"""Published benchmarks, with rows on the hub or in a checkout that ``path`` names."""
 
 
 class Listing(NamedTuple):
-    """A shipped source: how many tasks it has by split, if it has any of its own, and where they come from."""
+    """A shipped source: number of tasks by split (if shipped), and origin."""
 
     source: str
     splits: dict[str, int]
@@ -48,7 +48,7 @@ class Listing(NamedTuple):
 
 
 def shipped() -> list[Listing]:
-    """The shipped sources. Nothing is prepared: no file is written."""
+    """The shipped sources; writes no file."""
     return [
         Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
@@ -61,7 +61,6 @@ def shipped() -> list[Listing]:
 
 
 def _corpus() -> dict[str, int]:
-    """Tasks of `mutants` by split. To iterate over the source would write the workspaces of all of them."""
     from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 
     made = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
@@ -69,17 +68,17 @@ def _corpus() -> dict[str, int]:
 
 
 def load(source: str, options: Mapping[str, Any]) -> TaskSource:
-    """The source of that name, prepared. Raises `ConfigError`, and `TaskError` when its tasks cannot be used."""
+    """Prepare the named source. Raises `ConfigError`, and `TaskError` for unusable tasks."""
     made = tasks.make(source, **options)
     made.prepare()
     return made
 
 
 def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The source that `dataset` is, and its options: one by name, or ``module:Class``; else a path: a folder of Harbor
-    tasks, a file of rows as SWE-bench has them, or of tasks (`jsonl`).
+    """Source and options of `dataset`: a name, ``module:Class``, or a path.
 
-    Raises `UsageError` for a path at which there is none of these, `ConfigError` for a name that is none.
+    A path is a folder of Harbor tasks, or a file of rows (SWE-bench) or tasks (`jsonl`). Raises `UsageError` for
+    another path, `ConfigError` for an unknown name.
     """
     path = Path(dataset).expanduser()
     if dataset in tasks.SHIPPED or ":" in dataset or not (path.exists() or "/" in dataset or path.suffix):
@@ -102,12 +101,12 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:
-    """How many tasks there are by split, the largest first."""
+    """Number of tasks by split, the largest first."""
     return dict(Counter(task.split for task in found).most_common())
 
 
 def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
-    """A line for each task: ``id``, ``split``, ``workspace``, ``environment``, and what it ``lacks`` here."""
+    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and what it ``lacks`` here."""
     tasks = list(found)
     lacks = lacking(tasks)
     return [
@@ -123,9 +122,9 @@ def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def export(source: Iterable[Task], target: Path) -> int:
-    """Write the tasks of `source` to `target` in the schema of `jsonl`; the file is there whole or not at all.
+    """Write tasks to `target` in the schema of `jsonl`, completely or not at all; return their number.
 
-    Returns how many there are. Raises `UsageError` when the file exists already or cannot be written.
+    Raises `UsageError` if the file exists or cannot be written.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")

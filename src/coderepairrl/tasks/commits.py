@@ -1,4 +1,4 @@
-"""Commits of a local repository, read from its objects: nothing is checked out and none of its settings are used."""
+"""Commits of a local repository, read from its objects, without checkout and without its settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _CHANGES = (
     "--no-textconv",
 )  # fmt: skip
 _LATEST = 253_402_300_799
-"""The last second of the year 9999: what a broken commit may exceed."""
+"""Last second of the year 9999, which broken commits may exceed."""
 _SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit with one parent. `when` is the committer's date, in Unix seconds."""
+    """A commit with one parent. `when` is the committer's date in Unix seconds."""
 
     sha: str
     parent: str
@@ -42,7 +42,7 @@ class Commit:
 
 
 class Change(NamedTuple):
-    """A file that a commit changes. `blob` is its content afterwards, empty if there is none."""
+    """A changed file; `blob` is its new content, empty if deleted."""
 
     path: str
     blob: str
@@ -50,17 +50,17 @@ class Change(NamedTuple):
     """Lines added and removed."""
     binary: bool
     special: bool
-    """Whether it is, or was, a symbolic link or a submodule."""
+    """Whether it is or was a symbolic link or submodule."""
 
 
 class History:
-    """The history of HEAD of a repository; `folder` is a git directory of ours that sees its objects."""
+    """History of a repository's HEAD; the git directory `folder` sees its objects."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
     def commits(self) -> list[Commit]:
-        """Those with one parent, the newest first. Messages are UTF-8, by the encoding that a commit names."""
+        """Commits with one parent, the newest first, with messages decoded to UTF-8."""
         asked = ("log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8")
         entries = self._git(*asked, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
         found = []
@@ -70,7 +70,7 @@ class History:
         return sorted(found, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
     def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
-        """What each of `commits` changes, by its id; one that changes nothing is missing."""
+        """Changes of `commits` by id; empty commits are missing."""
         listed = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=listed).split(b"\0")[:-1])
         found: dict[str, list[Change]] = {}
@@ -93,11 +93,11 @@ class History:
         return found
 
     def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
-        """The diff of `paths` that `commit` makes, as a sandbox would write it."""
+        """Diff of `paths` in `commit`, as a sandbox writes it."""
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
     def files(self, commit: str) -> dict[str, str]:
-        """The blobs of the plain files in `commit`, by path."""
+        """Blobs of the commit's plain files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         told = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
@@ -117,7 +117,7 @@ class History:
         return found
 
     def version(self, commit: str) -> str:
-        """The number in the last tag before `commit`; ``0`` where there is none."""
+        """Number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
         except subprocess.CalledProcessError:  # no tag
@@ -139,9 +139,10 @@ class History:
 
 @contextmanager
 def history(path: Path) -> Iterator[History]:
-    """The history of the repository at `path`, with or without a working tree.
+    """History of the repository at `path`, bare or not.
 
-    Raises `TaskError` where there is none, it is shallow, or git would follow links out of it (`hostgit.find`).
+    Raises `TaskError` for no repository, a shallow one, or one with links that git would follow out of it
+    (`hostgit.find`).
     """
     found = hostgit.find_local(str(path))
     if found is None or not path.exists():

@@ -1,4 +1,4 @@
-"""Workspaces that are made of files at hand: plain folders in the cache, named by their content."""
+"""Workspaces made of files: plain folders in the cache, named by content."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from coderepairrl.sandbox.contents import check_path
 
 
 def store(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:
-    """The folder of these files (contents by path) below `root`, complete once it is there.
+    """Folder of these files (contents by path) below `root`, written atomically.
 
-    `named`, if given, stands for them, and the first files of that name stay.
-
-    Raises OSError, and `TaskError` for paths that lead out of it or into a ``.git``: they come from published tables.
+    `named` replaces the content's digest; an existing folder of that name stays. Raises OSError, and `TaskError` for
+    paths that leave the folder or enter a ``.git``, since they come from published tables.
     """
     for name in files:
         check_path(name, "a row")
@@ -48,6 +47,6 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """A name for these files and no others, in hexadecimal digits."""
+    """Hexadecimal name unique to these files."""
     manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
     return hashlib.sha256(manifest.encode()).hexdigest()

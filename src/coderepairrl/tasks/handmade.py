@@ -1,9 +1,7 @@
-"""`handmade`: small repositories with a bug each, written for this project and shipped with it.
+"""`handmade`: small repositories with one bug each, shipped with this project.
 
-A folder per task: ``repo/`` is the workspace, ``fix.patch`` the reference, ``checks/`` the files that are put back
-before grading (they hold what the repository's own tests miss), ``task.toml`` the rest. The bugs come in several
-shapes: an off-by-one, a wrong comparison, missing branches, a repair of two files, a missing file, a file with CRLF
-line ends, a shell script, a table of data. Checks need ``python3`` or ``sh`` and no package.
+A task's folder has ``repo/`` (the workspace), ``fix.patch`` (the reference), ``checks/`` (files restored before
+grading, which hold what the repository's tests miss) and ``task.toml``. Checks need only ``python3`` or ``sh``.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ from coderepairrl.types import Checks, Command, Task
 
 _FOLDER = Path(__file__).with_suffix("")
 _SECONDS = 10.0
-"""A check takes about 0.1 s; the rest is for busy machines."""
+"""Time limit: a check takes 0.1 s on an idle machine."""
 
 
 class HandmadeSource(TaskSource):
-    """The handmade tasks, those of `split` (``train`` or ``test``) only if it is given."""
+    """The handmade tasks, all or those of `split` (``train`` or ``test``)."""
 
     name = "handmade"
 
@@ -31,7 +29,7 @@ class HandmadeSource(TaskSource):
         self.split = split
 
     def prepare(self) -> None:
-        """Nothing to fetch. Raises `TaskError` for a split that does not exist."""
+        """Raise `TaskError` for an unknown split; nothing is fetched."""
         if not any(True for _ in self):
             raise TaskError(f"handmade has no task of split {self.split!r}", fix="its splits are train and test")
 

@@ -1,9 +1,8 @@
-"""Our tasks as folders in Harbor's format (harbor 0.25.0, schema 1.4), which the source `harbor` reads back.
+"""Export to folders in Harbor's format (harbor 0.25.0, schema 1.4), which the source `harbor` reads.
 
-Each has the workspace's files and a Dockerfile that copies them into ``/workspace`` of an image; ``tests/test.sh``,
-which puts the checks' own files back, runs the commands and writes 1 or 0; and ``solution/solve.sh``, which applies the
-reference. Harbor judges the machine as an agent left it: what a fresh sandbox keeps from a patch here (files that steer
-test runners, modules in the place of Python's own) it does not.
+A Dockerfile copies the files into ``/workspace``; ``tests/test.sh`` restores the checks' files, runs the commands and
+writes 1 or 0; ``solution/solve.sh`` applies the reference. Unlike a fresh sandbox, Harbor judges the machine that the
+agent left, with files that steer test runners or replace Python's modules.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ IMAGE = "python:3.12"
 """Has Python, git and a shell."""
 WORKDIR = "/workspace"
 _PLAIN = ("", "pytest", "unittest", "cargo", "go", "node")
-"""Formats of results whose commands end with another code than 0 where a test fails."""
+"""Result formats whose commands exit with a code other than 0 when a test fails."""
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"
 
 
 def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
-    """Write each task of `source` to a folder of its own in `target`, which is made; all of them or none.
+    """Write each task to a folder in the new folder `target`, all or none; return their number.
 
-    `image` is what the workspaces of folders and commits are copied onto. Returns how many there are. Raises
-    `UsageError` where `target` is there or cannot be written, `TaskError` for a task that the format cannot express.
+    `image` is the base image for folders and commits. Raises `UsageError` if `target` exists or cannot be written,
+    `TaskError` for a task that the format cannot express.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another folder")
@@ -93,7 +92,6 @@ def _write(task: Task, folder: Path, image: str) -> None:
 
 
 def _settings(task: Task, environment: str, seconds: int) -> str:
-    """``task.toml``. Fields of a task that Harbor has none for are in its free table ``[metadata]``."""
     known = {
         "language": task.language,
         "split": task.split,

@@ -1,4 +1,4 @@
-"""`jsonl`: tasks of your own, one JSON object per line (schema in docs/guides/tasks.md)."""
+"""`jsonl`: tasks in a file, one JSON object per line (docs/guides/tasks.md)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Command(_Record):
     argv: Annotated[list[_Word], Field(min_length=1)]
     timeout: float = Field(default=60.0, gt=0)
     results: str | None = None
-    """Left out: the runner that the command shows (`results_of`); empty: its exit code decides."""
+    """Test runner; None detects it (`results_of`), empty uses the exit code."""
     test_timeout: float = Field(default=0.0, ge=0)
 
     @field_validator("results")
@@ -97,7 +97,7 @@ class _Checks(_Record):
 
 
 class _Task(_Record):
-    """One line: the one definition of its fields and defaults, for reading and writing. They are named as in `Task`."""
+    """Fields and defaults of a line, for reading and writing, named as in `Task`."""
 
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
@@ -125,7 +125,7 @@ class _Task(_Record):
     @field_validator("environment")
     @classmethod
     def _specified(cls, environment: str) -> str:
-        """A specification in the one way it is written: sandboxes look for what is built by its text."""
+        """Normalize a specification, since sandboxes find environments by its text."""
         if not environment.startswith(f"{KIND}:"):
             return environment
         try:
@@ -149,13 +149,12 @@ class _Task(_Record):
 
 _CONVERTED = ("workspace", "reference", "checks")
 _PLAIN = [name for name in _Task.model_fields if name not in _CONVERTED]
-"""Fields with the same value in a line and in a `Task`."""
 
 
 class JsonlSource(LoadedSource):
-    """Tasks of the file `path`, those of `split` only if it is given. Relative paths start at the file's folder.
+    """Tasks of the file `path`, all or those of `split`; relative paths start at its folder.
 
-    The file of a run, ``RUN/tasks.jsonl``, is read as the run has it.
+    ``RUN/tasks.jsonl`` is read as its run reads it.
     """
 
     name = "jsonl"
@@ -165,7 +164,7 @@ class JsonlSource(LoadedSource):
         self.split = split
 
     def load(self) -> list[Task]:
-        """Read and validate the whole file. Raises `TaskError` that names the file, the line, the field and the fix."""
+        """Read and validate the whole file. Raises `TaskError` with file, line, field and fix."""
         run = self.path.parent
         of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
         tasks = list(open_run(run).tasks().values() if of_run else _read(self.path))
@@ -179,9 +178,9 @@ class JsonlSource(LoadedSource):
 
 
 def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
-    """Write `tasks` so that `JsonlSource` reads them back equal; ``dir:`` paths below the file become relative.
+    """Write `tasks` so that `JsonlSource` reads equal ones; ``dir:`` paths below the file become relative.
 
-    Raises `TaskError` for a task that the schema does not allow.
+    Raises `TaskError` for a task outside the schema.
     """
     target = Path(path)
     home = Path(os.path.abspath(target.parent))  # noqa: PTH100 - links stay as they are written
@@ -195,7 +194,6 @@ def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
 
 
 def _line(task: Task, home: Path) -> _Task:
-    """The line of `task` in a file of the folder `home`."""
     reference = bytes_to_text(task.reference)
     if "\n" not in reference and reference and not reference.startswith(PREFIX):
         reference = armour(task.reference)  # a string of one line would be read as the name of a file
@@ -223,14 +221,12 @@ def _line(task: Task, home: Path) -> _Task:
 
 
 def _relative(workspace: str, home: Path) -> str:
-    """As it is written in a file of the folder `home`."""
     if workspace.startswith("dir:") and Path(workspace[4:]).is_relative_to(home):
         return f"dir:{Path(workspace[4:]).relative_to(home)}"
     return workspace
 
 
 def _read(path: Path) -> Iterator[Task]:
-    """The tasks of a file, each checked, ids unique."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -284,7 +280,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:
-    """The first thing that is wrong, with its field and what to write instead; unknown fields come first."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
     path = [part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-"))]
@@ -331,7 +326,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
 
 
 def _workspace(workspace: str, home: Path, where: str) -> str:
-    """A workspace as a file of the folder `home` has it, with whole paths, and digests of images that are ready."""
+    """Resolve a workspace in a file of folder `home` to whole paths and digests of ready images."""
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
@@ -356,7 +351,6 @@ def _command(given: _Command) -> Command:
 
 
 def _text(content: str, where: str) -> str:
-    """Text of a restored file; bytes that are no UTF-8 as surrogate escapes."""
     try:
         return text_to_bytes(content).decode("utf-8", "surrogateescape")
     except ValueError as error:
@@ -364,7 +358,7 @@ def _text(content: str, where: str) -> str:
 
 
 def _reference(text: str, home: Path, where: str) -> bytes:
-    """The oracle patch: inline where the string has a line end or is armoured, else the content of that file."""
+    """Oracle patch: inline if it has a line end or is armoured, else a file's content."""
     if not text or "\n" in text or text.startswith(PREFIX):
         try:
             return text_to_bytes(text)

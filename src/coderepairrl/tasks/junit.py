@@ -1,4 +1,4 @@
-"""Checks of Java programs without a build tool: javac and JUnit 4, each test reported by a witness."""
+"""Checks of Java programs by javac and JUnit 4, each test reported by a witness."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coderepairrl.grading.witness import JUNIT_FILE
 from coderepairrl.types import Checks, Command
 
 JARS = "/usr/share/java/junit4.jar:/usr/share/java/hamcrest.jar"
-"""Where Debian's packages junit4 and libhamcrest-java put them."""
+"""Location in Debian's packages junit4 and libhamcrest-java."""
 _SCRIPT = """
 class=$1 jars=$2; shift 2
 out=$(mktemp -d) || exit 1
@@ -29,10 +29,9 @@ def checks(
     jars: str = JARS,
     seconds: float = 120.0,
 ) -> Checks:
-    """Compile `sources` with the restored `tests` (contents by path), and run `test_class`.
+    """Compile `sources` with restored `tests` (contents by path), and run `test_class`.
 
-    Tests are named ``package.Class.method``; ``::`` before the method will do. What ends the JVM early reports nothing,
-    and so fails.
+    Tests are named ``package.Class.method`` (or ``::`` before the method). They fail if the JVM ends early.
     """
     words = ["sh", "-c", _SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
     return Checks(

@@ -1,7 +1,7 @@
-"""Functions of Python code that their docstrings specify, and files in which a comment stands for one of them.
+"""Python functions specified by docstrings, and files with one of them masked by a comment.
 
-Which functions and how they are masked is as in the original's code, which made such tasks of The Stack: its comment is
-kept byte for byte. Only what is SQL differs: there any text with a word such as "from" was.
+Selection and comment are those of the original's code, which made such tasks from The Stack. Only the detection of
+SQL differs: there any text with a word such as "from" was SQL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 IMPLEMENT = "implement"
-"""The kind of tasks in which a function is to be written."""
+"""Kind of tasks in which a function is to be written."""
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -32,26 +32,26 @@ _ACCESSORS = {"property", "cached_property", "setter", "getter", "deleter"}
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function or method with a docstring. Lines count from 1, `end` included; decorators belong to it.
+    r"""A function or method with a docstring. Lines count from 1, `end` included, with decorators.
 
-    >>> [found] = functions('@cache\\ndef f(x):\\n    "Doubles."\\n    return 2 * x\\n')
+    >>> [found] = functions('@cache\ndef f(x):\n    "Doubles."\n    return 2 * x\n')
     >>> found.name, found.comment, found.header
-    ('f', '# MASKED: f function (lines 1-4)', '@cache\\ndef f(x):\\n    "Doubles."')
+    ('f', '# MASKED: f function (lines 1-4)', '@cache\ndef f(x):\n    "Doubles."')
     """
 
     name: str
-    """As it is reached from its module: ``f``, ``Class.f``; within a function ``f.<locals>.g``."""
+    """Qualified name in its module: ``f``, ``Class.f``, ``f.<locals>.g``."""
     start: int
     end: int
     docstring: str
     header: str
-    """What it is specified by: decorators, signature and docstring, as they stand in the file."""
+    """Source of decorators, signature and docstring."""
     problem: str
-    """Why it makes a poor task (a plural, of functions: ``are simple``); empty where it does not."""
+    """Reason that it makes a poor task (plural: ``are simple``), or empty."""
 
     @property
     def comment(self) -> str:
-        """What stands for it."""
+        """Comment that replaces it."""
         return f"# MASKED: {self.name.rpartition('.')[2]} function (lines {self.start}-{self.end})"
 
     def masked(self, source: str) -> str:
@@ -62,8 +62,7 @@ class Function:
 
 
 def functions(source: str) -> list[Function]:
-    """The functions of `source` that have docstrings, in the order of their lines. Raises SyntaxError, and ValueError
-    for NUL characters."""
+    """Functions with docstrings, in line order. Raises SyntaxError, and ValueError for NUL characters."""
     return sorted(_found(_parsed(source), source.split("\n"), ""), key=lambda found: found.start)
 
 

@@ -1,4 +1,4 @@
-"""What a Python project declares that its tests need, by its files alone: none of its code runs."""
+"""A Python project's declared test needs, read from its files without running code."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ from typing import Any, NamedTuple
 from coderepairrl.errors import TaskError
 
 PYTEST = ("python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
-"""The tests of a package, without what the project adds to every call: its plugins may not be there, nor be wanted.
-
-All of them (no ``-x``): what comes after the first failure would count as failing, too.
-"""
+"""Test command that ignores the project's `addopts` (their plugins may be missing) and runs all tests (no ``-x``)."""
 GROUPS = ("test", "tests", "testing", "dev")
-"""Names of the extra and of the dependency group that tests need; the first of them that there is counts."""
+"""Names of a test extra or dependency group; the first present counts."""
 _FILES = re.compile(
     r"(test|tests|testing|dev)[-_]requirements\.txt|requirements[-_](test|tests|testing|dev)\.txt"
     r"|requirements/(test|tests|testing|dev)\.txt|tests?/requirements\.txt"
@@ -26,7 +23,7 @@ _FILES = re.compile(
 
 
 class Needs(NamedTuple):
-    """What to install: whether the project can be built, and what pip is given besides."""
+    """Installation needs: whether the project can be built, and further pip arguments."""
 
     project: bool
     requirements: tuple[str, ...]
@@ -38,10 +35,10 @@ class Needs(NamedTuple):
 
 
 def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
-    """What the tests that `command` runs need of the project `files` (contents by path), and `requirements`.
+    """Needs of the tests that `command` runs in the project `files` (contents by path), with `requirements`.
 
-    It is the project itself, its dependency group and its requirement files for tests, and pytest if `command` names
-    it. Raises `TaskError` for a ``pyproject.toml`` or ``setup.cfg`` that cannot be read.
+    They are the project, its test dependency group and requirement files, and pytest if `command` names it. Raises
+    `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
     project = _pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
@@ -59,9 +56,9 @@ def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: S
 
 
 def extra_of(files: Mapping[str, bytes]) -> str:
-    """The project's extra for tests, in brackets, where ``pyproject.toml`` names one; or nothing.
+    r"""The project's test extra in brackets, if ``pyproject.toml`` names one; else empty.
 
-    >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\\ntests = []"}), extra_of({})
+    >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), extra_of({})
     ('[tests]', '')
     """
     there = _pyproject(files).get("project", {}).get("optional-dependencies", {})
@@ -86,7 +83,7 @@ def _has_metadata(files: Mapping[str, bytes]) -> bool:
 
 
 def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """The requirements of a dependency group and of those that it includes (PEP 735).
+    """Requirements of a dependency group and of those that it includes (PEP 735).
 
     >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
     ['pytest', 'six']

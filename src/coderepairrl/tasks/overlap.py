@@ -1,4 +1,4 @@
-"""What two sets of tasks have in common, so that nothing is measured that was trained on."""
+"""Overlap of two sets of tasks, to keep training tasks out of evaluations."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from typing import Any, NamedTuple
 from coderepairrl.types import Task
 
 ALIKE = 0.8
-"""Jaccard index from which on two issues or patches are near duplicates."""
+"""Least Jaccard index of near-duplicate issues or patches."""
 _WORDS = 5
-"""Issues are compared by the sequences of so many words that they have."""
 _COMMON = 50
-"""What is in more tasks than this (a licence, a form) does not make two of them a pair; it counts once they are one."""
+"""Sequences in more tasks (a licence, a form) make no pair, but count within one."""
 
 
 class Overlap(NamedTuple):
-    """Pairs of ids, of the first set and of the second, by what they share; and the days on which both were created."""
+    """Pairs of ids by what they share, first set before second, and creation days."""
 
     counts: tuple[int, int]
     ids: list[str]
     commits: list[tuple[str, str]]
-    """The same commit of the same repository, or the same folder or image."""
+    """Pairs with equal commit, folder or image."""
     places: int
-    """How many commits these are."""
+    """Number of shared commits."""
     issues: list[tuple[str, str]]
     patches: list[tuple[str, str]]
     days: tuple[tuple[str, str], tuple[str, str]]
-    """First and last of each set; empty where no task has one."""
+    """First and last day of each set; empty without dates."""
     later: int
-    """Tasks of the first set that were created on the first day of the second, or later."""
+    """Tasks of the first set created on or after the second's first day."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is shared."""
+        """Whether the sets are disjoint."""
         return not (self.ids or self.commits or self.issues or self.patches)
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Plain data."""
         return {**self._asdict(), "clean": self.clean}
 
 
 def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
-    """What `first` and `second` share. Near duplicates are found by what they have in common, not pair by pair."""
+    """Shared properties of `first` and `second`; near duplicates are found by index, not pair by pair."""
     known = {task.id for task in second}
     days = (_days(first), _days(second))
     return Overlap(
@@ -60,8 +59,7 @@ def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
 
 
 def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
-    """Of `texts` by name, those that hold the issue of one of `tasks`, with its id: at least `ALIKE` of what it says,
-    whatever stands around it. An issue of a few words is in too many texts to say anything."""
+    """Names of `texts` that contain at least `ALIKE` of a task's issue, with its id; very short issues are ignored."""
     where = defaultdict[Hashable, list[str]](list)
     sizes = {}
     for task in tasks:
@@ -124,7 +122,7 @@ def _days(tasks: Iterable[Task]) -> tuple[str, str]:
 
 
 def report(found: Overlap, names: tuple[str, str], shown: int = 5) -> str:
-    """What is shared, in lines, with the first pairs of each kind."""
+    """Shared items in lines, with the first pairs of each kind."""
     sides = zip(("first", "second"), names, found.counts, strict=True)
     lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
     for (start, end), at in zip(found.days, (0, 1), strict=True):

@@ -1,4 +1,4 @@
-"""What a patch says of itself: its languages, its size, its other direction."""
+"""Languages, size and inverse of a patch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TEST_MODULE = re.compile(
 
 
 class Size(NamedTuple):
-    """How much a patch changes. `lines` are those added and removed."""
+    """Size of a patch; `lines` are added and removed ones."""
 
     files: int
     hunks: int
@@ -61,7 +61,7 @@ class _File(NamedTuple):
 
 
 def size(patch: bytes) -> Size:
-    r"""The size of `patch`, by its own account.
+    r"""Size of `patch`, from its headers.
 
     >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
     Size(files=1, hunks=1, lines=3)
@@ -73,7 +73,7 @@ def size(patch: bytes) -> Size:
 
 
 def paths(patch: bytes) -> list[str]:
-    r"""The files that `patch` changes, in its order, those it removes or renames included.
+    r"""Files that `patch` changes, in order, including removed and renamed ones.
 
     >>> paths(b"diff --git a/x b/y\nrename from x\nrename to y\n--- a/z\n+++ /dev/null\n@@ -1 +0,0 @@\n--- a/no\n")
     ['x', 'y', 'z']
@@ -92,14 +92,13 @@ def paths(patch: bytes) -> list[str]:
 
 
 def _unquote_name(quote: str, name: str) -> str:
-    """Remove git's quotes from `name`, which follows `quote` in a header of a diff."""
     if not quote:
         return name
     return unquoted(name.removesuffix('"').encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
 
 def language(patch: bytes, default: str = "text") -> str:
-    r"""The programming language of most lines that `patch` changes; `default` where none is known.
+    r"""Programming language of most changed lines, else `default`.
 
     >>> language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
     'go'
@@ -112,7 +111,7 @@ def language(patch: bytes, default: str = "text") -> str:
 
 
 def language_of(path: str) -> str:
-    """The programming language of the file at `path`, by its ending; empty where it is none.
+    """Programming language of a path, by ending; else empty.
 
     >>> language_of("src/main.rs"), language_of("README.md")
     ('rust', '')
@@ -121,7 +120,7 @@ def language_of(path: str) -> str:
 
 
 def is_test_module(path: str) -> bool:
-    """Whether test runners would take the file at `path` for tests, by the conventions of its language.
+    """Whether test runners collect the file at `path`, by its language's conventions.
 
     >>> [is_test_module(path) for path in ("a/test_b.c", "tests/b.py", "b_test.go", "src/b.test.ts", "BTest.java")]
     [True, False, True, True, True]
@@ -130,7 +129,7 @@ def is_test_module(path: str) -> bool:
 
 
 def is_test(path: str) -> bool:
-    """Whether the file at `path` belongs to tests: a module of them, or whatever lies in a folder of tests.
+    """Whether `path` is a test module or in a folder of tests.
 
     >>> [is_test(path) for path in ("tests/data/a.txt", "a/conftest.py", "src/a/testing.py", "latest/a.py")]
     [True, True, False, False]
@@ -166,7 +165,7 @@ def _files(patch: bytes) -> Iterator[_File]:
 
 
 def patched(before: bytes, patch: bytes) -> bytes | None:
-    r"""The file `before` after the hunks of `patch`, of one file, each exactly where it says; None where one is not.
+    r"""`before` with the hunks of the one-file `patch` applied exactly; None if one does not fit.
 
     >>> patched(b"a\nb\n", b"--- a/x\n+++ b/x\n@@ -2 +2 @@\n-b\n+c\n\\ No newline at end of file\n")
     b'a\nc'
@@ -190,7 +189,7 @@ def patched(before: bytes, patch: bytes) -> bytes | None:
 
 
 def lines_of(text: str) -> list[str]:
-    r"""Lines with their ends, as git has them: a form feed ends none.
+    r"""Lines with their ends, as git splits them: not at form feeds.
 
     >>> lines_of("a\x0cb\nc"), lines_of("a\n"), lines_of("")
     (['a\x0cb\n', 'c'], ['a\n'], [])
@@ -199,9 +198,9 @@ def lines_of(text: str) -> list[str]:
 
 
 def unified(path: str, old: str, new: str) -> bytes:
-    """``git diff`` of one changed file, without blob hashes.
+    r"""``git diff`` of one changed file, without blob hashes.
 
-    >>> print(unified("a.py", "x = 1\\n", "x = 2\\n").decode(), end="")
+    >>> print(unified("a.py", "x = 1\n", "x = 2\n").decode(), end="")
     diff --git a/a.py b/a.py
     --- a/a.py
     +++ b/a.py
@@ -215,7 +214,6 @@ def unified(path: str, old: str, new: str) -> bytes:
 
 
 def _side_of(body: list[str], sign: str) -> list[str]:
-    """The lines of a hunk on one side, with their ends."""
     found = list[str]()
     for number, line in enumerate(body):
         if line[:1] in ("", " ", "\r", sign):
@@ -225,7 +223,7 @@ def _side_of(body: list[str], sign: str) -> list[str]:
 
 
 def turned_round(patch: str) -> str:
-    r"""The patch that undoes `patch`: what was added is removed, and removed lines stand before added ones.
+    r"""Inverse of `patch`, with removed lines before added ones.
 
     >>> print(turned_round("--- a/x\n+++ /dev/null\n@@ -1 +0,0 @@ f\n-a\n"), end="")
     --- /dev/null
@@ -260,7 +258,7 @@ def turned_round(patch: str) -> str:
 
 
 def _end(lines: list[str], at: int, match: re.Match[str]) -> int:
-    """Where the hunk that begins at `at` ends: behind as many lines as it says, and the note on a missing line end."""
+    """Index after the hunk that begins at `at`, including a note on a missing line end."""
     removed, added = (int(match[side]) if match[side] else 1 for side in ("removed", "added"))
     at += 1
     while at < len(lines) and (removed > 0 or added > 0 or lines[at].startswith("\\")):

@@ -1,4 +1,4 @@
-"""What tasks need, fetched and built before a run, so that it needs no network."""
+"""Fetching and building of tasks' needs, so that runs need no network."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from coderepairrl.types import Task
 
 Say = Callable[[str], None]
 _AT_ONCE = 32
-"""Commits of a repository in one fetch: all that a kill or a failure can lose."""
+"""Commits per fetch, the most that a kill or failure can lose."""
 _WAITS = (1.0, 5.0)
-"""Seconds after which a fetch is tried again that failed for a reason that may pass."""
+"""Seconds before retries of a fetch with a transient failure."""
 
 
 class Prerequisites(NamedTuple):
-    """What is on this machine now: commits (as in `Task.workspace`), images and environments."""
+    """Commits (as in `Task.workspace`), images and environments on this machine."""
 
     commits: list[str]
     images: list[ReadyImage]
@@ -36,12 +36,11 @@ class Prerequisites(NamedTuple):
 async def prepare(
     tasks: Iterable[Task], *, images: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> Prerequisites:
-    """Fetch the commits and images of `tasks` and build their environments, `jobs` at a time; what is there is kept.
-    The packages that judge them are installed, and references written as a sandbox's diff writes them, too.
+    """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
-    `images` is a folder in OCI layout, or an archive of ``docker save``, that is asked before a registry. Raises
-    `PrerequisiteError` where the disk has no room for the images, before anything is fetched. Else all is tried; raises
-    what cannot be had together, as a `CodeRepairError`.
+    Also installs judging packages and rewrites references as sandboxes write them. `images` is a folder in OCI layout
+    or an archive of ``docker save``, tried before a registry. Raises `PrerequisiteError` before fetching if the disk
+    has no room for the images; other failures are collected in one `CodeRepairError`.
     """
     wanted = list(tasks)
     problems: list[CodeRepairError] = []
@@ -74,15 +73,14 @@ async def prepare(
 
 
 class _Commits:
-    """Fetches the commits of tasks: those of one repository `_AT_ONCE` at a time, which is one answer of its server."""
+    """Fetches tasks' commits, `_AT_ONCE` of one repository per request."""
 
     def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
         self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
         self._problems, self._say, self._done = problems, say, 0
 
     def fetch(self, jobs: int) -> list[str]:
-        """Fetch those of `jobs` repositories at a time; returns what could be had, and adds to the problems why the
-        others could not."""
+        """Fetch commits of `jobs` repositories at a time; return those present, and add to the problems."""
         by_url = defaultdict[str, list[str]](list)
         for workspace in self._wanted:
             url, _, commit = workspace.removeprefix("git:").rpartition("@")
@@ -93,7 +91,6 @@ class _Commits:
         return [workspace for workspace in self._wanted if workspace in here]
 
     def _of(self, url: str, commits: list[str]) -> list[str]:
-        """Those of `commits` that are there in the end."""
         here = commits_at_hand(url, commits)
         self._done += len(here)
         lacking = [commit for commit in commits if commit not in here]
@@ -124,7 +121,6 @@ class _Commits:
 
 
 def _patiently(url: str, commits: list[str], say: Say) -> None:
-    """`fetch_commits`, and again after a while where that may help."""
     for wait in _WAITS:
         try:
             return fetch_commits(url, commits)

@@ -1,7 +1,7 @@
-"""What the tests of a Python project need, beside its files: a virtual environment, built once.
+"""Virtual environment for the tests of a Python project.
 
-It holds what the project declares for its tests, and the project's own metadata without its modules: those are imported
-from the workspace, which is where the bug is.
+It holds declared test dependencies and the project's metadata, but not its modules: those are imported from the
+workspace, where the bug is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from coderepairrl.tasks.folders import store
 from coderepairrl.tasks.needs import GROUPS, Needs, needs_of
 
 _ANYWAY = "or run the tests with what the sandbox's python3 has: environment=false"
-_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")
-"""A requirement that bounds a version, which then holds for what builds the project, too."""
+_BOUND = re.compile(r"[\w.-]+ *[<>=!~]")  # also holds for what builds the project
 _EXTRA = f"""\
 pip install --no-deps .
 extra=$(python - <<'END'
@@ -40,31 +39,29 @@ for record in Path(sysconfig.get_paths()["purelib"]).glob("*.dist-info"):
 END
 )
 """
-"""Which extra there is, only its build says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment for the tests of a project, and how the project lies in its tree."""
+    """A virtual environment for a project's tests, and the layout of its tree."""
 
     specification: environments.Specification
     imports: str
-    """The folder of the tree that modules are imported from (``src``); empty for the tree itself."""
+    """Folder that modules are imported from (``src``); empty for the tree."""
     modules: tuple[str, ...]
-    """Python files of the tree that the project installs; empty if that is not known."""
+    """Python files that the project installs; empty if unknown."""
     built: dict[str, bytes]
-    """Files that only the project's build makes (``_version.py``, compiled modules), by their path in the tree."""
+    """Files that only the build makes (``_version.py``, compiled modules), by path in the tree."""
 
 
 def build(
     files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path
 ) -> Environment | None:
-    """The environment of the project `files` (contents by path) for the tests that `command` runs; None without needs.
+    """Environment of the project `files` (contents by path) for the tests of `command`; None without needs.
 
-    It has what the project depends on, its extra and its dependency group for tests, its requirement files for tests,
-    pytest if `command` names it, and `requirements`; a bound among these holds for what builds it, too. The project is
-    built in a sandbox (`environments.build`), from a copy below `root`, and again when a file other than code changes.
-    Raises what `environments.build` does.
+    It has the needs of `needs_of`, the project's dependencies and test extra; version bounds also hold for the build.
+    The project is built in a sandbox (`environments.build`) from a copy below `root`, again when a file other than code
+    changes. Raises what `environments.build` does.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
@@ -80,7 +77,7 @@ def build(
 
 
 def source_folder(files: Mapping[str, bytes]) -> str:
-    """``src`` where the modules of a project that declares nothing lie there, else nothing.
+    """``src`` if the modules of an undeclared project are there, else empty.
 
     >>> source_folder({"src/a.py": b"", "tests/test_a.py": b""}), source_folder({"a.py": b""})
     ('src', '')
@@ -113,7 +110,7 @@ def _specified(
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    """Changes with everything that the build reads, which is all but the content of modules."""
+    """Key of what the build reads: everything but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
         for path, data in sorted(files.items())

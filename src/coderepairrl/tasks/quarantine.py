@@ -1,7 +1,7 @@
-"""Tasks that were found broken or flaky, kept apart with the reason: a file of one JSON object per line.
+"""Broken and flaky tasks with reasons: a file of one JSON object per line.
 
-``{"id": ..., "reason": ...}`` is a task that may not be used; one with ``fail_to_pass`` and ``pass_to_pass`` may be,
-with these tests alone, since others did not hold.
+``{"id": ..., "reason": ...}`` excludes a task; one with ``fail_to_pass`` and ``pass_to_pass`` may be used with these
+tests only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from coderepairrl.types import Task
 
 
 class Verified(NamedTuple):
-    """A task that was asked: as it may be used (`certify.task_source.Study`), if at all, and what was wrong with it."""
+    """A verified task: its usable form (`certify.task_source.Study`), if any, and its problem."""
 
     task: Task
     settled: Task | None
@@ -36,9 +36,9 @@ class _Entry(BaseModel):
 
 
 def write(found: Iterable[Verified], path: Path) -> int:
-    """Write what is not as it should be among `found` to `path`, whole or not at all; how many tasks that is.
+    """Write problems in `found` to `path`, completely or not at all; return their number.
 
-    Raises `UsageError` when the file exists already or cannot be written.
+    Raises `UsageError` if the file exists or cannot be written.
     """
     if path.exists():
         raise UsageError(f"{path} exists already", fix="remove it, or name another file")
@@ -59,7 +59,7 @@ def write(found: Iterable[Verified], path: Path) -> int:
 
 
 def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Those of `tasks` that the file at `path` does not keep apart, with the tests that held. Raises `TaskError`."""
+    """Usable `tasks` by the file at `path`, with the tests that held. Raises `TaskError`."""
     try:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What tasks need that is not on this machine yet."""
+"""Needs of tasks that this machine lacks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from coderepairrl.types import Task
 
 
 def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
-    """By the id of each task, which of ``commit``, ``image``, ``folder`` and ``environment`` it needs and has not; none
-    where it can be opened without a network. Nothing is fetched, and no file of an environment is read."""
+    """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``; empty if usable offline."""
     wanted = list(tasks)
     by_url = defaultdict[str, list[str]](list)
     for task in wanted:
@@ -35,7 +34,6 @@ def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
 
 
 def _workspace(task: Task, commits: set[str]) -> str:
-    """What is not there of the task's workspace; empty if it is."""
     kind, _, where = task.workspace.partition(":")
     if kind == "git":
         return "" if task.workspace in commits else "commit"

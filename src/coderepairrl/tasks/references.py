@@ -1,7 +1,6 @@
-"""References as the diff of a sandbox writes the same change, so that an attempt that makes it is equal to them.
+"""References as sandboxes write them, so that an attempt with the same change is equal.
 
-Published ones have renames, copies, other prefixes, another context or short names of blobs, or were made by another
-program: what rewards compare would differ although the files do not.
+Published ones differ in renames, prefixes, context or blob names, although the files do not.
 """
 
 from __future__ import annotations
@@ -30,17 +29,15 @@ from coderepairrl.tasks.ready import lacking
 from coderepairrl.types import Task
 
 _LINES_ALONE = re.compile(rb"(?:diff --git .*\n(?:index .*\n)?)?--- \"?a/.+\n\+\+\+ \"?b/.+\n@@ ")
-"""How a patch begins that changes lines of a file, and neither its name nor its mode."""
 _UNWRITTEN = (CodeRepairError, OSError, subprocess.SubprocessError)
-"""What keeps a reference as it is: opening the task says what is wrong."""
-_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)
-"""The line with which `git diff-tree --stdin` begins each diff."""
+"""Errors that leave a reference unchanged; opening the task reports them."""
+_COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `git diff-tree --stdin`
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """`tasks` with their references as a sandbox's diff writes them.
+    """`tasks` with references as sandboxes write them.
 
-    One stays as it is where it does not apply, or the files of its workspace are not on this machine.
+    One stays if it does not apply, or its workspace's files are not on this machine.
     """
     everything = tuple(tasks)
     some = [each for each in everything if each.workspace and each.reference.strip()]
@@ -60,7 +57,7 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite, with a few processes for all, references that change one file of a plain folder; by `id` of the task."""
+    """Rewrite one-file references of plain folders in a few processes; by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -86,7 +83,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
-    """Path, mode, and content before and after, where the reference changes lines of one file of a plain folder."""
+    """Path, mode, and contents before and after, if the reference changes lines of one file of a plain folder."""
     root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
@@ -102,9 +99,9 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite the references of `tasks`, all of this `workspace`, which is opened once; by `id` of the task.
+    """Rewrite references of one `workspace`, opened once; by `id` of the task.
 
-    Those of a commit, or of an image by its digest, never change and are kept in the cache.
+    Those of a commit, or of an image by digest, never change and are cached.
     """
     kept = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     found, asked = dict[int, bytes](), list[tuple[Task, Path | None]]()
@@ -131,7 +128,6 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
-    """The diff that `patch` makes in the files of a `commit`; empty where it does not apply."""
     with scratch("reference") as folder:
         (folder / "objects").mkdir()
         env = {
@@ -151,7 +147,6 @@ def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
 
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
-    """A git directory with the files of `workspace`, and their commit; None where they are not at hand."""
     with ExitStack() as stack:
         found = stack.enter_context(base_at_hand(workspace))
         if found is None and workspace.startswith("dir:"):  # no repository

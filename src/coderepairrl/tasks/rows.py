@@ -1,7 +1,6 @@
-"""Rows of a published benchmark: from a file, a folder of files, or the hub of data sets.
+"""Rows of a published benchmark: from a file, a folder, or the hub.
 
-Columns are read where they are needed (`Row.text`, `Row.names`): one that is missing is an error that names benchmark,
-row and column.
+A missing column is an error, when read, that names benchmark, row and column.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from coderepairrl.processes.extras import require_extra
 from coderepairrl.runs import foreign
 
 ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
-"""Of the files that rows are read from. A ``.json`` file is a list of objects, or one object per line."""
+"""Endings of row files; a ``.json`` file is a list of objects, or one object per line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `where` is its place, for messages.
+    """One row; `where` is its place, for messages.
 
     >>> Row("toy", "row 3", {"FAIL_TO_PASS": '["test_a"]'}).names("FAIL_TO_PASS")
     ('test_a',)
@@ -43,18 +42,18 @@ class Row:
         return self.values.get(column) is not None
 
     def text(self, *columns: str) -> str:
-        """The text in the first of `columns` that there is. Raises `TaskError` if there is none."""
+        """Text in the first present column. Raises `TaskError` without any."""
         for column in columns:
             if column in self:
                 return self._of(column, str)
         raise self.wrong(f"no column {' or '.join(map(repr, columns))}")
 
     def maybe(self, column: str) -> str:
-        """The text in `column`; empty where there is none."""
+        """Text in `column`, or empty."""
         return self.text(column) if column in self else ""
 
     def mapping(self, column: str) -> Mapping[str, Any]:
-        """The object in `column`, which may be written as JSON. Raises `TaskError`."""
+        """Object in `column`, possibly as JSON. Raises `TaskError`."""
         if column not in self:
             raise self.wrong(f"no column {column!r}")
         found = self.values[column]
@@ -63,7 +62,7 @@ class Row:
         return checked
 
     def names(self, column: str) -> tuple[str, ...]:
-        """The list of texts in `column`, which may be written as JSON or Python; empty where there is none."""
+        """Texts in `column`, possibly as JSON or Python; empty without it."""
         if column not in self:
             return ()
         found = self.values[column]
@@ -74,10 +73,9 @@ class Row:
     def tests(
         self, repaired: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS"
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The tests that a repair makes pass, and those that pass before and after it.
+        """Tests that a repair makes pass, and tests that pass before and after.
 
-        Raises `TaskError` where a column is missing or the first is empty: the rules of benchmarks would then
-        accept every patch.
+        Raises `TaskError` if a column is missing or the first is empty, since benchmarks would then accept every patch.
         """
         for column in (repaired, kept):
             if column not in self:
@@ -87,11 +85,11 @@ class Row:
         return self.names(repaired), self.names(kept)
 
     def texts(self, column: str) -> dict[str, str]:
-        """The files in `column`, contents by path. Raises `TaskError`."""
+        """Files in `column`, contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}
 
     def day(self, *columns: str) -> str:
-        """The date in the first of `columns` that there is, as ``YYYY-MM-DD``; empty where there is none."""
+        """Date in the first present column as ``YYYY-MM-DD``, or empty."""
         for column in columns:
             if column in self:
                 found = self.values[column]
@@ -133,9 +131,9 @@ class Row:
 
 
 def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
-    """Rows of a file, or of a folder's files in the order of their names; only those of `split` if files are named so.
+    """Rows of a file, or of a folder's files by name; only `split`'s if files are named by splits.
 
-    Raises `TaskError` for what cannot be read.
+    Raises `TaskError` for unreadable files.
     """
     files = _files(path, split)
     if not files:
@@ -152,7 +150,7 @@ def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
 
 
 def text_of(path: Path) -> str:
-    """A text file of a checkout; bytes that are no UTF-8 are surrogate escapes. Raises `TaskError`."""
+    """A checkout's text file, with surrogate escapes for bytes that are not UTF-8. Raises `TaskError`."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -160,9 +158,9 @@ def text_of(path: Path) -> str:
 
 
 def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
-    """Rows of the data set `name` (also a folder in the hub's layout), of `split`, as of `revision` if it is given.
+    """Rows of the data set `name` (or a folder in the hub's layout), of `split`, at `revision` if set.
 
-    Raises `PrerequisiteError` without the package ``datasets``, and `TaskError` where the rows cannot be had.
+    Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
     """
     require_extra("hub", f"{benchmark}, read from the hub,")
     datasets = importlib.import_module("datasets")

@@ -1,4 +1,4 @@
-"""Which tasks of a source: filters, a held-out part, so many in an order drawn by a seed."""
+"""Selection of a source's tasks: filters, a held-out part, a seeded sample."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from coderepairrl.types import Checks, Task
 TRAIN, HELD_OUT = "train", "test"
 """The splits that `Selection.holdout` makes."""
 ASKED = ("vulnerable", "safe", "weakness", "repair")
-"""How ids end of what is asked about a vulnerable function: ``SOURCE/PAIR/ASKED`` (`vulnerabilities`)."""
+"""Endings of ids of questions about a vulnerable function: ``SOURCE/PAIR/ASKED`` (`vulnerabilities`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is taken of a source, as ``options.select`` of any: filters first, then `seed`, `skip`, `n`, then splits.
+    """Any source's ``options.select``: filters, then `seed`, `skip`, `n`, then splits.
 
-    A task that does not have what a filter asks about (a date, a difficulty, a patch) is left out by it. Raises
-    `ConfigError` for what cannot be meant.
+    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError` for invalid
+    values.
 
     >>> Selection(n=250, seed=42).n
     250
@@ -45,7 +45,7 @@ class Selection:
     leave_out: tuple[str, ...] = ()
     """No tasks whose ids one of these globs matches, such as ``mutants/*.is_prime/*``."""
     after: str = ""
-    """Only tasks of this day or later, as ``YYYY-MM-DD``."""
+    """Earliest creation day, as ``YYYY-MM-DD``."""
     before: str = ""
     """Only tasks of earlier days."""
     min_difficulty: float | None = None
@@ -53,25 +53,23 @@ class Selection:
     max_prompt: int | None = None
     """Characters of the issue, at most."""
     max_lines: int | None = None
-    """Lines that the reference adds and removes, at most."""
+    """Most lines that the reference adds and removes."""
     max_files: int | None = None
     """Files that the reference changes, at most."""
     max_hunks: int | None = None
     """Places that the reference changes, at most."""
     quarantine: str = ""
-    """A file that `crrl data verify --quarantine FILE` wrote: without its tasks that are broken or flaky, and of others
-    only the tests that held."""
+    """File of `crrl data verify --quarantine FILE`: bad tasks are left out, of others tests that did not hold."""
     seed: int | None = None
-    """Draws the order; None is that of the source."""
+    """Seed of the order; None keeps the source's."""
     skip: int = 0
-    """So many tasks less from the beginning."""
+    """Number of tasks to skip."""
     n: int = 0
-    """So many of those that are left, 0 for all."""
+    """Number of tasks to take; 0 takes all."""
     holdout: float = 0.0
-    """Share of the ids that are split ``test``, the others being ``train``: those whose MD5 is among the lowest, of
-    vulnerable functions that of the pair (`held_out`)."""
+    """Share of ids in split ``test`` by lowest MD5 (`held_out`); others are ``train``."""
     split: str = ""
-    """Split of all that is taken, in place of the source's own."""
+    """Split of all selected tasks, replacing the source's."""
 
     def __post_init__(self) -> None:
         for name in ("after", "before"):
@@ -108,7 +106,7 @@ class Selection:
         return bool(task.reference) and all(limit is None or number <= limit for number, limit in sizes)
 
     def of(self, tasks: list[Task]) -> list[Task]:
-        """The selection from `tasks`. Raises `TaskError` for a file of quarantine that cannot be read."""
+        """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
             tasks = outside(Path(self.quarantine).expanduser(), tasks)
         found = [task for task in tasks if self.takes(task)]
@@ -130,7 +128,7 @@ class Selected(LoadedSource):
         self.source, self.selection = source, selection
 
     def load(self) -> list[Task]:
-        """Prepare the source, and select. Raises what that does, and `TaskError` where nothing is left."""
+        """Prepare the source and select. Raises as the source, and `TaskError` without tasks."""
         benchmark = self.source if isinstance(self.source, Benchmark) else None
         if benchmark is not None:  # images are made for what is selected alone
             there = benchmark.described()
@@ -145,20 +143,20 @@ class Selected(LoadedSource):
         return found if benchmark is None else benchmark.ready(found)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """The row of a task of a benchmark. Raises KeyError, and `TaskError` for a source without rows."""
+        """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
         if not isinstance(self.source, Benchmark):
             raise TaskError(f"{self.name} has no rows", fix="read what its tasks hold")
         return self.source.row(task_id)
 
     def oracle(self, task_id: str) -> Checks | None:
-        """As the source has it."""
+        """The source's oracle."""
         return self.source.oracle(task_id)
 
 
 def held_out(task_id: str, share: float) -> bool:
-    """Whether the id is among the `share` that is held out: ``MD5(id) / 16^32 < share``, whatever else there is.
+    """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``, regardless of other ids.
 
-    All that is asked about one vulnerable function is held out together: both versions have the same lines.
+    All questions about one vulnerable function are held out together, since they share its lines.
 
     >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]

@@ -1,8 +1,8 @@
-"""What sources of vulnerable functions have in common: pairs of a function before and after its repair.
+"""Pairs of a function before and after the repair of a vulnerability.
 
-Of a pair three things can be asked (option ``ask``): ``weakness``, which weakness its vulnerable version has, and
-``vulnerable``, of either version, whether it is; both are answered without a workspace (kind ``detect``). Or
-``repair``: the vulnerable version is the workspace, the repaired one the reference (kind ``vul_repair``).
+Option ``ask``: ``weakness`` (of the vulnerable version) and ``vulnerable`` (of either) are answered without a
+workspace (kind ``detect``); for ``repair`` the vulnerable version is the workspace, the repaired one the reference
+(kind ``vul_repair``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WEAKNESSES = {
     "CWE-476": "null pointer dereference: a pointer that may be null is used without a check",
     "CWE-787": "out-of-bounds write: memory is written before the beginning or behind the end of a buffer",
 }
-"""What is said of a weakness, by its number in the Common Weakness Enumeration."""
+"""Descriptions by number in the Common Weakness Enumeration."""
 
 _NO_LABEL = {"", "other", "nvd-cwe-other", "nvd-cwe-noinfo", "none"}
 _FORMS: dict[Form, str] = {
@@ -59,18 +59,17 @@ Then say how sure you are, from 0 to 1, in this form:
 
 <confidence>0.5</confidence>"""
 _ENOUGH = 20
-"""Pairs of unequal length, from which on it is asked whether labels are the wrong way round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A function before and after its repair. `key` names it within its source."""
+    """A function before and after its repair; `key` is unique within its source."""
 
     key: str
     vulnerable: str
     fixed: str
     weakness: str
-    """As ``CWE-125``."""
+    """Form ``CWE-125``."""
     language: str
     repository: str
     commit: str
@@ -78,29 +77,28 @@ class Pair:
     path: str
     split: str
     described: str = ""
-    """The weakness in the data's words; `WEAKNESSES` where it has none."""
+    """The data's words for the weakness; `WEAKNESSES` if empty."""
 
     @property
     def text(self) -> str:
-        """The weakness in words; empty where nothing describes it."""
+        """The weakness in words, if described."""
         return WEAKNESSES.get(self.weakness) or self.described
 
     @property
     def trivial(self) -> bool:
-        """Whether both versions are the same but for white space: then one of the labels is wrong."""
+        """Whether both versions differ only in whitespace, so that one label is wrong."""
         return self.vulnerable.split() == self.fixed.split()
 
 
 class Vulnerabilities(Files):
-    """Tasks about `pairs`, which a source reads from published rows.
+    """Tasks about `pairs` of published rows.
 
-    `classes`, separated by commas, are the weaknesses that count: pairs with another one are left out, and so are those
-    without any (``Other``), and those of which both versions are the same. `form` is that of the answer, which with
-    `confidence` also says how sure it is.
+    `classes`, comma-separated, are the weaknesses used. Pairs with another one or none (``Other``), or with equal
+    versions, are left out. `form` is the answer's form; `confidence` also asks how sure it is.
     """
 
     classes: tuple[str, ...] = ()
-    """Those that count where the options name none; all where it is empty."""
+    """Default weaknesses; empty for all."""
 
     def __init__(
         self,
@@ -134,10 +132,9 @@ class Vulnerabilities(Files):
 
     @abstractmethod
     def pairs(self) -> list[tuple[Row, Pair]]:
-        """The published pairs, each with the row of its vulnerable version. Raises as `rows`."""
+        """Published pairs with the vulnerable version's row. Raises as `rows`."""
 
     def _read(self) -> list[Row]:
-        """A row for each task, with what the published one has."""
         published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
         kept = apart([pair for _, pair in published])
         where = {pair.key: row for row, pair in published}
@@ -207,7 +204,7 @@ _NUMBERED = r"(?i:CWE)-0*(\d+)"
 
 
 def label(written: str) -> str | None:
-    """A weakness as ``CWE-22``; None for what says that it is none of the enumeration's. Raises ValueError.
+    """Normalize a weakness; None if it has no number. Raises ValueError.
 
     >>> label("CWE-022"), label("Other")
     ('CWE-22', None)
@@ -220,10 +217,9 @@ def label(written: str) -> str | None:
 
 
 def apart(pairs: Sequence[Pair]) -> list[Pair]:
-    """`pairs` with splits that share nothing: what belongs together is where the most of it would be held out.
+    """`pairs` with disjoint splits, each group in the most held-out split of its members.
 
-    Pairs belong together that are of one commit, of one function of a repository, or have a version in common. Of
-    train, valid and test the last that one of them was published in becomes that of all.
+    A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.
     """
     groups = together(
         [
@@ -244,7 +240,7 @@ def apart(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
-    """The group of each of several things: those that have a key in common, directly or through others, share one.
+    """Group number of each item; items with a common key, directly or through others, share one.
 
     >>> together(["ab", "c", "bd", "de"])
     [0, 1, 0, 0]
@@ -266,7 +262,7 @@ def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
 
 
 def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
-    """Raise `TaskError` where labels are the wrong way round: a repair adds checks, and seldom makes code shorter."""
+    """Raise `TaskError` for swapped labels: a repair adds checks and seldom shortens code."""
     lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
     unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
     shorter = sum(difference < 0 for difference in unequal)
@@ -280,7 +276,7 @@ def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
 
 
 def fenced(code: str, language: str) -> str:
-    """`code` as a block of Markdown, whatever is in it.
+    """`code` as a Markdown block with a long enough fence.
 
     >>> print(fenced("a ``` b", "c"))
     ````c

@@ -1,1 +1,1 @@
-"""The sections of a configuration: what can be set, each field with its default, its bounds and what it means."""
+"""Sections of a configuration: fields with defaults, bounds and meaning."""

@@ -1,4 +1,4 @@
-"""What sections have in common, and short ways to write a value."""
+"""Base class of sections, and short ways to write values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are final."""
+    """Base of all sections: rejects unknown keys; values are final."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
@@ -20,6 +20,6 @@ Several = BeforeValidator(lambda value: [value] if isinstance(value, str) else v
 Words = BeforeValidator(lambda value: [word.strip() for word in value.split(",")] if isinstance(value, str) else value)
 """A list written with commas."""
 Weights = BeforeValidator(lambda value: {value: 1.0} if isinstance(value, str) else value)
-"""Weights written as the one name that has weight 1."""
+"""Weights written as one name, with weight 1."""
 Switch = BeforeValidator(lambda value: ({} if value else None) if isinstance(value, bool) else value)
-"""A section with defaults written as `true`, none as `false`."""
+"""A section written as `true` (defaults) or `false` (none)."""

@@ -1,4 +1,4 @@
-"""`[agent]`, `[sandbox]`, `[engine]`, `[rollout]` and `[kinds.NAME]`: how episodes are made."""
+"""`[agent]`, `[sandbox]`, `[engine]`, `[rollout]`, `[kinds.NAME]`: how episodes are made."""
 
 from __future__ import annotations
 
@@ -10,107 +10,104 @@ from coderepairrl.config.sections.base import Section, Short, Weights
 from coderepairrl.types import SideCalls
 
 Route = Literal["gloo", "ipc", "nccl"]
-"""How whole models reach an engine that takes them without a file."""
+"""Transport of whole models to an engine without a file."""
 
 
 class Agent(Section):
-    """Who works on a task."""
+    """The agent that works on tasks."""
 
     name: str = "nano"
     """An agent of `crrl agents list`, a recipe file, or `module:Class`."""
     options: dict[str, Any] = {}
-    """Passed to the agent: see docs/guides/agents.md."""
+    """Options of the agent (docs/guides/agents.md)."""
 
 
 class Sandbox(Section):
-    """Where the agent's commands run."""
+    """The sandbox of the agent's commands."""
 
     name: str = "auto"
-    """`auto`: bwrap where it works, else sandlock where the kernel allows, never anything weaker; `unsafe-local` must
-    be asked for by name."""
+    """Backend; `auto` takes bwrap, else sandlock where the kernel allows it. Weaker `unsafe-local` must be named."""
     options: dict[str, Any] = {}
-    """Passed to the sandbox: limits on memory, processes, file size and output."""
+    """Limits of the backend on memory, processes, file size and output."""
 
 
 class Engine(Section):
-    """Who samples."""
+    """The inference engine, which samples."""
 
     name: str = "tiny"
-    """An inference engine: `tiny` (CPU, embedded), `vllm`, or `module:Class` (docs/guides/engines.md)."""
+    """`tiny` (embedded, CPU), `vllm`, or `module:Class` (docs/guides/engines.md)."""
     options: dict[str, Any] = {}
-    """Passed to the engine, for example `lora_rank`."""
+    """Options of the engine, for example `lora_rank`."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs that a server of ours sees, counted among those that `crrl` sees; empty is all of them
+    """Indices, among the GPUs that `crrl` sees, for a server that it starts; empty takes all
     (docs/guides/cluster.md)."""
     share_devices: bool | Literal["turns"] = False
-    """Let engine and learner have the same GPUs. With `true` neither makes room for the other: limit the engine's
-    memory. With `turns` the engine sleeps while the learner steps, and what the learner holds is in the host's memory
-    while the engine samples (docs/guides/cluster.md): `vllm` and one learner process. Not yet run on a GPU."""
+    """Let engine and learner share GPUs: with `true` both stay (limit the engine's memory); with `turns` (`vllm`, one
+    learner process; not yet run on a GPU) the engine sleeps while the learner steps, whose state is in host memory
+    while the engine samples. See docs/guides/cluster.md."""
     weights: Literal["file", Route] = "file"
-    """How full weights reach it: as files, or tensor by tensor without one, which only `vllm` takes: `gloo` through the
-    host's memory, on one machine; `ipc` through memory that both have open, of the one GPU that they share, or of the
-    host where there is none; `nccl` between GPUs. The last two have not yet run on any. Adapters are always files."""
+    """Transport of full weights: files, or for `vllm` tensors by `gloo` (host memory, one machine), `ipc` (memory of a
+    shared GPU, else of the host) or `nccl` (between GPUs). `ipc` and `nccl` have not yet run on GPUs; adapters are
+    always files."""
     weights_dir: str = ""
-    """A folder that the engine sees too, where weights lie on their way to it; empty is in memory. An engine on another
-    machine needs one on a shared file system."""
+    """Folder, shared with the engine, for weights in transit; empty is in memory. An engine on another machine needs a
+    shared file system."""
 
 
 class RayCluster(Section):
-    """Episodes on a Ray cluster: actors, each with a gateway, agents and sandboxes of its own
-    (docs/guides/cluster.md)."""
+    """Episodes on a Ray cluster: actors, each with a gateway, agents and sandboxes (docs/guides/cluster.md)."""
 
     address: str = "auto"
-    """The cluster: `auto` is the one that this machine belongs to, `HOST:PORT` one by name, and `local` starts one on
-    this machine alone."""
+    """`auto` (this machine's cluster), `HOST:PORT`, or `local`, which starts one on this machine."""
     episodes: int = Field(default=8, ge=1)
-    """Episodes at once of an actor. As many actors are asked for as `rollout.concurrency` takes."""
+    """Concurrent episodes per actor; `rollout.concurrency` decides the number of actors."""
 
 
 class Rollout(Section):
-    """How episodes are made."""
+    """Batches and limits of episodes."""
 
     executor: Literal["local", "ray"] = "local"
-    """Where: on this machine, or on the machines of a Ray cluster (docs/guides/cluster.md)."""
+    """Run episodes on this machine, or on a Ray cluster (docs/guides/cluster.md)."""
     ray: RayCluster = RayCluster()
 
     tasks_per_step: int = Field(default=4, ge=1)
-    """Tasks in a batch."""
+    """Tasks per batch."""
     group_size: int = Field(default=8, ge=2)
-    """Attempts at each task, which share a baseline."""
+    """Attempts per task, which share a baseline; the default is the thesis's."""
     concurrency: int = Field(default=16, ge=1)
-    """Episodes in flight at once."""
+    """Concurrent episodes; the default is the thesis's."""
     max_staleness: int = Field(default=0, ge=0)
-    """By how many policy versions a training sample may be older than the weights that learn from it. 0: engine and
-    learner take turns. Above 0 the engine goes on while the learner steps (docs/guides/training.md)."""
+    """Most policy versions between a training sample and the weights that learn from it. 0 alternates engine and
+    learner, more overlaps them (docs/guides/training.md)."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of training samples. Nothing else may shape the distribution that is trained on."""
+    """Sampling temperature of training episodes; 1 samples the distribution that is trained."""
     calls: int = Field(default=30, ge=1)
-    """Tool calls an episode may make."""
+    """Tool calls per episode; the default is the thesis's."""
     tokens: int = Field(default=10_240, ge=16)
-    """Longest sequence of an episode, prompt and tool results included."""
+    """Longest sequence of an episode in tokens, prompt and tool results included; the default is the thesis's."""
     seconds: float = Field(default=60.0, gt=0)
-    """Wall time an episode may take, from when its sandbox is open."""
+    """Wall time per episode, from when its sandbox is open; the default is the thesis's."""
     turn_tokens: int = Field(default=4_096, ge=1)
-    """Tokens of one reply."""
+    """Tokens per reply; the default is the thesis's."""
     side_calls: SideCalls | None = None
-    """Which calls beside the agent's main conversation are trained: none (`mask`), those that were given tools
-    (`tools`), all (`train`). Unset is what the agent's recipe says (docs/guides/agents.md)."""
+    """Train calls outside the agent's main conversation: none (`mask`), those with tools (`tools`), all (`train`).
+    Unset follows the agent's recipe (docs/guides/agents.md)."""
 
 
 class TaskKind(Section):
-    """What is otherwise for the tasks of one kind (their field `kind`); what is left out is that of the run."""
+    """Settings for tasks of one kind (their field `kind`); unset ones are the run's."""
 
     agent: Annotated[Agent | None, Short] = None
-    """Who works on them."""
+    """Agent for these tasks."""
     reward: Annotated[dict[str, float], Weights] = {}
-    """What their attempts are paid for, and measured by."""
+    """Rewards of their attempts by weight; 0 measures without paying."""
     calls: int | None = Field(default=None, ge=1)
-    """As `rollout.calls`."""
+    """Replaces `rollout.calls`."""
     tokens: int | None = Field(default=None, ge=16)
-    """As `rollout.tokens`, and no more than these."""
+    """Replaces `rollout.tokens`, which it must not exceed."""
     seconds: float | None = Field(default=None, gt=0)
-    """As `rollout.seconds`."""
+    """Replaces `rollout.seconds`."""
     turn_tokens: int | None = Field(default=None, ge=1)
-    """As `rollout.turn_tokens`."""
+    """Replaces `rollout.turn_tokens`."""
     weight: float = Field(default=1.0, gt=0)
-    """Factor on its advantages, and so on its part of the loss (`train.balance_kinds`)."""
+    """Factor on their advantages, hence on their part of the loss (`train.balance_kinds`)."""

@@ -11,47 +11,46 @@ from coderepairrl.config.sections.base import Section, Short, Weights, Words
 from coderepairrl.config.sections.episodes import Agent
 
 _VARIED = {"source", "split", "options", "tasks", "attempts", "temperature", "top_p", "top_k", "min_p", "agent"}
-"""What a further evaluation may do otherwise: it shares its steps, its reward and all limits with the first."""
+"""Settings that a further evaluation may change; it shares steps, reward and limits with the first."""
 
 
 class Eval(Section):
-    """Evaluation on held-out tasks: before the first step, every so many, and after the last."""
+    """Evaluation on held-out tasks, before, during and after training."""
 
     every: int = Field(default=0, ge=0)
-    """0: before and after only."""
+    """Steps between evaluations; 0 evaluates only before and after."""
     before: bool = True
     """Evaluate before the first step."""
     after: bool = True
     """Evaluate after the last step."""
     source: str = ""
-    """Task source of the held-out tasks; empty is that of `tasks`."""
+    """Task source of held-out tasks; empty is `tasks.source`."""
     options: dict[str, Any] = {}
-    """Its options; empty is those of `tasks`, if it is the same source."""
+    """Options of the source; empty is `tasks.options`, for the same source."""
     split: str = "test"
-    """Tasks of this split are evaluated."""
+    """Split of the evaluated tasks."""
     tasks: int = Field(default=0, ge=0)
-    """A sample of so many held-out tasks, drawn by `run.seed`, the same at every evaluation; 0 is all of them."""
+    """Sample size of held-out tasks, drawn by `run.seed`, equal at every evaluation; 0 takes all."""
     attempts: int = Field(default=1, ge=1)
-    """Attempts at each held-out task."""
+    """Attempts per held-out task."""
     temperature: float = Field(default=1.0, ge=0)
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; 1 is off."""
     top_k: int = Field(default=0, ge=0)
-    """Only the k likeliest tokens; 0 is off."""
+    """Sample from the k likeliest tokens; 0 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
-    """Only tokens at least this likely relative to the likeliest; 0 is off."""
+    """Least probability of a token relative to the likeliest; 0 is off."""
     reward: Annotated[dict[str, float], Weights] = {}
-    """What is measured; empty is the training reward, or, where that is empty, what follows from the held-out tasks."""
+    """Measured rewards by weight; empty is the training reward, else what follows from the held-out tasks."""
     agent: Annotated[Agent | None, Short] = None
-    """Who works on the tasks; empty is the run's agent. Kinds of tasks with an agent of their own keep it."""
+    """Agent; unset is the run's. Kinds of tasks keep their agent."""
     also: dict[str, dict[str, Any]] = {}
-    """Further evaluations at the same steps, by name, and what each does otherwise: `{greedy = {temperature = 0}}`."""
+    """Further evaluations at the same steps, by name, with their differences: `{greedy = {temperature = 0}}`."""
 
     @property
     def each(self) -> dict[str, Eval]:
-        """Every evaluation by name: this one is ``eval``. Further ones add to its `options`, but where they name a
-        source of their own."""
+        """All evaluations by name, this one as ``eval``; further ones extend its `options`, or name a source."""
         base = self.model_dump(exclude={"also"})
         return {"eval": self} | {
             name: Eval(
@@ -73,17 +72,15 @@ class Eval(Section):
 
 
 class Keep(Section):
-    """What `crrl collect` and `crrl select` keep of the attempts, filter after filter in this order
-    (docs/guides/collect.md)."""
+    """Attempts that `crrl collect` and `crrl select` keep; filters apply in this order (docs/guides/collect.md)."""
 
     endings: Annotated[tuple[Literal["done", "limit", "crash"], ...], Words, Field(min_length=1)] = ("done",)
-    """Only attempts that ended so; several as a list, or with commas between them."""
+    """Endings of attempts to keep, as a list or comma-separated."""
     above: float = 0.0
-    """Only attempts that earned more; below 0 also those that were never judged, such as published trajectories without
-    a verdict."""
+    """Keep attempts with a higher reward; a negative value also keeps unjudged ones, such as published trajectories."""
     passed: bool = False
-    """Only attempts whose patch passed the task's checks."""
+    """Keep only attempts whose patch passed the task's checks."""
     best: int = Field(default=0, ge=0)
-    """Attempts of each task to keep, those with the highest reward; 0 is all of them."""
+    """Attempts to keep per task, by highest reward; 0 keeps all."""
     total: int = Field(default=0, ge=0)
-    """Attempts to keep at most, taken in turn from the languages, repositories and tasks; 0 is all of them."""
+    """Most attempts to keep, balanced over languages, repositories and tasks; 0 keeps all."""

@@ -1,4 +1,4 @@
-"""`[run]`, `[gpu]` and `[plan]`: what a run is called, when it stops, and what its plan assumes."""
+"""`[run]`, `[gpu]`, `[plan]`: a run's name and length, and its plan's assumptions."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ GateName = Literal[
 
 
 class Health(Section):
-    """Health gates: what is wrong with each of several steps in a row is warned of after half of them, and stops the
-    run (exit code 4, resumable) after all of them (docs/guides/training.md)."""
+    """Health gates: a problem in several consecutive steps warns after half of them and stops the run (exit code 4,
+    resumable) after all of them (docs/guides/training.md).
+    """
 
     action: Literal["stop", "warn"] = "stop"
-    """`warn` stops nothing."""
+    """`stop` stops the run, `warn` only warns."""
     patience: int = Field(default=10, ge=2)
-    """Steps in a row."""
+    """Consecutive steps with a problem before the run stops."""
     off: tuple[GateName, ...] = ()
-    """Gates that are switched off (docs/guides/training.md lists them)."""
+    """Disabled gates (listed in docs/guides/training.md)."""
 
 
 class Run(Section):
-    """What this run is called and when it does what."""
+    """Name, place and length of a run."""
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Folder of the run below `dir`. Mandatory: a number without a name cannot be cited."""
+    """Folder of the run below `dir`; required, since only a named run can be cited."""
     dir: str = "runs"
-    """Where run folders live."""
+    """Folder of run folders."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """All randomness derives from it: task order, request seeds, random weights."""
+    """Source of all randomness: task order, request seeds, random weights."""
     steps: int = Field(default=20, ge=0, le=1_000_000)
-    """Training steps: batches of episodes, each followed by an update."""
+    """Training steps, each a batch of episodes and its update."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints; the last step always has one."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """The newest so many are kept, and the last one always is."""
+    """Newest checkpoints to keep; the last step's is always kept."""
     health: Health = Health()
-    """When a run that does not learn, or not soundly, is warned of and stopped."""
+    """Warnings and stops for runs that learn badly or not at all."""
     retries: int = Field(default=2, ge=0)
-    """How often a void episode is tried again, and how often in a row a dead engine or learner is restarted."""
+    """Retries of a void episode, and consecutive restarts of a dead engine or learner."""
 
 
 class Gpu(Section):
-    """What each GPU is taken to be by the plan of `--dry-run` (docs/guides/plan.md). Nothing else depends on it."""
+    """Assumptions of the plan of `--dry-run` about each GPU; nothing else uses them (docs/guides/plan.md)."""
 
     memory_gb: float = Field(default=0.0, ge=0)
-    """GB (10^9 bytes) of memory; 0 asks the driver. Where neither says it, nothing is refused."""
+    """Memory in GB (10^9 bytes); 0 asks the driver, and if that fails, nothing is refused."""
     tflops: float = Field(default=312.0, gt=0)
-    """Peak of dense bf16 products in TFLOP/s; the default is an A100's."""
+    """Peak dense bf16 TFLOP/s; the default is an A100's."""
     bandwidth_gb: float = Field(default=2_000.0, gt=0)
-    """Memory bandwidth in GB/s; the default is an A100's of 80 GB."""
+    """Memory bandwidth in GB/s; the default is that of an A100 with 80 GB."""
 
 
 class Plan(Section):
-    """What the plan of `--dry-run` takes episodes and speeds to be (docs/guides/plan.md). Nothing else depends on
-    it."""
+    """Assumptions of the plan of `--dry-run` about episodes and speeds; nothing else uses them
+    (docs/guides/plan.md).
+    """
 
     tokens: int = Field(default=0, ge=0)
-    """Tokens of an episode on average; 0: all that `rollout.tokens` and `rollout.seconds` allow."""
+    """Mean tokens per episode; 0 assumes all that `rollout.tokens` and `rollout.seconds` allow."""
     engine_tokens_per_second: float = Field(default=0.0, ge=0)
-    """What the engine samples in all episodes together, as a short run's metric `tokens_per_second` has it; 0: assumed
-    by the section `gpu`."""
+    """Engine speed over all episodes, from a short run's metric `tokens_per_second`; 0 derives it from `gpu`."""
     learner_tokens_per_second: float = Field(default=0.0, ge=0)
-    """What all learner processes together train on, as a short run has it: `learn/row_tokens` over `learn_seconds`; 0:
-    assumed by the section `gpu`."""
+    """Speed of all learner processes together, from a short run: `learn/row_tokens` over `learn_seconds`; 0 derives it
+    from `gpu`."""

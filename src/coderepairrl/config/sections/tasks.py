@@ -10,47 +10,45 @@ from coderepairrl.config.sections.base import Section, Several, Switch
 
 
 class Source(Section):
-    """One of several sources of training tasks, whose tasks share the batches."""
+    """One of several sources of training tasks, which share the batches."""
 
     source: str
     """A task source of `crrl data list`, or `module:Class`."""
     options: dict[str, Any] = {}
-    """Passed to the source."""
+    """Options of the source."""
     weight: float = Field(default=1.0, gt=0)
-    """Its part of the batches, over the sum of all weights."""
+    """Share of the batches, relative to the sum of all weights."""
     kind: str = ""
-    """The kind of its tasks that have none themselves."""
+    """Kind of its tasks that have none."""
 
 
 class Tasks(Section):
-    """What is trained on."""
+    """The training tasks."""
 
     source: str = "jsonl"
     """A task source of `crrl data list`, or `module:Class`."""
     options: dict[str, Any] = {}
-    """Passed to the source, for example `path`."""
+    """Options of the source, for example `path`."""
     split: str = "train"
-    """Tasks of this split are trained on."""
+    """Split of the training tasks."""
     sources: tuple[Source, ...] = ()
-    """Several sources in place of `source`, as `[[tasks.sources]]`, each with its part of the batches."""
+    """Several weighted sources instead of `source`, as `[[tasks.sources]]`."""
     verify: bool = True
-    """Before the first step, ask every reward that measures repair about references, in the sandbox
-    (docs/guides/rewards.md): all up to 50, else 3 of each environment. One that earns less than 1 is refused, and so is
-    a patch without effect that earns more than 0. What held is remembered until task, checks, sandbox or packages
-    change."""
+    """Before the first step, refuse a reward that gives a reference less than 1, or a no-op more than 0
+    (docs/guides/rewards.md): a broken grader looks like a policy that repairs nothing. Up to 50 references are all
+    tested, of more 3 per environment; results are cached until task, checks, sandbox or packages change."""
     verified_references: int | None = Field(default=None, ge=0)
-    """So many repairs of the policy's own that passed a task's checks in earlier steps become further references of the
-    task; `patch_edits`, `patch_lines` and `hybrid` compare with the nearest (docs/guides/rewards.md). Needs checks to
-    be run: `reward.tests=0` at least. Unset: 4 where `reward` is empty, `hybrid` follows and tasks are attempted twice,
-    else 0."""
+    """Repairs of the policy, per task, that passed its checks and become further references for `patch_edits`,
+    `patch_lines` and `hybrid` (docs/guides/rewards.md); checks must run, at least as `reward.tests=0`. Unset: 4 if
+    `reward` is empty, `hybrid` follows and tasks are attempted twice, else 0."""
     holdout: float | None = Field(default=None, ge=0, le=1)
-    """Share of the tasks, by the MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset,
-    `crrl collect` takes a quarter, and training leaves out none."""
+    """Share of the tasks, by MD5 of their ids, that `crrl collect` attempts and training leaves out. Unset: a quarter
+    for `crrl collect`, none left out of training."""
     learned: Literal["refuse", "train"] = "refuse"
-    """Of tasks whose trajectories the model was fine-tuned on (`crrl sft`): refuse to train on them again, or do so."""
+    """Refuse or train on tasks whose trajectories the model was fine-tuned on (`crrl sft`)."""
     too_long: Literal["refuse", "drop"] = "refuse"
-    """Of training tasks whose first request leaves no room for a reply, in tokens: refuse the run, or leave them out.
-    Held-out ones are never left out: it would be another benchmark."""
+    """Refuse the run, or drop training tasks, whose first request leaves no tokens for a reply. Held-out tasks are
+    never dropped, since that would change the benchmark."""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Tasks:
@@ -64,21 +62,23 @@ class Tasks(Section):
 
 
 class EasyFirst(Section):
-    """Easy tasks first: tasks are drawn at random from a pool that begins with the easiest and grows step by step; once
-    it has all of them come epochs. Tasks need a `difficulty`, or `curriculum.probe` says how often each was solved."""
+    """Draw tasks from a pool that starts with the easiest and grows to all, then by epochs. Tasks need a
+    `difficulty`, or `curriculum.probe`.
+    """
 
     steps: int = Field(default=20, ge=1)
-    """The step from which on all tasks are in."""
+    """Step from which all tasks are in the pool."""
 
 
 class Band(Section):
-    """Tasks of middling difficulty for the policy as it is: those whose running success rate lies within a band. A
-    success is a repair that passed its checks; where none are run, the reward stands for it."""
+    """Draw tasks whose running success rate is within a band. A success is a repair that passed its checks; without
+    checks, the reward counts.
+    """
 
     low: float = Field(default=0.15, ge=0, le=1)
-    """The rate is at least this. One success and one failure are added to it: of 8 failures it is 0.1."""
+    """Least success rate, counting one added success and failure: 8 failures give 0.1."""
     high: float = Field(default=0.85, ge=0, le=1)
-    """And at most this."""
+    """Greatest success rate."""
 
     @model_validator(mode="after")
     def _something_within(self) -> Band:
@@ -88,21 +88,19 @@ class Band(Section):
 
 
 class Curriculum(Section):
-    """Which tasks are attempted when (docs/guides/curriculum.md); by default all of them in each epoch, in an order
-    drawn by `run.seed`."""
+    """Order of the tasks (docs/guides/curriculum.md); by default epochs in an order drawn by `run.seed`."""
 
     easy_first: Annotated[EasyFirst | None, Switch] = None
-    """`true`, or a table."""
+    """`true`, or a table; excludes `band`."""
     band: Annotated[Band | None, Switch] = None
-    """`true`, or a table. Not both."""
+    """`true`, or a table; excludes `easy_first`."""
     probe: str = ""
-    """Attempts at the tasks before the run (docs/guides/curriculum.md): a run folder of `crrl eval`, or a file.
-    For `easy_first` a task that was solved less often is harder, in place of its `difficulty`; for `band` they count
-    until there are newer ones."""
+    """A file, or a run folder of `crrl eval`, with earlier attempts (docs/guides/curriculum.md). Their success rate
+    replaces `difficulty` for `easy_first`, and for `band` counts until there are newer attempts."""
     refill: int = Field(default=0, ge=0)
-    """Up to so many further groups a step in place of those whose attempts all earned the same, until
-    `rollout.tasks_per_step` groups have something to teach (dynamic sampling, arXiv 2503.14476). The loss is then
-    averaged over the episodes of these groups alone. Not with a `train.value_head`, which learns from every episode."""
+    """Most further groups per step that replace groups of equal rewards, until `rollout.tasks_per_step` groups have
+    something to teach (dynamic sampling, arXiv 2503.14476); the loss averages over these alone. Excludes
+    `train.value_head`, which learns from every episode."""
 
     @model_validator(mode="after")
     def _one_order(self) -> Curriculum:
@@ -114,19 +112,18 @@ class Curriculum(Section):
 
 
 class Data(Section):
-    """What `crrl sft` learns from (docs/guides/sft.md)."""
+    """Examples for `crrl sft` (docs/guides/sft.md)."""
 
     paths: Annotated[tuple[str, ...], Several] = ()
-    """Runs of `crrl collect`, or Parquet files of such examples; several as a list."""
+    """Runs of `crrl collect`, or Parquet files of such examples."""
     batch: int = Field(default=32, ge=1)
-    """Examples of a step."""
+    """Examples per step."""
     epochs: float | None = Field(default=None, gt=0)
-    """How often each example comes, in a new order each time; it decides `run.steps`. Unset: `run.steps` decides."""
+    """Passes over the examples, each in a new order, which determine `run.steps`; unset uses `run.steps`."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the tasks whose examples are measured, before the first step and after each epoch, and not trained on:
-    those whose ids have the lowest MD5, salted, so that they are others than those a source holds out."""
+    """Share of tasks whose examples are measured before the first step and after each epoch, not trained on. They are
+    chosen by salted MD5 of their ids, independently of a source's held-out tasks."""
     max_tokens: int | None = Field(default=None, ge=2)
-    """Longest sequence; unset: as long as the model reads."""
+    """Longest sequence in tokens; unset is the model's context."""
     unfit: Literal["refuse", "drop"] = "refuse"
-    """What becomes of examples that are longer, or that the model's template cannot write: nothing starts, or they are
-    left out, counted and named."""
+    """Refuse the run, or drop (counted and named) examples that are longer or that the template cannot write."""

@@ -1,4 +1,4 @@
-"""`[model]` and `[train]`: the policy, and how a batch becomes an update of it."""
+"""`[model]` and `[train]`: the policy, and its update from a batch."""
 
 from __future__ import annotations
 
@@ -22,33 +22,31 @@ class Model(Section):
     """The policy."""
 
     path: str = "builtin:tiny"
-    """A folder in Hugging Face layout, `org/name@revision` of the hub, or `builtin:NAME` for one that ships with the
-    package."""
+    """A folder in Hugging Face layout, `org/name@revision` of the hub, or `builtin:NAME` for a shipped model."""
     init: Literal["weights", "random"] = "weights"
-    """`random` draws the weights from the run's seed and needs only config.json and a tokenizer."""
+    """`random` draws weights from `run.seed`; it needs only config.json and a tokenizer."""
     renderer: str = "auto"
-    """How messages become tokens: a renderer of the package `renderers` by its name, `template` (the model's own chat
-    template), or by the model's architecture."""
+    """Conversion of messages to tokens: `auto` (by architecture), a renderer of the package `renderers`, or `template`
+    (the model's chat template)."""
     quantise: Quantise = "none"
-    """`nf4` holds the weights below adapters (`train.lora`) in 4 bits (needs the package bitsandbytes). They are
-    rounded once, and engine and learner have the same numbers (docs/guides/memory.md); the engine holds them written
-    out, in 16 or 32 bits."""
+    """`nf4` holds the weights below adapters (`train.lora`) in 4 bits (package bitsandbytes). Engine and learner use
+    the same rounded values; the engine holds them in 16 or 32 bits (docs/guides/memory.md)."""
     thinking: bool = False
-    """Let the model reason before it answers, where its template has a switch."""
+    """Let the model reason before it answers, if its template has a switch."""
 
 
 class Lora(Section):
-    """Low-rank adapters (arXiv 2106.09685) on linear layers, without dropout, for the engine samples without."""
+    """Low-rank adapters (arXiv 2106.09685) on linear layers, without dropout, since the engine samples without."""
 
     rank: int = Field(default=32, ge=1)
-    """Of the adapters' two matrices."""
+    """Rank of the adapters' matrices; the default is the thesis's."""
     alpha: int = Field(default=64, ge=1)
-    """Their product is multiplied by alpha / rank."""
+    """The adapters' product is scaled by alpha / rank; the default is the thesis's."""
     targets: tuple[str, ...] = Field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), min_length=1
     )
-    """The linear layers that get one, by name. Left as it is, it is those of them that the model has, and the
-    projections of its linear attention."""
+    """Names of linear layers with adapters. The default takes those that the model has, and its linear attention's
+    projections."""
 
     @property
     def scaling(self) -> float:
@@ -61,104 +59,101 @@ class Lora(Section):
 
 
 class Learning(Section):
-    """How a batch becomes an update, as the learner's process reads it, too."""
+    """Update settings that the learner's process also reads."""
 
     algorithm: Algorithm = "gspo"
-    """The loss (docs/reference/algorithms.md); `sft`, of `crrl sft`, is cross-entropy on the examples of `data`."""
+    """The loss (docs/reference/algorithms.md), by default the thesis's; `sft` (`crrl sft`) is cross-entropy on the
+    examples of `data`."""
     lr: float = Field(default=1e-4, gt=0)
-    """Learning rate of AdamW, after warm-up and before decay."""
+    """Learning rate of AdamW between warm-up and decay; the default is the thesis's, for adapters."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.99)
-    """AdamW's moment decays."""
+    """AdamW's moment decays; the default is the thesis's."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Decoupled, on matrices only."""
+    """Decoupled decay of matrices; the default is the thesis's."""
     warmup_updates: int = Field(default=0, ge=0)
     """Updates over which the learning rate rises."""
     decay_updates: int = Field(default=0, ge=0)
-    """Updates after warm-up over which it falls to zero along half a cosine; 0: it stays."""
+    """Updates after warm-up over which the learning rate falls to zero along half a cosine; 0 keeps it."""
     max_grad_norm: float = Field(default=0.1, gt=0)
-    """Gradients are clipped to this norm."""
+    """Norm to which gradients are clipped; the default is the thesis's."""
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term against the initial weights, estimated from the sampled tokens by k3
-    (docs/reference/algorithms.md). For `sft` it is over the whole vocabulary, KL(initial || trained)."""
+    """Weight of the KL term to the initial weights, estimated by k3 from sampled tokens (docs/reference/algorithms.md).
+    For `sft` it is KL(initial || trained) over the whole vocabulary."""
     entropy: float = Field(default=0.0, ge=0)
-    """Weight of a bonus for the entropy over the vocabulary, the mean over the trained tokens (exploration)."""
+    """Weight of a bonus for exploration: the vocabulary's entropy, averaged over trained tokens."""
     value_head: bool = False
-    """With `ppo`: predict the return of each context by a linear head on the policy's last hidden state, as the
-    baseline of each token (docs/reference/algorithms.md)."""
+    """With `ppo`, predict returns by a linear head on the last hidden state, as each token's baseline
+    (docs/reference/algorithms.md)."""
     teacher: str = ""
-    """A model whose distribution over the next token is learned (docs/guides/sft.md): a folder, a run that trained all
-    weights, or `builtin:NAME`, with the same tokenizer and template. Empty: none."""
+    """Model whose next-token distribution is learned (docs/guides/sft.md): a folder, a run that trained all weights, or
+    `builtin:NAME`, with equal tokenizer and template. Empty: none."""
     teacher_weight: float = Field(default=1.0, gt=0, le=1)
-    """The part of the loss that is the divergence from it; the other part is the algorithm's own: 1 learns nothing
-    from rewards, or from the sampled tokens of examples."""
+    """Share of the loss that is the divergence from the teacher; 1 ignores rewards, or the examples' tokens."""
     advantage: Kind | None = None
-    """What is made of a reward: minus the mean of its group (`mean`), divided by the group's standard deviation
-    (`zscore`), minus the mean of the others in the group (`leave_one_out`), minus the mean of the batch's episodes of
-    its kind and divided by their standard deviation (`batch`), or the reward itself (`none`). Unset is the algorithm's
-    own (docs/reference/algorithms.md)."""
+    """A reward minus its group's mean (`mean`), also divided by the group's standard deviation (`zscore`), minus the
+    mean of the group's others (`leave_one_out`), normalised over the batch's episodes of its kind (`batch`), or
+    unchanged (`none`). Unset is the algorithm's (docs/reference/algorithms.md)."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
-    """The importance ratio is clipped below 1 - eps_low; unset is the algorithm's own."""
+    """Clip of the importance ratio below 1 - eps_low; unset is the algorithm's."""
     eps_high: float | None = Field(default=None, ge=0)
-    """And above 1 + eps_high."""
+    """Clip of the importance ratio above 1 + eps_high; unset is the algorithm's."""
     delta: float | None = Field(default=None, gt=1)
-    """Second clip of the ratio, above 1 + eps_high: for negative advantages, whose gradient has no bound otherwise
-    (INTELLECT-2, arXiv 2505.07291). Unset: none."""
+    """Second clip of the ratio, above 1 + eps_high, which bounds gradients of negative advantages (INTELLECT-2, arXiv
+    2505.07291). Unset: none."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Passes over each batch."""
     minibatches: int = Field(default=1, ge=1)
-    """Parts of a batch, of whole episodes, on which a pass makes one optimiser update each. Old logprobs are those from
-    before the first, so the clip acts from the second on."""
+    """Parts of a batch, of whole episodes, with one optimiser update each per pass. Old logprobs are from before the
+    first, so the clip acts from the second."""
     old_logprobs: OldLogprobs = "recorded"
-    """Denominator of the ratio: the engine's recorded logprobs, or the learner's own before its first update."""
+    """Denominator of the ratio: logprobs recorded by the engine, or recomputed before the first update."""
     micro_tokens: int = Field(default=8_192, ge=16)
-    """Tokens of one forward pass, common beginnings of rows counted once; gradients are accumulated over the batch."""
+    """Tokens per forward pass, with shared beginnings of rows counted once; gradients accumulate over the batch."""
     lora: Annotated[Lora | None, Switch] = None
     """Train adapters instead of all weights: `true`, or a table of `rank`, `alpha` and `targets`."""
     precision: Precision = "fp32"
-    """Of matrix products, but those with the output head, which are float32. Trained weights, gradients and optimiser
-    state are float32; with `bf16` the weights below adapters, and all weights that an engine is given, are bfloat16."""
+    """Precision of matrix products except the output head's (float32); trained weights, gradients and optimiser state
+    are float32. With `bf16`, weights below adapters and an engine's weights are bfloat16."""
     gradient_checkpointing: bool = False
-    """Keep one activation per layer and compute the rest again in the backward pass."""
+    """Keep one activation per layer and recompute the rest in the backward pass, to save memory."""
     optimizer: OptimizerName = "adamw"
-    """`adamw_8bit` keeps its moments in 8 bits, and needs the package bitsandbytes."""
+    """`adamw_8bit` keeps moments in 8 bits (package bitsandbytes)."""
     processes: int = Field(default=1, ge=1)
-    """Learner processes, one per device, that share each batch: on this machine, or those of `train.listen`."""
+    """Learner processes, one per device, that share each batch, on this machine or at `train.listen`."""
     strategy: Strategy = "ddp"
-    """What they share beside it: nothing, with `zero2` gradients and optimiser state, with `fsdp2` or `zero3` weights
-    too. `zero2` and `zero3` need the package deepspeed."""
+    """State shared between processes: none (`ddp`), gradients and optimiser state (`zero2`), weights too (`fsdp2`,
+    `zero3`). `zero2` and `zero3` need the package deepspeed."""
 
 
 class Train(Learning):
-    """How episodes become an update."""
+    """Update of the policy from episodes."""
 
     warmup_ratio: float | None = Field(default=None, ge=0, lt=1)
-    """In place of `warmup_updates` and `decay_updates`: the share of the run's updates over which the learning rate
-    rises; over the others it falls to zero along half a cosine."""
+    """Share of the run's updates over which the learning rate rises, then it falls to zero along half a cosine.
+    Replaces `warmup_updates` and `decay_updates`."""
 
     balance_kinds: bool = False
-    """Give each kind of tasks in a batch its part of the loss by `kinds.NAME.weight`, and not by how many episodes it
-    has, or tokens where the loss adds these up: one with few short replies is not drowned by the others. Not with a
-    `value_head`, which learns rewards as they are."""
+    """Weight each kind of tasks in a batch by `kinds.NAME.weight`, not by its number of episodes or tokens, so that a
+    kind with few short replies counts. Excludes `value_head`, which learns unscaled rewards."""
     mismatch_correction: Literal["auto", Correction] = "auto"
-    """With `recomputed`: weight each `token` by learner over engine, cut at 2. `auto` is `token` with `recomputed`
-    where either computes in half precision, else `off`."""
+    """With `recomputed`, weight each `token` by learner over engine probability, cut at 2. `auto` does so if either
+    computes in half precision."""
     mask_truncated: bool = False
-    """Do not train attempts that a limit ended; their rewards are compared all the same."""
+    """Exclude attempts that a limit ended from training; their rewards still count in the baseline."""
     overlong_buffer: int = Field(default=0, ge=0)
-    """Over the last so many tokens before its limit of tokens, the reward of an attempt falls by up to 1 (soft overlong
-    punishment, arXiv 2503.14476); 0: it does not."""
+    """Last tokens before an attempt's token limit over which its reward falls by up to 1 (soft overlong punishment,
+    arXiv 2503.14476); 0 is off."""
     tie_break: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Scores, by weight, that tell attempts of equal rewards apart: what a score has above the mean of the attempts
-    that are equal to this one, times the weight, is added to its advantage, for example `{file_match = 0.1}`. `reward`
-    is to measure them, with weight 0."""
+    """Scores by weight that separate attempts of equal rewards: weight times the score's excess over their mean is
+    added to the advantage, for example `{file_match = 0.1}`. `reward` must measure them, with weight 0."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """GPUs of the learner, one for each process; empty is the first ones that `crrl` sees (docs/guides/cluster.md)."""
+    """GPUs of the learner, one per process; empty takes the first that `crrl` sees (docs/guides/cluster.md)."""
     listen: str = ""
-    """HOST:PORT of this machine where the run waits for learner processes that torchrun starts, on one or more machines
-    (docs/guides/cluster.md). Empty: the run starts its own."""
+    """HOST:PORT of this machine at which the run waits for learner processes started by torchrun
+    (docs/guides/cluster.md). Empty: the run starts its learners."""
     patience: float = Field(default=3600.0, gt=0)
-    """Seconds that the learner may take for one step, or to send or save weights: after that it is taken for hung,
-    killed and restarted (run.retries). With `listen` also how long the run waits for torchrun's processes."""
+    """Seconds for one learner step, or for sending or saving weights, before the learner is killed and restarted
+    (`run.retries`). Also the time to wait for torchrun's processes."""
 
     @model_validator(mode="after")
     def _listens_for_gpus_elsewhere(self) -> Train:

@@ -1,1 +1,1 @@
-"""The rewards of the thesis, its draft and its code, under their own names: to reproduce it, not to train on."""
+"""Rewards of the thesis, its draft and its code: to reproduce it, not to train on."""

@@ -1,4 +1,4 @@
-"""Search/replace blocks in a reply: their format, and how like the reference's they are."""
+"""Search/replace blocks in a reply: format, and similarity to the reference's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coderepairrl.rewards.thesis.formats import tagged_answer, unfenced
 from coderepairrl.types import Task
 
 Block = tuple[tuple[str, ...], tuple[str, ...]]
-"""The lines that are searched, and those that replace them."""
+"""Searched lines and their replacement."""
 
 # Possessive, and in parts that are found one after the other: a policy writes the text, and could make a pattern that
 # tries every way take hours.
@@ -33,26 +33,25 @@ _DEVIATIONS = (
 
 
 def blocks(text: str) -> list[Block]:
-    """The complete blocks of `text` (`agents.blocks.read`), wherever they belong; what is between is taken as it is.
+    r"""Complete blocks of `text` (`agents.blocks.read`), for any file.
 
-    >>> blocks("<<<<<<< SEARCH\\n  a\\n\\n  b\\n=======\\n  c\\n>>>>>>> REPLACE")
+    >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
     """
     return [(each.search, each.replace) for each in read(text)]
 
 
 class SearchReplaceFormat(AnswerReward):
-    """How well formed the search/replace blocks of the answer are, in [0, 1].
+    """Format of the answer's search/replace blocks, in [0, 1].
 
-    Of the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without a
+    For the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without a
     divider; below 0.5 the rest is skipped. A single perfect block earns 1. Else less 0.1 for each marker of another
-    length, 0.05 for text behind SEARCH, and REPLACE, 0.15 for as many dividers as there are not SEARCHes, and REPLACEs,
-    0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does
-    not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
+    length, 0.05 for text behind SEARCH, and REPLACE, 0.15 if dividers are not as many as SEARCHes, and REPLACEs, 0.1
+    for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does not
+    end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
 
-    Unit: points of format. Source: the original's code, whose reader lost blocks with blank lines; the one here does
-    not. Known weaknesses: its patterns also match well-formed markers, so several perfect blocks earn about 0.7;
-    says nothing of the content.
+    Unit: points of format. Source: the original's code, whose reader lost blocks with blank lines; this one does not.
+    Known weaknesses: several perfect blocks earn about 0.7, since patterns match well-formed markers; ignores content.
     """
 
     name = "search_replace_format"
@@ -64,7 +63,7 @@ class SearchReplaceFormat(AnswerReward):
 
 
 def block_format(text: str) -> float:
-    """The value of `SearchReplaceFormat` for the text of the blocks."""
+    """Value of `SearchReplaceFormat` for the text of the blocks."""
     if not text:
         return 0.0
     searches, replaces, dividers = text.count("SEARCH"), text.count("REPLACE"), text.count("=======")
@@ -84,7 +83,6 @@ def block_format(text: str) -> float:
 
 
 def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
-    """Whether `text` has the `parts` one after the other, with anything between."""
     at = 0
     for part in parts:
         found = part.search(text, at)
@@ -95,22 +93,22 @@ def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
 
 
 class SearchReplaceSimilarity(AnswerReward):
-    """How like the reference's blocks those of the answer are, in [0, 1].
+    """Similarity of the answer's blocks to the reference's, in [0, 1].
 
-    The shorter list is filled up with empty blocks; each pair scores the mean of the difflib ratios, over lines, of
-    its two search parts and of its two replace parts; the reward is the mean over pairs. 0 if the answer has no
-    block. The reference is text with such blocks, or a diff, of which each hunk is one block, context included.
+    Blocks are paired in order, missing ones empty. A pair scores the mean difflib ratio, over lines, of its search
+    parts and replace parts; the reward is the mean over pairs, 0 without blocks in the answer. The reference has such
+    blocks, or is a diff, of which each hunk is one block with context.
 
-    Unit: share of matching lines. Source: the original's code, whose reader made references with blank lines empty
-    and then gave 1.0 to garbage; the one here does not. Known weaknesses: blocks are compared in
-    order, and their searched lines count as much as the repair; context earns.
+    Unit: share of matching lines. Source: the original's code, whose reader gave 1.0 to garbage for references with
+    blank lines; this one does not. Known weaknesses: blocks are compared in order; searched lines count as much as the
+    repair; context earns.
     """
 
     name = "search_replace_similarity"
     version = 2
 
     def judge(self, answer: str, task: Task) -> float:
-        """The formula above. Raises `TaskError` for a reference in which no block can be read."""
+        """Compare blocks. Raises `TaskError` for a reference without a readable block."""
         wanted, given = _reference(task), blocks(unfenced(tagged_answer(answer)))
         if not given:
             return 0.0

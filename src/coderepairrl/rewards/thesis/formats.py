@@ -1,4 +1,4 @@
-"""The format of tagged answers, and whether they name the right class."""
+"""Format and class of tagged answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STRICT = re.compile(r"<think>\n(?s:.+?)\n</think>\n<answer>\n[^\n]+\n</answer>\
 
 
 def tagged_answer(text: str) -> str:
-    """What stands between ``<answer>`` and ``</answer>`` (or the end); ``N/A`` if nothing does.
+    """Text between ``<answer>`` and ``</answer>`` (or the end); else ``N/A``.
 
     >>> tagged_answer("<think>hm</think><answer> CWE-79 </answer>"), tagged_answer("CWE-79")
     ('CWE-79', 'N/A')
@@ -22,20 +22,20 @@ def tagged_answer(text: str) -> str:
 
 
 def unfenced(text: str) -> str:
-    """The first fenced block of `text`; all of it if there is none."""
+    """First fenced block of `text`, else all of it."""
     line = text.find("\n", text.find("```") + 3) + 1 if "```" in text else 0
     end = text.find("```", line) if line else -1
     return text[line:end] if end >= 0 else text
 
 
 class ReasoningFormat(AnswerReward):
-    r"""The tags of a reasoned answer, in [0, 1].
+    r"""Tags of a reasoned answer, in [0, 1].
 
-    1/4 for each of ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n`` and ``\n</answer>`` that stands there exactly
-    once, less 0.001 for each character before the first and behind the last; at least 0.
+    1/4 for each of ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n`` and ``\n</answer>`` that occurs exactly once, less
+    0.001 for each character before the first and after the last; at least 0.
 
-    Unit: share of the tags. Source: the original's code. Known weaknesses: the order is not looked at; a thousand
-    characters outside cost all; an empty thought and an empty answer earn as much as any.
+    Unit: share of the tags. Source: the original's code. Known weaknesses: ignores order; a thousand characters outside
+    cost all; empty thoughts and answers earn fully.
     """
 
     name = "reasoning_format"
@@ -53,10 +53,10 @@ class ReasoningFormat(AnswerReward):
 
 
 class ReasoningFormatStrict(AnswerReward):
-    """1 if the whole reply is a thought and an answer of one line, each tag on a line of its own, else 0 (RW8).
+    """1 if the reply is a thought and a one-line answer, each tag on a separate line, else 0 (RW8).
 
-    Unit: 0 or 1. Source: the original's code. Known weakness: an answer of several lines, such as any repair, never
-    has this format: use it for classification only.
+    Unit: 0 or 1. Source: the original's code. Known weakness: no answer of several lines, such as a repair, has this
+    format: for classification only.
     """
 
     name = "reasoning_format_strict"
@@ -69,17 +69,16 @@ class ReasoningFormatStrict(AnswerReward):
 class Classification(AnswerReward):
     """1 if the tagged answer is the task's label, else 0.
 
-    The label is `Task.answer`, for example ``CWE-79``; what is compared with it stands between ``<answer>`` tags, and
-    is ``N/A`` without them.
+    The label is `Task.answer`, for example ``CWE-79``; a reply without tags answers ``N/A``.
 
-    Unit: 0 or 1. Source: the original's code. Known weaknesses: compares texts, so another spelling is wrong; with
-    few classes, guessing the commonest pays.
+    Unit: 0 or 1. Source: the original's code. Known weaknesses: another spelling is wrong; with few classes, guessing
+    the commonest pays.
     """
 
     name = "classification"
 
     def judge(self, answer: str, task: Task) -> float:
-        """The rule above. Raises `TaskError` for a task without a label."""
+        """Compare labels. Raises `TaskError` for a task without a label."""
         if not task.answer:
             raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
         return float(tagged_answer(answer) == task.answer.strip())

@@ -1,4 +1,4 @@
-"""Rewards for how the shell is used, which the original tried. They pay for gestures: measure with them (weight 0)."""
+"""The original's rewards for shell use. They pay for gestures: measure with them (weight 0)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class _Call(NamedTuple):
 
 
 def _shell(episode: Episode) -> list[_Call]:
-    """The shell commands of the episode, with what they printed where the conversation has it."""
     calls = []
     for call, output in zip(episode.tool_calls, _outputs(episode), strict=True):
         try:
@@ -44,10 +43,10 @@ def _shell(episode: Episode) -> list[_Call]:
 
 
 def _outputs(episode: Episode) -> list[str]:
-    """What each tool call printed, found by the id that it has in the reply; empty where no later request has it.
+    """Output of each tool call, by its id in the reply; empty if unrecorded.
 
-    An id counts within its turn only, since some models write ids of their own, and may write one twice. Calls without
-    an output (a last one), outputs without a call (a refused one) and outputs in another order are common.
+    Ids count within their turn only, since some models repeat them. Calls without output, outputs without a call and
+    reordered outputs are common.
     """
     ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
     printed: dict[tuple[int | None, str], str] = {}
@@ -70,7 +69,7 @@ def _outputs(episode: Episode) -> list[str]:
 
 
 class TerminalHabits(Reward):
-    """Habits of debugging in a shell, in [0, 1].
+    """Debugging habits in a shell, in [0, 1].
 
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
@@ -90,7 +89,7 @@ class TerminalHabits(Reward):
 
 
 class ExplorationDepth(Reward):
-    """How purposefully a shell was used to look around, in [0, 1].
+    """Purposeful exploration with a shell, in [0, 1].
 
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
     0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for

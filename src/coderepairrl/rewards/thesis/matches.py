@@ -1,4 +1,4 @@
-"""Rewards for touching the right files and functions, and the similarities built on them."""
+"""Rewards for touching the right files and functions, and related similarities."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from coderepairrl.rewards.thesis.similarity import PatchSimilarity, files, ratio
 from coderepairrl.types import Episode, Score, Task
 
 Place = tuple[str, str]
-"""A file, and the qualified name of a function in it (empty: outside of any)."""
+"""A file, and the qualified name of a function in it (empty: outside)."""
 
 
 class FileMatch(TextReward):
     """Share of files in common, in [0, 1]: |F_a & F_g| / max(|F_a|, |F_g|).
 
-    Unit: share of files. Source: the original's code. Known weakness: was hacked in the thesis (right files, worse
-    patches: any edit of the right file earns 1). Measure with it (weight 0), do not train on it.
+    Unit: share of files. Source: the original's code. Known weakness: hacked in the thesis, since any edit of the right
+    file earns 1. Measure with it (weight 0).
     """
 
     name = "file_match"
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above; of an empty oracle 1 for an empty patch. Raises `MalformedPatch`."""
+        """Share of files; for an empty oracle 1 for an empty patch. Raises `MalformedPatch`."""
         wanted, given = ({file.path for file in parse(text)} for text in (oracle, patch))
         return len(wanted & given) / max(len(wanted), len(given)) if wanted else float(not given)
 
 
 class NanoSimilarity(TextReward):
-    """The similarity of Nano's own benchmark, in [0, 1].
+    """Similarity of Nano's benchmark, in [0, 1].
 
-    As `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
+    Like `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
 
-    Unit: share of matching characters. Source: Nano's benchmark. Known weaknesses: those of `patch_similarity`, and
+    Unit: share of matching characters. Source: Nano's benchmark. Known weaknesses: those of `patch_similarity`;
     touching many files costs nothing.
     """
 
@@ -52,14 +52,14 @@ class NanoSimilarity(TextReward):
 
 
 class DraftSimilarity(TextReward):
-    """The reward of the thesis's draft, in [0, 1].
+    """Reward of the thesis's draft, in [0, 1].
 
-    1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where that
-    is less, 0.1 for a right file and another 0.1 for a right function (as the hunks' headings name it); else 0.
+    1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where larger,
+    0.1 for a right file and another 0.1 for a right function (as the hunks' headings name it).
 
-    Unit: share of changed lines. Source: equation 3.1 and section 3.5.3 of the draft, which give no formula for the
-    partial credit: its size is this project's. Known weaknesses: lines are equal or not, so a near repair earns as
-    little as junk; any edit of the right file earns 0.1; no-ops are lines like any other.
+    Unit: share of changed lines. Source: equation 3.1 and section 3.5.3 of the draft; the size of the partial credit is
+    this project's. Known weaknesses: a near repair earns as little as junk; any edit of the right file earns 0.1;
+    no-ops are lines like any other.
     """
 
     name = "draft_similarity"
@@ -77,7 +77,6 @@ class DraftSimilarity(TextReward):
 
 
 def _changed(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
-    """Every changed line with its file and sign, in the order of files and lines."""
     found = []
     for file in sorted(patch, key=lambda file: file.path):
         for block in sorted(file.blocks, key=lambda block: block.at):
@@ -94,9 +93,9 @@ def _headings(patch: Sequence[FilePatch]) -> set[Place]:
 class FunctionMatch(Reward):
     """Share of functions in common, in [0, 1]: |P_a & P_g| / max(|P_a|, |P_g|) over (file, function).
 
-    A Python file is read at the task's commit, in a fresh sandbox, and each changed place belongs to the innermost
-    function or class around it (`ast`). Of other languages, and of files that do not parse, a place belongs to what
-    the hunk's heading names. Code outside of any function counts as one place of its file.
+    A changed place of a Python file belongs to the innermost function or class at the task's commit, read in a fresh
+    sandbox. In other files, or those that do not parse, it belongs to the hunk's heading. Code outside functions is one
+    place per file.
 
     Unit: share of functions. Source: the draft's section 3.5.3 ("correct files and functions"). Known weaknesses: any
     edit of the right function earns 1; a heading names the function above the hunk, which may have ended.
@@ -105,7 +104,7 @@ class FunctionMatch(Reward):
     name = "function_match"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch. Raises `TaskError` for a malformed reference, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault` for a dead sandbox."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
@@ -127,7 +126,6 @@ class FunctionMatch(Reward):
 
     @staticmethod
     async def _sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
-        """The trees of those of `paths` that exist and parse."""
         found: dict[str, ast.Module] = {}
         if not paths:
             return found
@@ -161,7 +159,7 @@ def _places(patch: Sequence[FilePatch], sources: dict[str, ast.Module]) -> Itera
 
 
 def enclosing(tree: ast.AST, line: int) -> str:
-    """The qualified name of the innermost function or class of `tree` that contains `line`."""
+    """Qualified name of the innermost function or class that contains `line`."""
     for node in ast.iter_child_nodes(tree):
         first = min((each.lineno for each in getattr(node, "decorator_list", ())), default=getattr(node, "lineno", 0))
         if first <= line <= (getattr(node, "end_lineno", 0) or 0):
@@ -173,19 +171,19 @@ def enclosing(tree: ast.AST, line: int) -> str:
 
 
 class TestPatchSimilarity(Reward):
-    """`patch_similarity` with the change of the tests in place of the oracle, in [0, 1].
+    """`patch_similarity` to the change of the tests instead of the oracle, in [0, 1].
 
-    That change is the diff of a fresh sandbox in which the files of the task's `Checks.restore` are put in place.
+    That change is a fresh sandbox's diff after writing the task's `Checks.restore`.
 
-    Unit: share of matching characters. Source: the original's code, which used it to pick demonstrations in which
-    the agent wrote a test. Known weaknesses: those of `patch_similarity`; pays for tests, not for repairs.
+    Unit: share of matching characters. Source: the original's code, which picked demonstrations with tests by it. Known
+    weaknesses: those of `patch_similarity`; pays for tests, not for repairs.
     """
 
     __test__ = False  # pytest: not a test class
     name = "test_patch_similarity"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's patch. Raises `TaskError` without test files, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` without test files, `RewardFault` for a dead sandbox."""
         if not task.checks.restore:
             raise TaskError(f"task {task.id} names no test files", fix="give its checks the files to `restore`")
         if not episode.patch.strip():

@@ -1,4 +1,4 @@
-"""`patch_similarity`: the reward of the thesis, exactly, under its own name."""
+"""`patch_similarity`: the thesis's reward, exactly."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from cydifflib import SequenceMatcher
 from coderepairrl.rewards.text import TextReward
 
 LARGEST_PAIRS = 400_000_000
-"""Characters of one text times those of the other (20,000 each): beyond, a single search may be slow."""
+"""Product of both texts' characters (20,000 each); beyond, a single search may be slow."""
 LARGEST_WORK = 20_000_000
-"""Steps of all searches, about a second; none of the real patches in the tests comes near it. Texts made to be slow, of
-which each match is a character long, take steps with the cube of their length."""
+"""Steps of all searches, about a second; adversarial texts take steps with the cube of their length."""
 _FILE = "diff --git"
 _NAME = re.compile(r"diff --git a/(.*) b/")
 
@@ -24,23 +23,22 @@ class PatchSimilarity(TextReward):
 
         R = sum over files f of both patches of SM(g_f, a_f) / max(|F_a|, |F_g|)
 
-    SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default
-    "autojunk" for texts of 200 and more. The text of a file is everything from its ``diff --git a/X b/X`` line to
-    the next, headers, hashes and context included, stripped of blank ends; X names it, of several texts with one
-    name the last counts. An empty patch scores 0, and so does an empty oracle.
+    SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default "autojunk"
+    for texts of 200 and more. A file's text is everything from its ``diff --git a/X b/X`` line to the next, headers,
+    hashes and context included, stripped; X names it, and the last of several counts. Empty patches and oracles score
+    0.
 
     Unit: share of matching characters. Source: the thesis and its code; equal to its published values on real
-    predictions (tests). Known weaknesses: headers and context dominate, so a
-    blank line in the right file scores 0.14 to 0.19 on average and one beside the right hunk 0.52 to 0.60; blob
-    hashes keep a perfect repair below 1.0; autojunk and the order of the arguments move the value; a patch without
-    ``diff --git`` lines scores 0.
+    predictions (tests). Known weaknesses: headers and context dominate, so a blank line in the right file scores 0.14
+    to 0.19 on average and one next to the right hunk 0.52 to 0.60; blob hashes keep a perfect repair below 1.0;
+    autojunk and the order of the arguments move the value; a patch without ``diff --git`` lines scores 0.
     """
 
     name = "patch_similarity"
     repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above, the same for every language. Never raises: any text is compared as it stands."""
+        """Compare any two texts; never raises."""
         wanted, given = files(oracle), files(patch)
         if not wanted or not given:
             return 0.0
@@ -51,8 +49,7 @@ class PatchSimilarity(TextReward):
 def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
     """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, in [0, 1], computed by cydifflib.
 
-    Of texts beyond `LARGEST_PAIRS` only the common beginning and the common end count, and of others what is found to
-    match in `LARGEST_WORK` steps.
+    Beyond `LARGEST_PAIRS` only common ends count, else the matches found in `LARGEST_WORK` steps.
 
     >>> ratio("abcd", "bcde")
     0.75
@@ -67,9 +64,9 @@ def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True
 
 
 def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
-    """Elements in difflib's matching blocks: the longest match, then those to the left and to the right of it.
+    """Elements in difflib's matching blocks: the longest match, then those on either side.
 
-    A search of ``a[low:high]`` takes a step for each element there, and one for each place in `b` that it may match.
+    A search of ``a[low:high]`` takes a step per element, and one per place in `b` that it may match.
     """
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
@@ -90,15 +87,14 @@ def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> in
 
 
 def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """How many elements two sequences begin with alike."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
 def files(patch: bytes) -> dict[str, str]:
-    """The text of each file of `patch` by its name; text before the first ``diff --git`` is a file named "".
+    r"""Each file's text by name; text before the first ``diff --git`` is a file named "".
 
-    >>> files(b"diff --git a/x b/x\\n+1\\ndiff --git a/y b/y\\n+2\\n")["x"]
-    'diff --git a/x b/x\\n+1'
+    >>> files(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
+    'diff --git a/x b/x\n+1'
     """
     found = {}
     before, *parts = ("\n" + patch.decode("utf-8", "surrogateescape")).split("\n" + _FILE)

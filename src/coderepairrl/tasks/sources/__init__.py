@@ -1,4 +1,4 @@
-"""Task sources by name. A benchmark is one module of this folder."""
+"""Task sources by name; each benchmark is one module here."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _KIND = "task source"
 
 
 def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
-    """The source of that name, or of that import path ``module:Class``, made with `options`; of it what `select` says.
+    """Make the source of that name or ``module:Class`` with `options`, limited to what `select` takes.
 
     Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.
     """
@@ -66,7 +66,7 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
 
 
 def check_trainable(evaluation_set: str) -> None:
-    """Raise `ConfigError` for a source that is there to be measured on (`TaskSource.evaluation_set`)."""
+    """Raise `ConfigError` for an evaluation-only source (`TaskSource.evaluation_set`)."""
     if evaluation_set:
         raise ConfigError(
             f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
@@ -75,7 +75,7 @@ def check_trainable(evaluation_set: str) -> None:
 
 
 class ScriptedSource(TaskSource):
-    """A source that gives `tasks`, or raises `error` when it is prepared, for tests."""
+    """Gives `tasks`, or raises `error` when prepared; for tests."""
 
     name = "scripted"
 

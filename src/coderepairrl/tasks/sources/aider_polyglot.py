@@ -1,8 +1,7 @@
 """`aider_polyglot`: 225 Exercism exercises in six languages (``Aider-AI/polyglot-benchmark``).
 
-A stub and the instructions are the task, the exercise's example solution is the reference. As in aider's own harness
-all tests are switched on, those that the exercise skips included. Its second try, in which a model is shown the tests'
-output, is a matter of the agent: one that runs the tests has it by itself.
+The task is a stub with instructions, the reference the example solution. As in aider's harness, skipped tests are
+enabled. Aider's second try with the tests' output is left to agents, which can run the tests.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ TEST_SECONDS = 10.0
 SECONDS = 180.0
 _LICENCE = "MIT"
 _PRACTICE = "exercises/practice"
-_CRATES = ".meta/Cargo-example.toml"
-"""What an example in Rust needs, where it is not what the stub needs."""
+_CRATES = ".meta/Cargo-example.toml"  # where an example needs other crates than its stub
 _JEST = "crrl_jest.mjs"
 _CATCH = ("test/catch.hpp", "test/tests-main.cpp")
 _CPP = """
@@ -40,9 +38,8 @@ class AiderPolyglot(Files):
     """The exercises in `language`.
 
     `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
-    with Catch among the files). Python needs nothing else to be tested, JavaScript node 20 (``programs/jest.mjs``
-    stands for Jest), Rust cargo (eight need crates), C++ g++, Go its tools. Java's tests need Gradle and JUnit 5 from a
-    registry: these tasks come without checks.
+    with Catch). ``programs/jest.mjs`` replaces Jest; eight Rust exercises need crates. Java tasks have no checks, since
+    they need Gradle and JUnit 5 from a registry.
     """
 
     name = "aider_polyglot"
@@ -128,7 +125,7 @@ def _checkout(folder: Path, language: str) -> Row:
 
 
 def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
-    """Each example's text by the solution file that it stands for: of its name, else the only one of its ending."""
+    """Text of each example by its solution file: of equal name, else the only one of its ending."""
     found: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)
@@ -150,7 +147,7 @@ def _switched_on(language: str, text: str) -> str:
 
 
 def _hidden(name: str) -> bool:
-    """Instructions, examples, and notes with solutions in them; build wrappers."""
+    """Whether a file holds instructions, examples, solution notes, or is a build wrapper."""
     return any(part.startswith(".") and part not in (".eslintrc", ".babelrc") for part in name.split("/"))
 
 

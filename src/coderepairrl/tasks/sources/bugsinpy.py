@@ -1,11 +1,10 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
-The rules are those of ``bugsinpy-compile`` and ``bugsinpy-test``. Requirements are frozen lists of 2020, some made on
-Windows or Debian: the framework gives them to pip one after another and goes on where one cannot be had. Lines that are
-the project itself are left out: the workspace is on Python's path, and bugs with the same list share an environment. It
-is installed from the bug's own commit where ``setup.sh`` builds it, or its build writes a module (setuptools_scm).
-``setup.sh`` installs further packages. The tests are the lines of ``run_test.sh``, on the tests of the repaired commit.
-What was on the framework's machine alone, pytest and what tox installs, the project declares.
+Follows ``bugsinpy-compile`` and ``bugsinpy-test``. Requirements are frozen lists of 2020, given to pip one by one;
+failures are skipped. The project itself is omitted, so bugs with one list share an environment and import the
+workspace; it is installed from the bug's commit only if ``setup.sh`` builds it or its build writes a module
+(setuptools_scm). Tests are the lines of ``run_test.sh``, with the repaired commit's tests. pytest and what tox
+installs come from the project's declarations.
 """
 
 from __future__ import annotations
@@ -35,31 +34,26 @@ from coderepairrl.types import Checks, Command, Task
 NATIVE = frozenset((resources.files(__package__) / "bugsinpy_native.txt").read_text().split())
 """Bugs whose tests fail in a native environment, and pass with the reference."""
 BEFORE = "2020-11-09"
-"""Packages without a version are those of the week in which BugsInPy was presented (ESEC/FSE 2020)."""
+"""Date of unpinned packages: the week of BugsInPy's presentation (ESEC/FSE 2020)."""
 TIMEOUT = 600.0
-"""Seconds for each line of ``run_test.sh``; the framework has no limit."""
+"""Seconds per line of ``run_test.sh``; the framework has no limit."""
 _INSTALLS = re.compile(r"(python3? -m ?)?pip3? install (?P<what>.+)")
 _BUILDS = re.compile(r"python3? setup\.py (install|develop|build)\b.*")
-"""What the build of an environment does anyway."""
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*$", re.MULTILINE)
 _SHELL_WORD = re.compile(r"if|then|elif|else|fi|for|while|until|do|done|case|esac|function|select|[{}!]")
 _NOT_PLAIN = re.compile(r"^-|^[\w,!-]+:|^$")
-"""Requirement files of tox, which are looked for anyway, and what it installs in some environments only."""
+"""Requirement files of tox (found anyway), and those of some environments only."""
 _BUILDING = ("setup.py", "pyproject.toml", "setup.cfg")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class BugsInPy(Repositories):
-    """BugsInPy: the commit before the repair, without the tests that come with it.
+    """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). There are no issue
-    texts; a prompt has the command of the failing tests. `clone` is that of `benchmark.Repositories`; commits of pandas
-    are published with 7 digits, which cannot be fetched, and keras-12 has no patch. `project` are the benchmark's names
-    of some projects, between commas; all if not given.
-
-    With `workspace` ``native`` a task has an environment that is built on this machine and the bug's own tests, which
-    come from the repaired commit; of those bugs where that reproduces the benchmark (`NATIVE`; with `all_native` of
-    every one whose project compiles nothing). They are read when the tasks are, and fetched the first time.
+    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). Without issue texts, a
+    prompt has the failing tests' command. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
+    has no patch. With `workspace` ``native`` a task has an environment built on this machine and the repaired commit's
+    tests: for bugs in `NATIVE`, or with `all_native` for every project without compilation.
     """
 
     name = "bugsinpy"
@@ -148,13 +142,11 @@ def _text(path: Path) -> str:
 
 
 def _specified(row: Row) -> bool:
-    """Whether `environment` can build what the bug's tests need: not where ``setup.sh`` compiles extensions in place,
-    or has files of requirements or extras."""
     return not any("build_ext" in line or "install -" in line for line in _lines(row.maybe("setup_sh")))
 
 
 def _environment(row: Row, url: str) -> str:
-    """`Task.environment` of the bug in `row`, whose repository is at `url`. Raises `TaskError` and `SandboxFault`."""
+    """`Task.environment` of a bug whose repository is at `url`. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
         raise row.wrong(f"column 'python_version' is no version: {row.text('python_version')!r}")
@@ -182,10 +174,9 @@ def _environment(row: Row, url: str) -> str:
 
 
 def _checks(row: Row, url: str) -> Checks:
-    """The bug's tests: each line of ``run_test.sh`` after those of ``setup.sh`` that change files.
+    """Lines of ``run_test.sh``, each after the lines of ``setup.sh`` that change files.
 
-    `Checks.restore` has the tests of the repaired commit, which is fetched where the cache does not have it.
-    Raises `TaskError` and `SandboxFault`.
+    `Checks.restore` has the repaired commit's tests, fetched if not cached. Raises `TaskError` and `SandboxFault`.
     """
     before = [_one_command(line, row) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
@@ -194,10 +185,6 @@ def _checks(row: Row, url: str) -> Checks:
 
 
 def _one_command(line: str, row: Row) -> str:
-    """A line of ``setup.sh`` as the beginning of a shell's command line, whose pipes and redirections are its own.
-
-    Raises `TaskError` for one that is a part of a longer command.
-    """
     try:
         first = (shlex.split(line) or [""])[0]
     except ValueError:  # an open quote, or a backslash at its end
@@ -217,7 +204,6 @@ def _known(line: str) -> bool:
 
 
 def _installed(row: Row) -> Iterator[str]:
-    """Packages that ``setup.sh`` installs, but for names of the standard library (``unittest``)."""
     for line in _lines(row.maybe("setup_sh")):
         if found := _INSTALLS.fullmatch(line):
             yield from (name for name in found["what"].split() if name not in sys.stdlib_module_names)
@@ -236,14 +222,13 @@ def _package(requirement: str) -> str:
 
 
 def _commands(row: Row) -> list[list[str]]:
-    """The test commands. tox would make an environment of its own, in which it runs pytest."""
+    """Test commands, with pytest for tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
 
 def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
-    """What the project says that its tests need, for pytest: requirements, those of ``tox.ini`` among them, and files
-    of them."""
+    """The project's declared requirements and requirement files for pytest, ``tox.ini`` included."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
@@ -260,7 +245,6 @@ def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _writes(row: Row, url: str) -> bool:
-    """Whether the project's build writes the module with its version, which the project imports."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
@@ -270,8 +254,7 @@ def _writes(row: Row, url: str) -> bool:
 
 
 def _restored(row: Row, url: str) -> dict[str, str]:
-    """The bug's test files, and what else lies among the tests that the repaired commit has and the other one has not:
-    data of the tests. Bytes that are no UTF-8 are surrogate escapes."""
+    """The bug's test files, and test data that only the repaired commit has."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     named = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:

@@ -1,4 +1,4 @@
-"""`defects4j`: bugs of 17 Java projects, each with the smallest patch that repairs it (``rjust/defects4j``)."""
+"""`defects4j`: bugs of 17 Java projects with minimal repairs (``rjust/defects4j``)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,12 @@ PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
 
 
 class Defects4J(Benchmark):
-    """Defects4J 3.0.1: 854 bugs, and 10 that it has given up; with `active` these are left out.
+    """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). The
-    trees of the projects are not in it: a workspace is the folder ``PROJECT-BUGb`` of `checkouts`, made by ``defects4j
-    checkout -p PROJECT -v BUGb -w FOLDER``. There are no issue texts; a prompt has the failing tests and what they say.
-
-    `program` is Defects4J's command as sandboxes find it (``/opt/defects4j/framework/bin/defects4j``): with it the
-    checks are that the project compiles, and that no test fails. `image` is an image for each bug, whose working folder
-    is such a checkout and which has the command; ``{project}`` and ``{bug}`` stand for the bug. The tests of a checkout
-    are those of the repair, as upstream has it, so that agents see them; a patch changes none of them.
+    `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). A
+    workspace is a folder of `checkouts`; with `program` or `image`, checks compile the project and require that no test
+    fails. Without issue texts, a prompt has the failing tests and their messages. As upstream, a checkout has the
+    repair's tests, so agents see them.
     """
 
     name = "defects4j"
@@ -101,7 +97,7 @@ def _checkout(projects: Path) -> Iterator[Row]:
 
 
 def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
-    """Upstream's patches go from the repaired to the broken program."""
+    """Values of a row; upstream's patches go from the repaired to the broken program."""
     trigger = folder / "trigger_tests" / str(bug)
     text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
     tests = [part.split("\n") for part in text.split("--- ")[1:]]
@@ -117,5 +113,4 @@ def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, st
 
 
 def _message(lines: list[str]) -> str:
-    """What a failed test said, without where."""
     return "\n".join(takewhile(lambda line: not line.startswith("\tat "), lines)).strip()

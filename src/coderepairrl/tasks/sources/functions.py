@@ -1,7 +1,7 @@
-"""`functions`: functions of Python code, masked, to be written again by their specification (kind ``implement``).
+"""`functions`: masked Python functions, to be written from their specification (kind ``implement``).
 
-Signature and docstring are the issue; the function, with its decorators, is replaced by a comment. What is written is
-compared with the original by any reward, and run by the docstring's own examples.
+The issue is signature and docstring; a comment replaces the function. The answer is compared with the original by any
+reward, and run by the docstring's examples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ran = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS).run(tes
 assert ran.attempted and not ran.failed, f"{{ran.failed}} of {{ran.attempted}} examples fail"
 """
 _PROGRAM = resources.files(__package__) / "programs/examples.py"
-"""Runs the examples of many functions, with them and without."""
+"""Runs functions' examples, with and without the function."""
 
 
 class _Tree(NamedTuple):
@@ -74,18 +74,15 @@ class _Masked(NamedTuple):
 
 
 class Functions(LoadedSource):
-    """Functions that their docstrings specify, each masked in a copy of the files around it.
+    """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder of them (a package, a git repository), or a file of rows as The Stack has them:
-    ``content``, ``path`` (or ``max_stars_repo_path``), and what groups them: ``package`` (or ``max_stars_repo_name``).
-    Left out are functions that make poor tasks (`masking.Function.problem`) unless `quality` is false, those within
-    functions, and, with `examples`, those whose docstring has none that passes with the function and fails without it,
-    in the sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`. Without `examples`
-    tasks have no checks, and similarity alone judges. What the examples need, and `requirements` besides, is built into
-    an environment, as for the source `mutants`, unless `environment` is false. A quarter is split ``test``, by its id.
+    `path` is a Python file, a folder, or a file of rows like The Stack's: ``content``, ``path`` (or
+    ``max_stars_repo_path``), and the group ``package`` (or ``max_stars_repo_name``). Left out, and counted in
+    `left_out`, are nested functions, with `quality` those that make poor tasks (`masking.Function.problem`), and with
+    `examples` those without an example that passes with the function and fails without it. A quarter is split ``test``,
+    by id (``functions/PATH:NAME``).
 
-    Ids are ``functions/PATH:NAME``. Why functions are left out is counted in `left_out`. Raises `ConfigError` for
-    options that cannot work, `TaskError` for code that cannot be used or has no such function, `SandboxFault`,
+    Raises `ConfigError` for unusable options, `TaskError` for unusable code or no function, `SandboxFault`,
     `PrerequisiteError`, and what `environment.build` does.
     """
 
@@ -114,7 +111,7 @@ class Functions(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read, mask, run the examples, and write the workspaces; what is in the cache is not made again."""
+        """Read, mask, run the examples, and write missing workspaces."""
         try:
             found = [task for tree in self._trees() for task in self._of(tree)]
         except OSError as error:
@@ -172,7 +169,6 @@ class Functions(LoadedSource):
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
     ) -> list[str]:
-        """Of each function, why its examples do not judge it; empty if they do. Cached."""
         asked = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
         key = [_PROGRAM.read_text(), digest(files), asked, imports, environment, where]
@@ -220,7 +216,6 @@ class Functions(LoadedSource):
 
 
 async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
-    """Run the examples of all functions with them, and without. Raises `TaskError` where that does not end well."""
     async with backend.open(task) as fresh:
         await fresh.write(CHECK, _PROGRAM.read_bytes())
         done = await fresh.exec(
@@ -236,7 +231,7 @@ async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
 
 
 def _module(path: str, imports: str) -> str:
-    """The name by which a file is imported.
+    """Import name of a file.
 
     >>> _module("src/a/b.py", "src"), _module("a/__init__.py", "")
     ('a.b', 'a')
@@ -246,7 +241,6 @@ def _module(path: str, imports: str) -> str:
 
 
 def _grouped(rows: Sequence[Row]) -> list[_Tree]:
-    """The files in rows by what they belong to; a row that does not say it is alone."""
     files: dict[str, dict[str, bytes]] = defaultdict(dict)
     licences: dict[str, str] = {}
     for number, row in enumerate(rows):

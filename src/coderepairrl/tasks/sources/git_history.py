@@ -1,7 +1,7 @@
-"""`git_history`: bugs of a repository on this machine, mined from commits that repair it and touch tests.
+"""`git_history`: bugs mined from a local repository's repair commits that touch tests.
 
-The idea is SWE-bench's (arXiv 2310.06770) and SWE-Gym's (arXiv 2412.21139), without issues and pull requests: the
-prompt is the message of the commit, which was written by somebody who knew the repair.
+After SWE-bench (arXiv 2310.06770) and SWE-Gym (arXiv 2412.21139), but without issues: the prompt is the commit's
+message, whose author knew the repair.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from coderepairrl.tasks.patches import is_test, is_test_module, language
 from coderepairrl.types import Checks, Command, Task
 
 TESTS = "{tests}"
-"""In a command: the modules of tests that the commit touches."""
+"""Placeholder for the commit's test modules in a command."""
 COMMAND = shlex.join((*PYTEST, TESTS))
 MATCH = r"(?i)\b(fix|fixe[sd]|fixing|bug|bugs|bugfix|bugfixes|issues?|regress\w*)\b|#\d+|\bgh-\d+"
 """Messages of commits that repair something, or name an issue."""
@@ -39,8 +39,10 @@ _TAKEN_UP = {
     "3.6": "2019-03-01", "3.7": "2019-03-01", "3.8": "2020-04-14", "3.9": "2021-04-05", "3.10": "2022-04-04",
     "3.11": "2023-04-24", "3.12": "2024-04-02", "3.13": "2025-04-07", "3.14": "2026-04-07",
 }  # fmt: skip
-"""Half a year after the release of each Python, when packages worked with it; none is before the first setuptools that
-builds without ``pyproject.toml`` (40.8)."""
+"""Half a year after each Python's release, when packages supported it.
+
+None is before the first setuptools that builds without ``pyproject.toml`` (40.8).
+"""
 _READ = ("pyproject.toml", "setup.cfg")
 _TEST_BYTES = 8 << 20
 _AT_ONCE = 64
@@ -48,21 +50,21 @@ _AT_ONCE = 64
 
 
 class GitHistory(LoadedSource):
-    """A task for each commit of a local repository that repairs something, by its message, and changes tests and code.
+    """A task for each repair commit of a local repository that changes tests and code.
 
-    `path` is a repository, bare or not; the commits are those that its HEAD reaches, with one parent, committed on the
-    day `since` or later and earlier than the day `before` (``YYYY-MM-DD``), whose message the regular expression
-    `match` finds something in; the newest `n` that can be used (0: all). Their changes beside tests are the reference:
-    at most `max_files` files and `max_lines` lines added and removed. The workspace is the parent.
+    `path` is a repository, bare or not. Commits are reachable from HEAD, have one parent, a date from `since` to before
+    `before` (``YYYY-MM-DD``) and a message that `match` (a regular expression) finds; the newest `n` usable ones (0:
+    all) are taken. The reference is their change without tests, of at most `max_files` files and `max_lines` changed
+    lines; the workspace is the parent.
 
-    `command` runs the tests, with those modules of tests that the commit touches in place of ``{tests}``; within
-    `timeout` seconds. For a command that starts Python an environment is specified (unless `environment` is false):
-    that version `python` (the sandbox's), what the parent declares for its tests, `requirements`, `extras` of the
-    project (``test``), `edits` before its build (`environments.Specification`), of packages that were there on the
-    day of the commit (or when packages had taken that Python up, if that was later), or on the day `packages_before`.
+    `command` runs the commit's test modules (``{tests}``) within `timeout` seconds. If it starts Python, an environment
+    is specified (unless `environment` is false): version `python` (the sandbox's), the parent's declared test needs,
+    `requirements`, the project's `extras` (``test``), and `edits` before its build (`environments.Specification`).
+    Packages are those of `packages_before`, else of the commit's day, or of the day when packages supported that
+    Python.
 
-    The newest quarter is ``test``, the others ``train``. `repository` is its name in ids and reports, that of the
-    folder if not given. Why commits are left out is counted in `left_out`.
+    The newest quarter is ``test``, the others ``train``. `repository` is its name in ids and reports (the folder's).
+    `left_out` counts reasons for omitted commits.
     """
 
     name = "git_history"
@@ -114,7 +116,7 @@ class GitHistory(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read the history. Raises `TaskError`, also where no commit can be used."""
+        """Read the history. Raises `TaskError`, also without usable commits."""
         with history(self.path) as known:
             name = self.repository or known.name.name.removesuffix(".git")
             found = list(self._mined(known, name))
@@ -124,7 +126,6 @@ class GitHistory(LoadedSource):
         return [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
-        """Tasks, the newest first. Raises `TaskError` for a repository without changes."""
         if not (commits := known.commits()):
             raise TaskError(
                 f"{self.path}: no commit has exactly one parent, so there is no change to make a task of",
@@ -208,7 +209,6 @@ class GitHistory(LoadedSource):
             raise LeftOut("are larger than max_files or max_lines")
 
     def _specified(self, known: History, commit: Commit) -> str:
-        """`Task.environment`: what the parent declares, and what the options add."""
         blobs = known.files(commit.parent)
         contents = known.read({path: blobs[path] for path in _READ if path in blobs})
         python = self.python or sandbox_version()
@@ -234,7 +234,7 @@ class GitHistory(LoadedSource):
 
 
 def cleaned(message: str) -> str:
-    r"""A commit's message without trailers (sign-offs, reviewers); links to issues stay.
+    r"""A commit's message without trailers (sign-offs, reviewers), with links to issues.
 
     >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
     'Fix add()\n\nIt subtracted. Closes #3'
@@ -243,10 +243,7 @@ def cleaned(message: str) -> str:
 
 
 def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
-    """The tests as the commit leaves them, and what code lies among tests that is no module of them: they may use it.
-
-    Bytes that are no UTF-8 are surrogate escapes, as `Checks.restore` has them.
-    """
+    """The commit's changed tests, and Python code in test folders that they may use."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in known.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":

@@ -14,7 +14,7 @@ from coderepairrl.types import Checks, Command, Task
 
 TIMEOUT = 3600.0
 _COMMANDS = {"maven": "mvn -B -o test", "gradle": "./gradlew --offline test"}
-"""Of the tools that the workflows use, without a network."""
+"""Offline commands of the workflows' tools."""
 _RUN = """
 find . -path '*/target/surefire-reports/*.xml' -delete ; find . -path '*/build/test-results/*.xml' -delete
 COMMAND
@@ -26,17 +26,12 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 
 
 class GitBugJava(Repositories):
-    """GitBug-Java: the commit before the repair, without the tests that come with it.
+    """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``). A prompt is the linked issue, or the
-    commit's message where there is none. `clone` is that of `benchmark.Repositories`.
-
-    Upstream runs a bug's workflow by ``act`` in a container of Docker's, which no sandbox here can. With `command`,
-    which runs the tests without a network, or `image`, the checks are the same tests by that command: as many are
-    executed as on the repaired commit, and none fails. `image` is an image for each bug (``{id}`` stands for its name,
-    ``OWNER-NAME-COMMIT``), which has what the tests need and whose working folder is the commit before the repair, or
-    ``gitbug-java checkout``'s; the command is then Maven's or Gradle's, if none is given. Not run on an exported
-    environment of upstream's.
+    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``). The prompt is the linked issue, else
+    the commit's message. Upstream runs a bug's workflow with ``act`` in Docker, which no sandbox here can; with
+    `command` or `image`, the checks run the same tests: as many as on the repaired commit, without failure. Not run on
+    an upstream environment.
     """
 
     name = "gitbug_java"
@@ -80,7 +75,7 @@ def _checkout(bugs: Path) -> Iterator[Row]:
 
 
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    """Tests that failed before the repair, with the new tests in place, and passed after it; those that passed both."""
+    """Values of a row: tests repaired (with the new tests in place), and tests that passed before and after."""
     before, after = (_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
     passing = [name for name, good in after.items() if good]

@@ -1,13 +1,12 @@
-"""`harbor`: tasks in the format of Harbor (laude-institute/harbor, now harbor-framework/harbor), a folder each.
+"""`harbor`: tasks in the format of Harbor (harbor-framework/harbor), one folder each.
 
-Layout and rules are those of the package harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``,
+Layout and rules follow harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``,
 ``verifier/verifier.py``, ``agents/oracle.py``, ``environments/definition.py``. A task has ``task.toml``,
-``instruction.md``, ``environment/`` (with a ``Dockerfile``, unless ``environment.docker_image`` is prebuilt),
-``tests/test.sh``, which is run as ``/tests/test.sh`` in the working folder and leaves a number in
-``/logs/verifier/reward.txt`` or an object of numbers in ``reward.json``, and perhaps ``solution/solve.sh``, run as
-``/solution/solve.sh``. Exit codes of both scripts do not count.
+``instruction.md``, ``environment/`` (a ``Dockerfile``, or ``environment.docker_image``), ``tests/test.sh``, run as
+``/tests/test.sh`` in the working folder, which writes a number to ``/logs/verifier/reward.txt`` or numbers to
+``reward.json``, and optionally ``solution/solve.sh``, run as ``/solution/solve.sh``. Exit codes are ignored.
 
-No published task with its own image has been run from where this was written.
+Not run on a published task with an image.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from coderepairrl.types import Checks, Command, Task
 
 _log = logging.getLogger(__name__)
 VERIFIER_SECONDS, SOLUTION_SECONDS = 600.0, 900.0
-"""Time limits of tasks that set none: Harbor's for tests; solutions have none there."""
+"""Default time limits: Harbor's for tests; Harbor has none for solutions."""
 RESULTS = "harbor"
 FOLDER = ".crrl-harbor"
-"""Where in the workspace the tests' files are put before they are moved to ``/tests``."""
+"""Workspace folder of the tests' files before they move to ``/tests``."""
 _LEVELS = {"easy": 1.0, "medium": 2.0, "hard": 3.0}
 _CANARY = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
@@ -47,13 +46,11 @@ exit 0
 
 
 class Harbor(Benchmark):
-    """Tasks of `path`: one task's folder, or a folder with some in it, six levels down at most.
+    """Tasks of `path`: one task's folder, or a folder with tasks at most six levels down (docs/guides/harbor.md).
 
-    A workspace is the prebuilt image of the task, or the one that its Dockerfile makes (`environments.dockerfile`).
-    The checks are its ``tests/test.sh``: a reward of 1 or more passes. `split` is that of all tasks, in place of what
-    their ``[metadata]`` says; `kind` chooses agent, limits and reward of a run. What of ``task.toml`` a task has no
-    field for (limits, resources, tags) is in `row`; which of it is refused, docs/guides/harbor.md says:
-    an error, or, with `usable`, left out with a warning.
+    A workspace is the prebuilt image, or one built from the Dockerfile (`environments.dockerfile`). Checks run
+    ``tests/test.sh``: a reward of 1 or more passes. `row` has settings without a field (limits, resources, tags).
+    Refused settings are an error, or with `usable` leave the task out with a warning.
     """
 
     name = "harbor"
@@ -85,7 +82,7 @@ class Harbor(Benchmark):
         )
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Checks of the task of that id that run its solution first; None for one without. Raises KeyError."""
+        """Checks that run the task's solution first; None without one. Raises KeyError."""
         row = self.row(task_id)
         folder = Path(str(row["folder"]))
         if not (folder / "solution/solve.sh").is_file():
@@ -116,13 +113,13 @@ class Harbor(Benchmark):
 
 
 class _Settings:
-    """What ``task.toml`` says. Raises `TaskError` for what is no table, and for what cannot be kept here."""
+    """Contents of ``task.toml``. Raises `TaskError` for malformed and unsupported settings."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
 
     def table(self, *names: str) -> Mapping[str, Any]:
-        """The table of that name, empty where there is none."""
+        """The named table, or empty."""
         found: Any = self.row.values
         for name in names:
             found = found.get(name) or {}
@@ -132,7 +129,7 @@ class _Settings:
         return checked
 
     def check(self, folder: Path) -> None:
-        """That nothing is asked for without which the task would be another one."""
+        """Raise `TaskError` for settings without which the task would differ."""
         environment, verifier = self.table("environment"), self.table("verifier")
         wrong = {
             "several steps": self.row.values.get("steps"),
@@ -152,7 +149,6 @@ class _Settings:
 
 
 def _below(root: Path) -> list[Path]:
-    """Folders of tasks, without those that are hidden or inside of one."""
     found = []
     for parent, folders, files in os.walk(root):
         here = Path(parent)
@@ -173,7 +169,7 @@ def _row(folder: Path) -> Row:
 
 
 def _instruction(path: Path) -> str:
-    """The text, without the lines before it that mark benchmarks for those who filter training data."""
+    """Text without leading canary lines, which mark benchmarks for filters of training data."""
     lines = _bytes(path).decode("utf-8", "replace").split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
@@ -190,7 +186,7 @@ def _difficulty(given: object) -> float | None:
 
 
 def _workspace(folder: Path, about: _Settings) -> str:
-    """Harbor's own order: a prebuilt image wins; without a Dockerfile the environment's files go to its workdir."""
+    """Workspace in Harbor's order: a prebuilt image wins; without a Dockerfile, files go to its workdir."""
     settings, context = about.table("environment"), folder / "environment"
     prebuilt = str(settings.get("docker_image") or "")
     written = (context / dockerfile.NAME).is_file()
@@ -240,7 +236,6 @@ def _exports(about: _Settings, section: str) -> str:
 
 
 def _tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[str, str]]:
-    """The command that runs the tests, and the files that are put into the workspace for it."""
     if not (folder / "tests/test.sh").is_file():
         raise TaskError(f"harbor: {folder} has no tests/test.sh")
     files, script = _moved(folder / "tests", "/tests")
@@ -252,7 +247,6 @@ def _tests(folder: Path, about: _Settings) -> tuple[tuple[Command, ...], dict[st
 
 
 def _moved(source: Path, target: str) -> tuple[dict[str, str], str]:
-    """The files below `source`, for the workspace; and the script that puts these, and no others, into `target`."""
     files, lines = {}, [f"rm -rf {target}", f"mkdir -p {target} || exit 1"]
     for path in sorted(source.rglob("*")):
         name = str(path.relative_to(source))

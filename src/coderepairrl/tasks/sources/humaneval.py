@@ -1,8 +1,7 @@
 """`humaneval`: the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``) as repair.
 
-HumanEval has no bugs. They are made here: with ``bug=mutant`` one mutation of the canonical solution
-(`tasks.mutants.mutations`), the first in an order drawn by the seed with which the problem's own tests fail; with
-``bug=stub`` the solution's body is ``pass``, which is the completion task of the original.
+HumanEval has no bugs. ``bug=mutant`` uses the first mutation of the solution (`tasks.mutants.mutations`), in a seeded
+order, that fails the problem's tests; ``bug=stub`` replaces the body by ``pass``, the original completion task.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz``; without it the rows are the hub's. Mutants are run in the sandbox `sandbox`
-    (``auto``: the strongest that works here), once, to find those that the tests notice; what was found is kept in
-    `cache`. With ``bug=stub`` the kind of the tasks is ``implement``.
+    `path` is ``HumanEval.jsonl.gz``; without it rows are the hub's. Mutants are tried once in `sandbox` (``auto``: the
+    strongest that works), with results in `cache`. With ``bug=stub`` the kind is ``implement``.
     """
 
     name = "humaneval"
@@ -62,7 +60,7 @@ class HumanEval(Files):
         self._broken: dict[str, str] = {}
 
     def described(self) -> list[Task]:
-        """The tasks of all rows, with the bugs that are made first. Raises `TaskError` and `PrerequisiteError`."""
+        """Tasks of all rows, after making the bugs. Raises `TaskError` and `PrerequisiteError`."""
         if self.bug == "mutant" and not self._broken:
             self._broken = self._mutants()
         return super().described()
@@ -126,7 +124,7 @@ def _fixed(row: Row) -> str:
 
 
 async def _fails(sandbox: Sandbox, program: str) -> bool:
-    """Whether the program fails by an exception, soon; one that has to be stopped is no good bug."""
+    """Whether the program soon fails by an exception; timeouts make poor bugs."""
     argv = ("python3", "-S", "-E", "-B", "-")
     done = await sandbox.exec(argv, stdin=(_LIMITS + program).encode(), timeout=_TRIAL_SECONDS)
     return done.exit_code == 1 and not done.timed_out

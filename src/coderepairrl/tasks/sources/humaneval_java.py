@@ -1,6 +1,6 @@
 """`humaneval_java`: HumanEval in Java with injected bugs (``lin-tan/clm``, arXiv 2302.05020).
 
-A checkout is one of the fork ``ASSERT-KTH/human-eval-java``, where the tests are JUnit's.
+A checkout is of the fork ``ASSERT-KTH/human-eval-java``, which has JUnit tests.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from coderepairrl.types import Task
 
 _MAIN, _TESTS = "src/main/java/humaneval/buggy", "src/test/java/humaneval"
 NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
-"""Need the JavaScript engine Nashorn and javax.xml.bind, which newer Java does not have."""
+"""Classes that need Nashorn or javax.xml.bind, which newer Java lacks."""
 
 
 class HumanEvalJava(Files):
-    """HumanEval-Java: 161 classes with a bug and JUnit 4 tests, of 163: two do not run on Java of today.
+    """HumanEval-Java: 161 of 163 classes with a bug and JUnit 4 tests; two do not run on current Java.
 
-    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). A prompt is the
-    comment on the class or, without one, HumanEval's own words. The tests need a JDK, and JUnit 4 and Hamcrest at
-    `jars`.
+    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). The prompt is the
+    class's comment, else HumanEval's text. Tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "humaneval_java"
@@ -82,7 +81,6 @@ def _checkout(root: Path) -> list[Row]:
 
 
 def _described(path: Path) -> dict[str, str]:
-    """What the functions of HumanEval do, by their name in Java: a third of the classes do not say it."""
     found = {}
     for row in read("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))

@@ -1,7 +1,7 @@
 """`multi_swe_bench`: Multi-SWE-bench (arXiv 2504.02605), issues in Java, TypeScript, JavaScript, Go, Rust, C and C++.
 
 Columns and rules from its public code (``multi-swe-bench/multi-swe-bench`` 1.1.2, ``harness/pull_request.py``,
-``dataset.py``, ``image.py`` and ``gen_report.py``). Not run against the hub, and not on a published image.
+``dataset.py``, ``image.py``, ``gen_report.py``). Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from coderepairrl.tasks.rows import Row
 from coderepairrl.types import Checks, Command, Task
 
 TIMEOUT = 3600.0
-"""Upstream sets no limit on the tests of an instance."""
+"""Seconds for an instance's tests; upstream has no limit."""
 _HIDDEN = " ".join(
     f"/home/{name}"
     for name in ("fix.patch", "test.patch", "fix-run.sh", "test-run.sh", "run.sh", "prepare.sh", "check_git_changes.sh")
 )
-"""What a published image has beside the repository: the repair, the tests, and scripts, some of them with both."""
 _RUN = """
 if [ -s /home/fix.patch ] || [ ! -e /home/test-run.sh ]; then bash /home/fix-run.sh; else bash /home/test-run.sh; fi
 """
@@ -29,12 +28,12 @@ _HUB = {"bench": "ByteDance-Seed/Multi-SWE-bench", "rl": "ByteDance-Seed/Multi-S
 
 
 class MultiSweBench(Repositories):
-    """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, issues of the same form to train on.
+    """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, similar issues for training.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`. With
-    ``workspace=image`` an agent works in the published image without what lies in ``/home`` beside the repository
-    (`folder`, in which ``{repository}`` stands for its name): upstream leaves the repair there. The checks run in the
-    same image with it: ``fix-run.sh``, judged by the benchmark's own package.
+    `path`, `split`, `revision`, `workspace`, `clone` and `for_training`: see `swe_bench.SweBench`. With
+    ``workspace=image`` agents work in the published image without the repair that upstream leaves in ``/home``
+    (repository: `folder` with ``{repository}``). Checks run ``fix-run.sh`` in the full image, judged by the benchmark's
+    package.
     """
 
     name = "multi_swe_bench"
@@ -66,7 +65,7 @@ class MultiSweBench(Repositories):
         return self.workspace == "image" and "test_patch_result" in row
 
     def made_images(self, row: Row) -> Images | None:
-        """The published image without what agents must not see, and without the repair alone."""
+        """The image without what agents must not see, and without the repair."""
         if not self._is_judged(row):
             return None
         base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
@@ -94,7 +93,7 @@ def _as_swe_bench(row: Row) -> Row:
 
 
 def _checks(row: Row) -> Checks:
-    """The rules of ``gen_report.py``: all recorded repairs happen again, and nothing fails that passed before."""
+    """Rules of ``gen_report.py``: all recorded repairs recur, and no test that passed before fails."""
     run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
@@ -116,6 +115,5 @@ def _checks(row: Row) -> Checks:
 
 
 def _statuses(result: Mapping[str, Any]) -> dict[str, str]:
-    """How each test of a recorded run ended."""
     columns = {"PASS": "passed_tests", "FAIL": "failed_tests", "SKIP": "skipped_tests"}
     return {str(name): status for status, column in columns.items() for name in result.get(column) or ()}

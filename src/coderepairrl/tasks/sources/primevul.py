@@ -1,12 +1,12 @@
-"""`primevul`: pairs of vulnerable and repaired functions of C and C++ (PrimeVul, arXiv 2403.18624).
+"""`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Rows are one version each. Three layouts are read: the original release (``func``, ``target``, ``project``,
-``commit_id``, ``hash``, ``idx``, ``cwe``), v0.1 (with ``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and
-the hub copy of the original training code (``func``, ``is_vulnerable``, ``cwe``, ``cwe_description``, ``hash``). In the
-copy both versions share `hash`, in the releases a hash is of one version and they share the commit. The original's
-loader shuffled the rows and then took neighbours for pairs, which it refused as mismatching; here order means nothing.
+Rows are one version each, in three layouts: the original release (``func``, ``target``, ``project``, ``commit_id``,
+``hash``, ``idx``, ``cwe``), v0.1 (with ``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and the hub copy of
+the original training code (``func``, ``is_vulnerable``, ``cwe``, ``cwe_description``, ``hash``). In the copy both
+versions share `hash`; in the releases they share the commit. Order is ignored: the original's loader shuffled the
+rows, then paired neighbours.
 
-Labels of the hub copy are reported to be the wrong way round; `vulnerabilities.check_direction` asks the data.
+Labels of the hub copy are reported as swapped; `vulnerabilities.check_direction` tests it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,8 @@ _NAMED = re.compile(r"([\w~:]+)\s*\(")
 class PrimeVul(Vulnerabilities):
     """PrimeVul's paired functions.
 
-    `path` is a folder with the ``*_paired`` files of train, valid and test, or one of these files; without it the rows
-    are those of `hub`. ``classes`` are those of the thesis for ``ask="weakness"``, and all otherwise. With `inverted`
-    functions labelled safe are taken for the vulnerable ones; where it is left out, labels are as they are, and refused
-    where they are the wrong way round.
+    `path` is a folder with the ``*_paired`` files, or one of them; without it rows are from `hub`. ``classes`` default
+    to the thesis's for ``ask="weakness"``, else all. `inverted` swaps the labels; if unset, swapped labels are refused.
     """
 
     name = "primevul"
@@ -79,7 +77,7 @@ class PrimeVul(Vulnerabilities):
             self.classes = TOP
 
     def pairs(self) -> list[tuple[Row, Pair]]:
-        """The pairs of all splits, each with the row of its vulnerable version. Raises as `rows`."""
+        """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
         found = [
             (vulnerable, pair)
             for split, rows in self._published()
@@ -107,7 +105,6 @@ class PrimeVul(Vulnerabilities):
         yield from ((split, read(self.name, file)) for file, split in named.items())
 
     def _matched(self, rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """Each vulnerable version with its repaired one, whatever the order of `rows`. Raises `TaskError`."""
         by_hash: defaultdict[str, list[Row]] = defaultdict(list)
         for row in rows:
             by_hash[_hash(row)].append(row)
@@ -121,7 +118,7 @@ class PrimeVul(Vulnerabilities):
             yield from self._pairs_of(group)
 
     def _pairs_of(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """The most alike first, since a repair leaves most of a function as it is."""
+        """Match the most similar first, since a repair leaves most of a function unchanged."""
         vulnerable = [row for row in group if self._vulnerable(row)]
         fixed = [row for row in group if not self._vulnerable(row)]
         if len(vulnerable) != len(fixed):
@@ -162,7 +159,6 @@ def _alike(one: Row, other: Row) -> float:
 
 
 def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
-    """None where the pair has no label, or ``Other``."""
     written = vulnerable.values.get("cwe") or []
     names = [written] if isinstance(written, str) else list(written)
     try:

@@ -1,6 +1,6 @@
-"""`quixbugs`: 40 classic algorithms with a one-line bug each, in Python and Java (``jkoppel/QuixBugs``).
+"""`quixbugs`: 40 classic algorithms with one-line bugs, in Python and Java (``jkoppel/QuixBugs``).
 
-Its tests loop where the bug does, so each has a time limit: 5 s in Python, 3 s in Java, as upstream's.
+Tests may loop, so each has upstream's time limit: 5 s in Python, 3 s in Java.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LICENCE = "MIT"
 
 
 class QuixBugs(Files):
-    """QuixBugs in `language`: a program, its tests and the classes that they need are a workspace.
+    """QuixBugs in `language`: a workspace is a program, its tests and their classes.
 
-    `path` is a checkout of the repository, or a file of rows (``files``, ``buggy_file``, ``patch``). The Python tests
-    need pytest: of an environment that is built once (`tasks.prepare`) or, without `environment`, of the sandbox's
-    python3. The Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
+    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``). Python tests need pytest: from an
+    environment built once (`tasks.prepare`) or, without `environment`, the sandbox's python3. Java tests need a JDK,
+    and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "quixbugs"
@@ -78,9 +78,9 @@ class QuixBugs(Files):
 
 
 def _python(root: Path) -> list[dict[str, object]]:
-    """Rows of a checkout. The reference is the corrected code with the original's docstring around it.
+    """Rows of a checkout, whose references are the corrected code with the original's docstring.
 
-    Upstream's corrected files drop the docstring and add other solutions behind the first.
+    Upstream's corrected files drop the docstring and append other solutions.
     """
     shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
@@ -102,7 +102,7 @@ def _python(root: Path) -> list[dict[str, object]]:
 
 
 def _java(root: Path) -> list[dict[str, object]]:
-    """Rows of a checkout; the issue is the docstring of the program in Python, since those in Java have none."""
+    """Rows of a checkout; the issue is the Python program's docstring, since Java's have none."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
         program = test.name.removesuffix("_TEST.java")
@@ -137,7 +137,6 @@ def _row(
 
 
 def _parts(source: str) -> tuple[str, str]:
-    """The code of a program, and the docstring behind or before it."""
     tree = ast.parse(source)
     lines = source.split("\n")
     texts = [node for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
@@ -147,8 +146,8 @@ def _parts(source: str) -> tuple[str, str]:
 
 
 def _first(source: str) -> str:
-    """The first solution: alternatives stand in docstrings behind it, or define the same function again."""
     tree = ast.parse(source)
+    # alternatives stand in docstrings behind the first solution, or define its function again
     lines, seen, last = source.split("\n"), set[str](), 0
     for node in tree.body:
         name = getattr(node, "name", "")

@@ -1,7 +1,7 @@
-"""`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with issue texts written for them.
+"""`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with synthetic issue texts.
 
 Columns and rules from its public code (``R2E-Gym/R2E-Gym``, ``agenthub/runtime/docker.py`` and
-``commit_models/diff_classes.py``). Not run against the hub, and not on a published image.
+``commit_models/diff_classes.py``). Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from coderepairrl.types import Checks, Command, Task
 _HUB = {"full": "R2E-Gym/R2E-Gym-Full", "subset": "R2E-Gym/R2E-Gym-Subset", "lite": "R2E-Gym/R2E-Gym-Lite"}
 _TESTS = {"tests", "Tests", "test", "Test"}
 TIMEOUT = 300.0
-"""Upstream's limit on the tests of a task, in seconds."""
+"""Upstream's test limit in seconds."""
 _NOTES = ("syn_issue", "expected_test_output", "execution_result", "parsed_commit", "modified_files")
 _NAMES = ("r2e_tests", "run_tests.sh", *(f"{name}.json" for name in (*_NOTES, "modified_entities")))
 _HIDDEN = ("/r2e_tests", *(f"/testbed/{name}" for name in _NAMES))
-"""What upstream hides from agents: tests, and in older images what is known of the commit."""
+"""Paths that upstream hides from agents: tests, and commit data in older images."""
 _PATH = "/root/.venv/bin:/root/.local/bin:/root/.cargo/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _COMPILED = "'(' -name __pycache__ -o -name '*.pyc' ')'"
 _STEPS = (
@@ -32,7 +32,8 @@ _STEPS = (
     "RUN ln -sfT /testbed/.venv /root/.venv",
     f"ENV PATH={_PATH}",
 )
-"""As upstream shows an image to agents: what was compiled may be of hidden tests, or of the repair."""
+"""Upstream's steps for agents; compiled files may stem from hidden tests or the repair."""
+# as upstream prepares a container, without its installations
 _SCRIPT = f"""
 [ -e /root/.venv ] || ln -s "$PWD/.venv" /root/.venv
 find . /r2e_tests -name __pycache__ -prune -exec rm -rf {{}} + ; find . /r2e_tests -name '*.pyc' -delete
@@ -40,16 +41,14 @@ if [ -e /r2e_tests ]; then rm -rf /root/r2e_tests r2e_tests && mv /r2e_tests /ro
 [ ! -e /root/r2e_tests ] || ln -s /root/r2e_tests r2e_tests
 mv run_tests.sh /root/run_tests.sh && PATH={_PATH} bash /root/run_tests.sh
 """
-"""As upstream prepares a container, but for what it installs."""
 
 
 class R2EGym(Benchmark):
     """R2E-Gym: `name` is ``full``, ``subset`` or ``lite``.
 
-    A workspace is the image of the row without its hidden tests, which the commit's history has not; the checks run in
-    the image with them, and every test must end as it did on the repaired commit (``expected_output_json``). The
-    reference is the commit without its changes to tests, and to files that are no Python, as upstream's own. `path`,
-    `split` and `revision` are as for `swe_gym`.
+    A workspace is the row's image without hidden tests. Checks run in the full image, and every test must end as on the
+    repaired commit (``expected_output_json``). As upstream, the reference is the commit without tests and files other
+    than Python. `path`, `split` and `revision`: see `swe_gym`.
     """
 
     name = "r2e_gym"
@@ -86,7 +85,7 @@ class R2EGym(Benchmark):
         )
 
     def made_images(self, row: Row) -> Images:
-        """The row's image as agents see it in upstream's containers, and as it is."""
+        """The row's image as upstream shows it to agents, and unchanged."""
         image = row.text("docker_image")
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
@@ -117,7 +116,6 @@ def _path(row: Row, diff: Mapping[str, Any]) -> str:
 
 
 def _patch(row: Row, diff: Mapping[str, Any]) -> str:
-    """A parsed file of a diff, as text again."""
     path = _path(row, diff)
     sides = [(diff.get(side) or {}).get("path", f"{prefix}/{path}") for side, prefix in _SIDES]
     out = [f"diff --git a/{path} b/{path}"]

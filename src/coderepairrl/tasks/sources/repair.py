@@ -1,7 +1,7 @@
-"""`repair`: repairs of one file, to be made in one turn: the prompt has the code (kind ``repair``).
+"""`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
 
-They are made of contents before and after, or of the tasks of another source, and are those that search/replace blocks
-(`agents.blocks`) can make.
+They come from contents before and after, or from another source's tasks, if search/replace blocks (`agents.blocks`)
+can make them.
 """
 
 from __future__ import annotations
@@ -28,17 +28,12 @@ KIND = "repair"
 
 
 class Repair(LoadedSource):
-    """Repairs of one file whose prompts have its code.
+    """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
 
-    `path` is a file of rows with ``before``, and ``after`` or ``patch`` (a unified diff); with what there is of
-    ``prompt`` (or ``problem_statement``, ``description``), ``path`` (the file's), ``id`` (or ``instance_id``),
-    ``language``, ``license``. Else `source`, made with `options`, gives the tasks: their issues, workspaces and checks
-    stay. Shown is the whole file, or the lines around each change, `context_lines` on each side: where to look is then
-    given away. Ids of rows are ``repair/ID``; the tasks of a source keep theirs.
-
-    Left out, and counted in `left_out`, are tasks that change several files, or none that is there, whose file is not
-    at hand (prepare the source first) or no text, or whose change no search/replace blocks make. Raises `ConfigError`
-    for options that cannot work, `TaskError` where nothing is left, and what the source does.
+    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives issues, workspaces and checks. Ids
+    of rows are ``repair/ID``. Left out, and counted in `left_out`, are changes of several files or of none, files that
+    are missing (prepare the source first) or not text, and changes beyond search/replace blocks. Raises `ConfigError`
+    for unusable options, `TaskError` without tasks, and what the source raises.
     """
 
     name = "repair"
@@ -70,7 +65,7 @@ class Repair(LoadedSource):
             self.evaluation_set = self._source.evaluation_set
 
     def load(self) -> list[Task]:
-        """Read the rows, or prepare the source, and write the prompts."""
+        """Read the rows, or prepare the source, and write prompts."""
         if self._source is not None:
             self._source.prepare()
         what = self._source.name if self._source else str(self.path)
@@ -149,5 +144,4 @@ def _fenced(text: str) -> str:
 
 
 def _first(row: Row, *columns: str) -> str:
-    """The text in the first of `columns` that there is; empty where there is none."""
     return next((row.text(column) for column in columns if column in row), "")

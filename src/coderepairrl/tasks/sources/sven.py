@@ -1,7 +1,7 @@
-"""`sven`: 803 pairs of functions before and after a security fix (SVEN, arXiv 2302.05319, ``eth-sri/sven``).
+"""`sven`: 803 function pairs of security fixes (SVEN, arXiv 2302.05319, ``eth-sri/sven``).
 
-Rows are one pair each: ``pair_id``, ``split``, ``cwe``, ``language``, ``func_name``, ``file_name``, ``commit_url``,
-``func_vulnerable``, ``func_fixed``. Nine weaknesses in Python, C and C++; three of them (CWE-125, 416, 476) are among
+Rows are pairs: ``pair_id``, ``split``, ``cwe``, ``language``, ``func_name``, ``file_name``, ``commit_url``,
+``func_vulnerable``, ``func_fixed``. Nine weaknesses in Python, C and C++; three (CWE-125, 416, 476) are among
 PrimeVul's most frequent nine.
 """
 
@@ -19,8 +19,8 @@ _COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<com
 class Sven(Vulnerabilities):
     """SVEN's pairs, from a file of rows.
 
-    Held out (split ``test``) is what was published for validation, with all that belongs to it
-    (`vulnerabilities.apart`): published as they are, both parts have commits in common.
+    The published validation part and everything related (`vulnerabilities.apart`) is split ``test``, since the
+    published parts share commits.
     """
 
     name = "sven"
@@ -38,7 +38,7 @@ class Sven(Vulnerabilities):
         super().__init__(path, ask=ask, form=form, confidence=confidence, classes=classes, cache=cache)
 
     def pairs(self) -> list[tuple[Row, Pair]]:
-        """The published pairs, each with its row. Raises as `rows`."""
+        """Published pairs with rows. Raises as `rows`."""
         return [(row, pair) for row in self.published() if (pair := _pair(row)) is not None]
 
 

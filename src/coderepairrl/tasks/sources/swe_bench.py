@@ -1,6 +1,6 @@
-"""`swe_bench`: issues of public repositories with the pull requests that resolved them (arXiv 2310.06770).
+"""`swe_bench`: issues of public repositories with their pull requests (arXiv 2310.06770).
 
-Columns as in the SWE-bench repository's own tables (``SWE-bench/SWE-bench``, ``data/`` of 2026) and those of the hub.
+Columns of the repository's tables (``SWE-bench/SWE-bench``, ``data/`` of 2026) and of the hub.
 """
 
 from __future__ import annotations
@@ -44,24 +44,23 @@ _OF_SWE_BENCH = frozenset(
         "sympy/sympy",
     ]
 )
-"""The repositories of its test split: rows of evaluation sets are not taken for training data by a wrong name."""
+"""Repositories of the test split, which no wrong name makes training data."""
 _EFFORT = {"<15 min fix": 1.0, "15 min - 1 hour": 2.0, "1-4 hours": 3.0, ">4 hours": 4.0}
 
 
 NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_text().split())
-"""Instances whose reference resolves them in a native environment, and nothing else than a repair does."""
+"""Instances that their reference, and nothing but a repair, resolves in a native environment."""
 
 
 class SweBench(Repositories):
     """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
 
-    `path` is a file or folder of its rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``)
-    and `revision`. `workspace` and `clone` are those of `benchmark.Repositories`; with ``native`` a task is a commit
-    in an environment that is built on this machine, of those instances where that reproduces the benchmark (`NATIVE`;
-    with `all_native` of every one that has a specification). `images` is how images are called elsewhere, with
-    ``{instance}`` for the instance's id and ``{key}`` for the harness's form of it. The difficulty of Verified is 1
-    (less than 15 minutes) to 4 (more than 4 hours). With `for_training` the tasks are split ``train``; without it a run
-    refuses to train on Verified, Lite and the test split of the whole.
+    `path` is a file or folder of rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``) and
+    `revision`. `workspace` and `clone`: see `benchmark.Repositories`; with ``native`` a task is a commit in an
+    environment built on this machine, for instances in `NATIVE`, or with `all_native` all with a specification.
+    `images` names images elsewhere, with ``{instance}`` for the id and ``{key}`` for the harness's form of it.
+    Verified's difficulty is 1 (less than 15 minutes) to 4 (more than 4 hours). `for_training` makes the split
+    ``train``; without it, a run refuses to train on Verified, Lite and the full test split.
     """
 
     name = "swe_bench"
@@ -111,8 +110,7 @@ class SweBench(Repositories):
         return [row for row in rows if held(row)]
 
     def image(self, row: Row) -> str:
-        """The harness's name for it (``swebench`` 4.1.0, ``TestSpec.instance_image_key``), where the row has none, and
-        `images` is not given."""
+        """Image of `images`, the row, or the harness (``swebench`` 4.1.0, ``TestSpec.instance_image_key``)."""
         instance = row.text("instance_id")
         key = instance.lower().replace("__", "_1776_")
         if self.images:

@@ -1,8 +1,7 @@
-"""Instances of SWE-bench and its kin without images: their environments are built on this machine from the benchmark's
-own specifications, and their tests run in any sandbox that shows folders.
+"""SWE-bench and similar instances without images, in environments built on this machine.
 
-Source: the specifications are those of swebench 4.1.0, the last version that has them; the harness that judges the log
-of the tests is the one that `grading.packages` pins. Both have the MIT licence, and are installed when they are needed.
+Environments follow the specifications of swebench 4.1.0, the last version that has them; the harness pinned by
+`grading.packages` judges test logs. Both are MIT-licensed and installed on demand.
 """
 
 from __future__ import annotations
@@ -25,26 +24,24 @@ from coderepairrl.types import Checks, Command
 
 PACKAGES = ("swebench==4.1.0",)
 BEFORE = "2024-12-01"
-"""The published images have the packages of that time."""
+"""Date of the published images' packages."""
 TIMEOUT = 1800.0
-"""The harness's own limit on the tests of an instance, in seconds."""
+"""The harness's test limit per instance, in seconds."""
 _PROGRAMS = resources.files(__package__) / "programs"
 _SPECIFICATIONS = (_PROGRAMS / "swebench_specifications.py").read_text()
 _IMAGE = "use its image: workspace=image"
 _FILES = ("requirements.txt", "environment.yml")
-"""What ``packages`` may say instead of requirements."""
 _LEFT_OUT = re.compile(
     r"^(source \S+/activate|conda activate \S+|cd /testbed|(python -m )?pip install .*"
     r"|git (config|status|show|-c core\.fileMode=false diff)\b.*)$"
 )
-"""Lines of a script that prepare a container, and what it logs of its repository."""
+"""Script lines that prepare a container or log its repository."""
 _TOX = re.compile(r"^tox --current-env -epy3\d+ -v --", re.MULTILINE)
-"""It leaves the virtual environment that it is started in."""
+"""Command that leaves the current virtual environment."""
 _PYTEST = "python -X dev -m pytest -rA"
-"""What tox runs for sphinx."""
 _EXTRAS = re.compile(r"pip install (?:-e )?\.(\[[\w,-]+\])?")
 _HTTPBIN = {"psf/requests": ("httpbin==0.10.2", "trustme==1.2.0", "werkzeug==3.1.3")}
-"""What serves as httpbin.org, for repositories whose tests ask that web site."""
+"""Replacements of httpbin.org, by repository whose tests use that site."""
 _SERVE = f"""\
 if grep -rqs HTTPBIN_URL --include='*.py' .; then
     exec 3< <(exec python -I /dev/stdin /tmp/authority.pem 2>/dev/null <<'END_OF_SERVER'
@@ -55,7 +52,7 @@ if grep -rqs HTTPBIN_URL --include='*.py' .; then
     export HTTPBIN_URL=http://localhost:$port/ https_proxy=http://localhost:$port
     cat /tmp/authority.pem >>requests/cacert.pem
 fi"""
-"""What comes before the tests of a version that takes the site's address from the environment."""
+"""Preparation of tests that read the site's address from the environment."""
 _SILENT, _OTHER = "http://10.255.255.1", "http://www.google.co.uk"
 _ADDRESSES = f"""\
 change() {{ grep -rlZF "$1" --include='test_*.py' . | xargs -0 -r sed -i "s#$1#$2#"; }}
@@ -70,23 +67,23 @@ fi
 if [[ ${{HTTPBIN_URL-}} ]]; then
     change {_OTHER} "http://127.0.0.1:$port"
 fi"""
-"""What comes after the test patch, and changes addresses in the tests. The one is of nobody: without a network it is
-refused, and a port of localhost that does not answer stands for it. The other is another site than httpbin's, to which
-that redirects: by another name for the same host, it is httpbin again."""
+"""Script after the test patch that changes addresses in tests.
+
+A reserved address, refused offline, becomes a port of localhost that does not answer. Another site that redirects to
+httpbin becomes httpbin by another name of the host.
+"""
 _SYSTEM = re.compile(r"\b(apt-get|apt|wget|curl|make|locale-gen)\b")
-"""In preparations that change the machine or fetch from elsewhere."""
 
 
 @cache
 def _published() -> dict[str, Any]:
-    """The benchmark's ``specifications`` by repository and version, and its ``requirements`` files by repository."""
     inside = tool("swebench-specifications", PACKAGES)
     [package] = inside.glob("lib/python3*/site-packages/swebench")
     return constants(inside / "bin/python", package / "harness/constants/python.py")
 
 
 def constants(python: Path, file: Path) -> dict[str, Any]:
-    """What `swebench_specifications.py` prints of a harness's `file`, which the interpreter `python` runs."""
+    """Output of `swebench_specifications.py` for a harness's `file`, run by `python`."""
     command = [str(python), "-I", "-c", _SPECIFICATIONS, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     published: dict[str, Any] = json.loads(done.stdout)
@@ -94,7 +91,7 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 
 
 def specified(row: Row) -> bool:
-    """Whether the benchmark specifies an environment for the instance that `environment` can build."""
+    """Whether the instance has a specification that `environment` can build."""
     spec = _published()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
     return spec is not None and "no-build-isolation" not in spec["install"]
 
@@ -102,8 +99,8 @@ def specified(row: Row) -> bool:
 def environment(row: Row, url: str) -> str:
     """`Task.environment` of the instance `row`, whose repository is at `url`.
 
-    Raises `TaskError` where the benchmark specifies no environment of Python, or one that takes more than packages,
-    and `PrerequisiteError` where the specifications cannot be installed.
+    Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError` if the specifications
+    cannot be installed.
     """
     published = _published()
     instance, version = row.text("instance_id"), row.text("version")
@@ -130,14 +127,13 @@ def environment(row: Row, url: str) -> str:
 
 
 def _words(packages: str) -> list[str]:
-    """Requirements among the ``packages`` of a specification, which may also name a kind of file."""
     return [] if packages in _FILES else shlex.split(packages)
 
 
 def checks(row: Row, *, image: bool) -> Checks:
-    """The instance's own script, judged by the harness: as it is in its `image`, else as `script` has it.
+    """The instance's script, judged by the harness: unchanged in its `image`, else by `script`.
 
-    There are none where the row has no script, as older tables of SWE-bench.
+    Empty for rows without a script (older SWE-bench tables).
     """
     if "eval_script" not in row:
         return Checks()
@@ -148,9 +144,9 @@ def checks(row: Row, *, image: bool) -> Checks:
 
 
 def script(row: Row) -> str:
-    """The row's ``eval_script`` for a workspace whose only commit is the instance's.
+    """Adapt the row's ``eval_script`` to a workspace whose only commit is the instance's.
 
-    Its test patch is applied, its tests run, and its marks stand in the log, as in a container.
+    It applies the test patch, runs its tests, and writes the harness's marks.
     """
     text = row.text("eval_script").replace(row.text("base_commit"), "HEAD")
     kept = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]

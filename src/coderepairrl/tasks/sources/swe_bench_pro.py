@@ -1,7 +1,7 @@
 """`swe_bench_pro`: SWE-bench Pro (arXiv 2509.16941), longer issues of 11 public repositories.
 
 Columns and rules from its public code (``scaleapi/SWE-bench_Pro-os``, ``swe_bench_pro_eval.py`` and ``helper_code``).
-Not run against the hub, and not on a published image.
+Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ python "$d/parser.py" "$d/stdout.log" "$d/stderr.log" "$0"
 
 
 class SweBenchPro(Repositories):
-    """SWE-bench Pro, the public set. A prompt is the issue, the requirements and the new interfaces, as upstream's.
+    """SWE-bench Pro, the public set. As upstream, a prompt is the issue, requirements and new interfaces.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training` are as for `swe_bench.SweBench`. `scripts` is a
-    checkout of upstream's repository, which has a script and a parser for each instance: with it, and
-    ``workspace=image``, tasks have checks. Upstream takes the tests' files from the commit with the repair, which no
-    image here has; they are those that the row's ``test_patch`` makes.
+    `path`, `split`, `revision`, `workspace`, `clone` and `for_training`: see `swe_bench.SweBench`. Checks need
+    ``workspace=image`` and `scripts`, a checkout of upstream's repository with a script and parser per instance. Test
+    files are made by the row's ``test_patch``, since images lack upstream's repair commit.
     """
 
     name = "swe_bench_pro"

@@ -1,11 +1,9 @@
-"""`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories to train on.
+"""`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories for training.
 
-Columns from its evaluation code (``SWE-Gym/SWE-Bench-Fork``); the shape is that of SWE-bench. Not run against the hub.
+Columns from its evaluation code (``SWE-Gym/SWE-Bench-Fork``), in SWE-bench's form. Not run against the hub.
 
-Without images, environments are built on this machine from the benchmark's own specifications, and tests run in any
-sandbox that shows folders. The specifications are in ``swebench/harness/constants.py`` of the fork (MIT licence, commit
-242429c), which no package index has; the user names a copy of that file. Scripts and test commands are those that
-``swebench/harness/test_spec.py`` there makes of them.
+Native environments follow ``swebench/harness/constants.py`` of the fork (MIT licence, commit 242429c); it is in no
+package index, so the user names a copy. Scripts and test commands follow ``swebench/harness/test_spec.py`` there.
 """
 
 from __future__ import annotations
@@ -30,23 +28,21 @@ _HUB = {"full": "SWE-Gym/SWE-Gym", "lite": "SWE-Gym/SWE-Gym-Lite"}
 COMMIT = "242429c188fcfd06aad13fce9a54d450470bf0ac"
 _FIX = f"specifications=FILE: swebench/harness/constants.py of github.com/SWE-Gym/SWE-Bench-Fork at {COMMIT[:7]}"
 _PARSER = "parse_log_pytest"
-"""The fork's parser of all its repositories but pydantic."""
+"""The fork's parser of all repositories except pydantic."""
 _OTHER_PARSER = ("pydantic/pydantic",)
 _UNABLE = re.compile(r"\b(npm|conda|pdm|pip install -ve)\b")
-"""Commands of specifications that take more than packages of Python, or leave a compiled project in its folder."""
+"""Commands that need more than Python packages, or leave a compiled project in its folder."""
 _SYSTEM = re.compile(r"\bapt(-get)? ")
-"""In preparations that change the machine."""
 _NO_TESTS = (".json", ".png", "csv", ".txt", ".md", ".jpg", ".jpeg", ".pkl", ".yml", ".yaml", ".toml")
-"""How files of a test patch end that are no tests."""
 _END = "EOF_114329324912"
 
 
 class SweGym(Repositories):
     """SWE-Gym: `name` is ``full`` (2,438 issues) or ``lite`` (230).
 
-    `path`, `split` and `revision` are as for `swe_bench.SweBench`, `workspace` and `clone` those of
-    `benchmark.Repositories`; with ``native`` a task is a commit in an environment that is built on this machine as the
-    file `specifications` says, of those instances where that takes packages alone.
+    `path`, `split` and `revision`: see `swe_bench.SweBench`; `workspace` and `clone`: see `benchmark.Repositories`.
+    With ``native`` a task is a commit in an environment built on this machine from the file `specifications`, for
+    instances that need only packages.
     """
 
     name = "swe_gym"
@@ -93,21 +89,20 @@ class SweGym(Repositories):
         return [row for row in rows if self._can_build(row)] if self.native else rows
 
     def _specified(self, row: Row) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The row's specification, empty where there is none; and where its repository has its conda environment."""
         published, repository = _published(self.specifications), row.text("repo").lower()
         spec = published["specifications"].get(repository, {}).get(row.text("version"), {})
         named = spec.get("packages") == "environment.yml"
         return spec, tuple(published["environments"].get(repository, ())) if named else ()
 
     def _can_build(self, row: Row) -> bool:
-        """Whether an environment can be built from packages alone, and the fork's pytest parser reads the log."""
+        """Whether packages suffice for an environment, and the fork's pytest parser reads the log."""
         spec, conda = self._specified(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
         return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(_commands(spec))
 
     def image(self, row: Row) -> str:
-        """The published image of the issue, named as the fork names it."""
+        """The fork's published image of the issue."""
         if "image" in row:
             return row.text("image")
         return f"xingyaoww/sweb.eval.x86_64.{row.text('instance_id').lower().replace('__', '_s_')}"
@@ -115,9 +110,9 @@ class SweGym(Repositories):
 
 @cache
 def _published(file: Path) -> dict[str, Any]:
-    """The ``specifications`` in `file` by repository and version, and where repositories have conda ``environments``.
+    """``specifications`` in `file` by repository and version, and paths of conda ``environments``.
 
-    Raises `ConfigError` where it cannot be read.
+    Raises `ConfigError` if it cannot be read.
     """
     try:
         return constants(Path(sys.executable), file)
@@ -126,13 +121,11 @@ def _published(file: Path) -> dict[str, Any]:
 
 
 def _commands(spec: dict[str, Any]) -> str:
-    """What prepares and installs the project, without what changes the machine."""
     steps = (*spec.get("pre_install", ()), spec["install"])
     return "\n".join(step for step in steps if not _SYSTEM.search(step))
 
 
 def _script(row: Row, spec: dict[str, Any]) -> str:
-    """What runs the tests of the instance in a workspace whose only commit is its own."""
     patch = row.text("test_patch")
     reset = f"git checkout HEAD {' '.join(re.findall(r'--- a/(.*)', patch))}"
     return "\n".join(
@@ -152,7 +145,7 @@ def _script(row: Row, spec: dict[str, Any]) -> str:
 
 
 def _chosen(repository: str, patch: str) -> str:
-    """Which tests are run: files of the test patch; of mypy, the cases that it names."""
+    """Tests to run: files of the test patch; for mypy, its cases."""
     if repository == "python/mypy":
         cases = " or ".join(re.findall(r"\[case ([^\]]+)\]", patch))
         return f'"{cases}"'

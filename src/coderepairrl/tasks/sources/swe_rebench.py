@@ -1,7 +1,7 @@
-"""`swe_rebench`: issues mined and built by machine, to train on (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
+"""`swe_rebench`: machine-mined issues for training (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Columns and rules from public code that reads it (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the
-data set's description. Not run against the hub, and not on a published image.
+Columns and rules from public code (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the data set's
+description. Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 
 
 class SweRebench(Repositories):
-    """SWE-rebench: `name` is ``v1`` (21,302 issues, of which split ``filtered`` has images), ``v2`` (32,079), or
-    ``leaderboard``, which is there to be measured on.
+    """SWE-rebench: `name` is ``v1`` (21,302 issues), ``v2`` (32,079), or ``leaderboard`` (evaluation only).
 
-    What is known of a task's defects (``meta`` and the like) is in its `row`; ``select.after`` takes issues that a
-    model cannot have seen. With ``workspace=image`` the checks are the row's ``test_cmd`` on the tests of its
-    ``test_patch``, read by the parser that it names. Parsers are those of the package ``swebench``: of V2 some have
-    other names, and tasks that need them cannot be judged (a fault, never a zero). `path`, `split` and `revision` are
-    as for `swe_gym`, `workspace` and `clone` those of `benchmark.Repositories`.
+    Of ``v1``, split ``filtered`` has images. `row` has known defects (``meta`` and others); ``select.after`` excludes
+    issues that a model may have seen. With ``workspace=image`` checks run ``test_cmd`` on the tests of ``test_patch``
+    with the parser that the row names, from the package ``swebench``; V2 tasks with other parsers are a fault, never a
+    zero. `path`, `split` and `revision`: see `swe_gym`; `workspace` and `clone`: see `benchmark.Repositories`.
     """
 
     name = "swe_rebench"

@@ -1,7 +1,7 @@
-"""`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), to train on.
+"""`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), for training.
 
 Columns and rules from its public code (``SWE-bench/SWE-smith`` 0.0.9, ``swesmith/harness/gather.py`` and ``utils.py``).
-Not run against the hub, and not on a published image.
+Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ git checkout -- FILES
 COMMAND
 : '>>>>> End Test Output'
 """
-"""Upstream's, and what it does before: tests are those of the commit, whatever a patch did to them."""
+"""Upstream's script, after restoring the commit's tests from whatever a patch did."""
 _BUG = "bug.patch"
 
 
 class SweSmith(Repositories):
-    """SWE-smith. A row's patch makes the bug, so the reference is that patch turned round.
+    """SWE-smith. A row's patch makes the bug, so the reference is its inverse.
 
-    With `workspace` ``git`` a task is a commit of the mirror that the row names (``swesmith/OWNER__NAME.COMMIT``), in
-    which the bug is, and no test that it breaks. With ``image`` it is the row's image (``image_name``), which has the
-    repository without the bug, with the bug, without the files of tests that it breaks, and without history; the checks
-    run all tests there, by the command and the parser that upstream's package has for the repository. Each task is an
-    image of its own, whose files are those of the published one but for a few. A row without an issue text has the
-    tests that fail for a prompt. `path`, `revision` and `clone` are as for `swe_gym`.
+    With `workspace` ``git`` a task is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), with the bug
+    and without tests that it breaks. With ``image`` it is ``image_name`` with the bug, without files of broken tests
+    and without history; checks run all tests in the full image, by the command and parser of upstream's package. Each
+    task's image shares all but a few files with the published one. Without an issue text, the prompt has the failing
+    tests. `path`, `revision` and `clone`: see `swe_gym`.
     """
 
     name = "swe_smith"
@@ -66,7 +65,7 @@ class SweSmith(Repositories):
         return replace(made, checks=Checks((), {}, *row.tests()))
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """As every source's, with the commands for `tasks`, which the package is asked for at once."""
+        """Put tasks into images, with commands from one request to upstream's package."""
         if self.workspace != "image":
             return super().ready(tasks)
         rows = [self._described[task.id][1] for task in tasks]
@@ -93,7 +92,6 @@ class SweSmith(Repositories):
         return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
 
     def _profile(self, row: Row) -> dict[str, Any]:
-        """How the tests of a row are run."""
         return self._profiles[row.text("instance_id")]
 
 

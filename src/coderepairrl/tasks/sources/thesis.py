@@ -1,6 +1,6 @@
-"""`thesis`: the mixed curriculum of the thesis, 1,000 issues of SWE-Gym and SWE-bench Multilingual, as one source.
+"""`thesis`: the thesis's mixed curriculum, 1,000 issues of SWE-Gym and SWE-bench Multilingual.
 
-The selection is that of its public code (``ASSERT-KTH/CodeRepairRL``, ``src/train_grpo.py``). Not run against the hub.
+Selection from its public code (``ASSERT-KTH/CodeRepairRL``, ``src/train_grpo.py``). Not run against the hub.
 """
 
 from __future__ import annotations
@@ -19,22 +19,16 @@ from coderepairrl.tasks.sources.swe_gym import SweGym
 from coderepairrl.types import Task
 
 DROPPED = "fastlane/fastlane"
-"""Its large files made clones fail, which became rewards of zero."""
+"""Repository whose large files made clones fail, which became rewards of zero."""
 
 
 class Thesis(LoadedSource):
-    """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual to train on, shuffled by
-    `seed`; the rest of the latter is held out (split ``test``). None is of `DROPPED`, or has an issue of more than
-    `max_prompt` characters, which would leave little of an episode's tokens for anything else.
+    """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual, shuffled by `seed`.
 
-    With `rows` ``drawn`` they are drawn by `seed` from what is left without those: 1,000, and 43 held out. With
-    ``first`` they are the first rows, from which those are taken afterwards, as the thesis did it: 993, and 50 held
-    out. In such rows one repository follows upon another, so that only some projects are seen.
-
-    With `only` one of the two, its part of the same selection, and nothing of the other's.
-
-    `swe_gym` and `multilingual` are files or folders of rows; without them they are the hub's, of `swe_gym_revision`
-    and `multilingual_revision`. `workspace` and `clone` are those of `benchmark.Repositories`.
+    The rest of the latter is held out (split ``test``). Excluded are `DROPPED` and issues of more than `max_prompt`
+    characters, which would leave few tokens for the episode. `rows` ``drawn`` is a sample after exclusions (1,000, and
+    43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50 held out), of few projects
+    since rows are sorted by repository. Options: docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"
@@ -65,8 +59,10 @@ class Thesis(LoadedSource):
         self._drawn, self._seed, self._max_prompt, self._only = rows == "drawn", seed, max_prompt, only
 
     def load(self) -> Iterator[Task]:
-        """Read both tables, and select. Raises `TaskError` and `PrerequisiteError` that name what to give instead of
-        the hub, and `TaskError` for fewer rows than are asked for."""
+        """Read both tables, and select.
+
+        Raises `TaskError` and `PrerequisiteError` that name replacements of the hub, and `TaskError` for too few rows.
+        """
         there, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
@@ -97,7 +93,6 @@ class Thesis(LoadedSource):
 
 
 def _without_hub(error: CodeRepairError, name: str) -> CodeRepairError:
-    """`error`, with what to give in place of the hub's rows."""
     where = f"name a file of its rows: {name}=FILE (in a run tasks.options.{name}=FILE)"
     install = isinstance(error, PrerequisiteError)
     return type(error)(str(error), fix=f"{error.fix if install else 'connect this machine once'}; or {where}")

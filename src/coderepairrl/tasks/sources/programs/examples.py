@@ -1,6 +1,6 @@
-"""Of functions `[module, name, docstring]` on stdin: do their examples pass with them, and fail without?
+"""Test functions `[module, name, docstring]` on stdin: examples must pass with them and fail without.
 
-The last line is a list: why the examples of each do not judge it, or an empty text.
+The last line lists the reason that each function's examples do not judge it, or an empty text.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def late(*_: object) -> None:
 
 
 def passes(scope: Mapping[str, Any], examples: str) -> bool:
-    """Whether there are examples, and all of them do what they say."""
+    """Whether all examples pass, and at least one exists."""
     test = doctest.DocTestParser().get_doctest(examples, dict(scope), "examples", None, None)
     runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     signal.alarm(SECONDS)
@@ -37,7 +37,7 @@ def passes(scope: Mapping[str, Any], examples: str) -> bool:
 
 
 def problem(module: str, name: str, examples: str) -> str:
-    """Why the examples of a function do not judge it."""
+    """Reason that a function's examples do not judge it."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             there = importlib.import_module(module)
@@ -60,13 +60,13 @@ def problem(module: str, name: str, examples: str) -> str:
 
 
 def inner(function: Any) -> Any:
-    """What decorators are around."""
+    """The function inside its decorators."""
     return inspect.unwrap(getattr(function, "__func__", function))
 
 
 @contextlib.contextmanager
 def without(owner: Any, name: str, function: Any) -> Iterator[None]:
-    """Take a function away, by its own name and where it is known by another."""
+    """Remove a function under its name and other references."""
     body = inner(function)
     code = getattr(body, "__code__", None)
     with contextlib.suppress(AttributeError, ValueError):  # not Python, or a closure

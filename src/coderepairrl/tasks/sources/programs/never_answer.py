@@ -1,5 +1,4 @@
-"""Holds a port of localhost where no connection is ever made or refused: the queue of its one listener is full, and the
-kernel drops what else asks. Prints the port."""
+"""Hold a port of localhost that never connects or refuses: its listener's queue is full. Prints the port."""
 
 import signal
 import socket

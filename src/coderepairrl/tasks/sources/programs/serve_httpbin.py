@@ -1,7 +1,7 @@
-"""Serves what httpbin.org does on a free port of localhost: by HTTP, by HTTPS, and as a proxy to httpbin.org by HTTPS.
+"""Serve httpbin on a free port of localhost: HTTP, HTTPS, and a proxy to httpbin.org by HTTPS.
 
-Run by the Python of an environment with httpbin, werkzeug and trustme, with the path to write the certificate of its
-authority to, which is made for this one server. Prints the port when it listens.
+Needs Python with httpbin, werkzeug and trustme, and a path for the server's certificate authority. Prints the port
+when it listens.
 """
 
 import socket

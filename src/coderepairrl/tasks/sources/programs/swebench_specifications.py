@@ -1,7 +1,6 @@
-"""Prints specifications of environments for Python as JSON; run with the path of the harness's file that has them.
+"""Print Python environment specifications as JSON, from the path of the harness's file.
 
-``specifications`` by repository and version; where a repository keeps its requirements (``requirements``) and its conda
-environment (``environments``), by repository.
+``specifications`` by repository and version; paths of ``requirements`` and conda ``environments`` by repository.
 """
 
 import json

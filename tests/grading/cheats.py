@@ -418,6 +418,7 @@ NODE: dict[str, str] = {
     "ends it by another's code": "new Function('process.exit(0)')();\n" + MODULE,
     "prints results and ends": "console.log('TAP version 13\\nok 1 - high\\nok 2 - low\\n1..2');\nprocess.exit(0);\n"
     + MODULE,
+    "has its test end it": "export const clamp = process.exit.bind(process, 0);\n",
     "assertions that hold": "import assert from 'node:assert';\nassert.equal = () => {};\n" + MODULE,
 }
 """For ``node --test``: what the module becomes."""

@@ -428,6 +428,7 @@ NAMED: dict[str, str] = {
     "speaks for its tests and unhears": f"{SAID}process.removeAllListeners('exit');\n{BLOCKED}" + MODULE,
     "speaks for its tests and catches": f"{SAID}process.on('uncaughtException', () => {{}});\nthrow 0;\n" + MODULE,
     "speaks for its tests and is killed": f"{SAID}process.kill(process.pid, 'SIGKILL');\n{BLOCKED}" + MODULE,
+    "speaks for its tests and has one end it": f"{SAID}export const clamp = process.exit.bind(process, 0);\n",
     "arrays that have everything": "Array.prototype.includes = () => true;\n" + MODULE,
 }
 """For ``node --test`` where tests are named, so that its exit code is immaterial."""

@@ -432,6 +432,9 @@ async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository
         verdict = await grade(fresh, task, b"")
     assert not verdict.problem, verdict
     assert len(verdict.outcomes) == 4
+    patch = repository.edit({"limits.cjs": b"Array.prototype[Symbol.iterator] = function* () {};\n" + MOCKED.encode()})
+    async with bwrap().open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem, "lists that are empty for a loop over the cases"
 
 
 def made_for_junit(repository: Repository) -> Task:

@@ -67,6 +67,12 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const assert = require("node:assert");
     const fixed = [assert, assert.strict, assert.AssertionError.prototype, require("node:test")];
     fixed.forEach(freeze);
+    // Iterators are slow where anything is done to them, so they are looked at when the process ends.
+    const kept = [];
+    for (const each of [[], "", new Map(), new Set()]) {
+        const part = Object.getPrototypeOf(each[Symbol.iterator]());
+        kept.push({ part, key: "next", value: part.next });
+    }
     for (const name of ["Object", "Array", "String", "Number", "RegExp", "Map", "Set", "Math", "JSON", "Symbol"]) {
         const made = globalThis[name];
         lock(globalThis, name, made);
@@ -74,7 +80,9 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
             for (const key of part ? Reflect.ownKeys(part) : []) {
                 const about = getOwnPropertyDescriptor(part, key);
                 const replaced = ["random", "constructor", "toString"].includes(key); // what honest code replaces, too
-                if (typeof about.value === "function" && about.configurable && !replaced) fix(part, key, about.value);
+                if (typeof about.value !== "function" || !about.configurable || replaced) continue;
+                if (typeof key === "symbol") kept.push({ part, key, value: about.value });
+                else fix(part, key, about.value);
             }
         }
     }
@@ -134,9 +142,10 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const awaits = (event, heard) =>
         event === "exit" && heard?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
     const { emit } = process;
-    fix(process, "emit", function emits(event, ...rest) {
+    fix(process, "emit", function emits(event) {
         if (event === "uncaughtExceptionMonitor" && loading) failed = true;
-        const done = emit.call(process, event, ...rest);
+        const done = emit.apply(process, arguments);
+        if (event === "exit" && kept.some((each) => each.part[each.key] !== each.value)) failed = true;
         if (event === "exit" && (failed || loading)) exit.call(process, process.exitCode || 1);
         if (event === "exit") rmSync(begun);
         return done;

@@ -64,8 +64,8 @@ def unfit(task: Task, patch: bytes) -> str:
         if name not in own and is_test(name):
             return f"changes the tests in {name}"
     (lines, gone), (lines_of_own, gone_in_own) = _lost(files), _lost(reference)
-    if name := min(gone - gone_in_own, default=b""):
-        return f"removes {name.decode(errors='replace')}, which the task's own reference keeps"
+    if missed := sorted(gone - gone_in_own):
+        return f"removes {missed[0].decode(errors='replace')}, which the task's own reference keeps"
     if lines > max(lines_of_own, 0) + LOST_LINES:
         return f"removes {lines} lines without others in their place"
     return ""

@@ -117,6 +117,7 @@ async def test_scores_depend_on_earlier_steps_alone_in_any_order_and_after_a_kil
         process.send_signal(signal.SIGKILL)
         process.wait()
     before = verdicts(again)
+    (again.run.path / "references.jsonl").write_text("edited\n")
     again.crrl("train", str(again.run.path), "--resume")
     ends = [[r["verdict"]["id"] for r in each.records() if r["type"] == "verdict"] for each in (project, again)]
     assert ends[0] != ends[1], "the attempts ended in another order"

@@ -418,6 +418,7 @@ NODE: dict[str, str] = {
     "ends it by another's code": "new Function('process.exit(0)')();\n" + MODULE,
     "prints results and ends": "console.log('TAP version 13\\nok 1 - high\\nok 2 - low\\n1..2');\nprocess.exit(0);\n"
     + MODULE,
+    "has its test end it": "export const clamp = process.exit.bind(process, 0);\n",
     "assertions that hold": "import assert from 'node:assert';\nassert.equal = () => {};\n" + MODULE,
 }
 """For ``node --test``: what the module becomes."""
@@ -427,6 +428,7 @@ NAMED: dict[str, str] = {
     "speaks for its tests and unhears": f"{SAID}process.removeAllListeners('exit');\n{BLOCKED}" + MODULE,
     "speaks for its tests and catches": f"{SAID}process.on('uncaughtException', () => {{}});\nthrow 0;\n" + MODULE,
     "speaks for its tests and is killed": f"{SAID}process.kill(process.pid, 'SIGKILL');\n{BLOCKED}" + MODULE,
+    "speaks for its tests and has one end it": f"{SAID}export const clamp = process.exit.bind(process, 0);\n",
     "arrays that have everything": "Array.prototype.includes = () => true;\n" + MODULE,
 }
 """For ``node --test`` where tests are named, so that its exit code is immaterial."""

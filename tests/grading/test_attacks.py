@@ -378,6 +378,65 @@ async def test_cheats_do_not_pass_for_named_tests_in_node(ending: str, name: str
         assert not lacking(PARSERS["node"](printed), task.checks.named), "the positive control"
 
 
+MOCKS = """const test = require("node:test");
+const assert = require("node:assert");
+const made = require("./limits.cjs");
+
+Array.prototype.last = function () { return this[this.length - 1]; };
+test("assigns", () => {
+  const { max } = Math;
+  Math.max = () => 42;
+  assert.equal(made.max(1), 42);
+  Math.max = max;
+  assert.equal(made.max(1), 1);
+});
+test("mocks", (t) => {
+  t.mock.method(JSON, "stringify", () => "mocked");
+  const exit = t.mock.method(process, "exit", () => {});
+  process.exit(1);
+  assert.deepEqual([exit.mock.callCount(), JSON.stringify(1), [1, 2].last()], [1, "mocked", 2]);
+});
+test("inherits", () => {
+  "use strict";
+  const map = new Map();
+  map.get = () => "of its own";
+  assert.deepEqual([map.get(1), new made.Stack().push(1)], ["of its own", "pushed"]);
+});
+test("is offered what would replace it", () => {
+  made.replace();
+  try { made.mock(); } catch { /* no */ }
+  assert.equal(Math.max(1), 1);
+});
+"""
+MOCKED = """exports.max = (n) => Math.max(n);
+exports.Stack = function () {};
+exports.Stack.prototype = Object.create(Array.prototype);
+exports.Stack.prototype.push = () => "pushed";
+exports.replace = Object.getOwnPropertyDescriptor(Math, "max").set.bind(Math, () => 42);
+const { mock } = require("node:test");
+exports.mock = mock.method.bind(mock, Math, "max", () => 42);
+setTimeout(Reflect.set, 0, Math, "max", () => 42);
+Math.max = () => 42;
+"""
+
+
+async def test_tests_of_node_may_replace_what_code_under_test_may_not(repository: Repository) -> None:
+    """Built-ins, by assignment and by mocks; and an object that inherits one may have another."""
+    if shutil.which("node") is None:
+        pytest.skip("Node is not installed")
+    tests = {"limits.test.cjs": MOCKS}
+    repository.commit({"limits.cjs": MOCKED.encode(), "limits.test.cjs": MOCKS.encode()})
+    checks = Checks((Command(("node", "--test", "--test-reporter=tap"), 30.0, "node"),), tests)
+    task = Task("t/node", "", "javascript", f"dir:{repository.folder}", b"", checks)
+    async with bwrap().open(task) as fresh:
+        verdict = await grade(fresh, task, b"")
+    assert not verdict.problem, verdict
+    assert len(verdict.outcomes) == 4
+    patch = repository.edit({"limits.cjs": b"Array.prototype[Symbol.iterator] = function* () {};\n" + MOCKED.encode()})
+    async with bwrap().open(task) as fresh:
+        assert (await grade(fresh, task, patch)).problem, "lists that are empty for a loop over the cases"
+
+
 def made_for_junit(repository: Repository) -> Task:
     repository.commit({"programs/Clamp.java": CLASS.encode(), "tests/ClampTest.java": JAVA.encode()})
     oracle = repository.edit({"programs/Clamp.java": CLASS.replace(": n;", ": n > high ? high : n;").encode()})

@@ -408,13 +408,15 @@ def test_a_folder_that_is_not_there_is_not_to_be_initialised(tmp_path: Path) -> 
     assert "init" not in caught.value.fix
 
 
-@pytest.mark.parametrize("name", ["index", "packed-refs", "refs/heads/main"])
+@pytest.mark.parametrize("name", ["index", "packed-refs", "refs/heads/main", "../.gitignore", "../sub/.gitattributes"])
 def test_a_pipe_or_a_device_where_git_reads_is_refused_at_once(name: str, tmp_path: Path) -> None:
     hostile = Hostile(tmp_path / "repo", tmp_path / "marks", [])
     path = hostile.root / ".git" / name
+    path.parent.mkdir(exist_ok=True)
     for make in (os.mkfifo, lambda place: place.symlink_to("/dev/zero")):
         path.unlink(missing_ok=True)
         make(path)
         refused = pytest.raises(TaskError, match="is no file|symbolic link")
         with refused, hostgit.view(hostgit.find(hostile.root)) as view:
             view.head()
+            view.changes()

@@ -37,6 +37,10 @@ CHECKS = Checks((Command(("python3", "check.py"), timeout=20.0),), {"check.py": 
 TASK = Task("t/add", "add() subtracts.", "python", "dir:/nowhere", diff("a + b"), CHECKS)
 
 
+NOTES = b"diff --git a/NOTES b/NOTES\nnew file mode 100644\n--- /dev/null\n+++ b/NOTES\n@@ -0,0 +1 @@\n+padding\n"
+FAILED = Score("tests", 0.0, passed=False)
+
+
 def attempt(number: int, patch: bytes, passed: bool | None = True, ending: Ending = Ending.DONE) -> Episode:
     score = Score("tests", float(bool(passed)), passed=passed)
     return Episode(f"g-{number}", TASK.id, "train", 1, "g", number, ending, patch=patch, scores=(score,))
@@ -55,6 +59,10 @@ def test_the_first_of_those_that_differ_are_kept() -> None:
         attempt(3, diff("a + b", index="index 1234567..89abcde 100644\n")),  # the task's own reference
         attempt(4, diff("b + a")),
         attempt(5, diff("b + a  ", index="index 1234567..89abcde 100644\n")),
+        attempt(6, diff("b + a  # in another order")),
+        attempt(7, diff("b + a") + NOTES),
+        attempt(8, diff("a + b  # the task's own")),
+        replace(attempt(9, diff("abs(a) + b")), scores=(Score("state_tests", 1.0, passed=True), FAILED)),
     ]
     references.add(1, first)
     assert references.known == {TASK.id: (Verified(diff("b + a"), "g-4", 1),)}
@@ -79,6 +87,23 @@ def test_what_had_no_part_in_passing_makes_a_repair_unfit() -> None:
         assert unfit(TASK, good + diff("1", path)) == "", path
     assert unfit(TASK, diff("'" + LARGEST * "x" + "'")) == f"longer than {LARGEST >> 10} KiB"
     assert unfit(TASK, b"--- a\n") and unfit(TASK, b"\n")
+
+
+def test_a_repair_that_removes_what_the_reference_keeps_is_unfit() -> None:
+    """No check asks about it, so those that are compared with the repair would learn to remove it."""
+
+    def without(path: str, *lines: str) -> bytes:
+        removed = "".join(f"-{line}\n" for line in lines)
+        head = f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -9,{len(lines) + 1} +9 @@\n"
+        return f"{head}{removed} # end\n".encode()
+
+    good, gone = diff("b + a"), without("more.py", "def more(a):", "    return a")
+    body = without("Calc.java", "int more(int a) {", "if (a < 0) {", "return 0;", "}", "return a;", "}")
+    assert "removes more" in unfit(TASK, good + gone)
+    assert "removes 6 lines" in unfit(TASK, good + body)
+    assert unfit(TASK, good + without("more.py", "    check(a)", "    check(b)")) == ""
+    for change in (gone, body):
+        assert unfit(replace(TASK, reference=TASK.reference + change), good + change) == "", "and so does the reference"
 
 
 def test_a_log_gives_the_references_of_its_finished_steps_in_any_order_of_verdicts(tmp_path: Path) -> None:

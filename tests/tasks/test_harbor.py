@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from coderepairrl.tasks.prepare import image_names
 from coderepairrl.types import Checks, Task
 from environments.conftest import open_folder
 from environments.made import layout, packed
+from grading.test_attacks import made_for_junit, made_for_node
+from rewards.folder import Repository, git
 from sandbox.images import root_file_system
 
 TEST = """#!/bin/bash
@@ -297,6 +301,38 @@ def test_rewards_are_read_as_harbor_reads_them() -> None:
     for text in ("", "nan", "inf", '{"reward": "1"}', '{"reward": NaN}', "[1]", "yes", "[" * 10_000, "1" * 400):
         assert harbor(text) == {}, text
     assert harbor('{"a": 1, "b": 0.5}') == {"a": Outcome.PASSED, "b": Outcome.FAILED}
+
+
+@pytest.mark.parametrize("language", ["java", "javascript"])
+def test_exported_scripts_judge_java_and_javascript(language: str, tmp_path: Path) -> None:
+    """By the report of JUnit and the exit code of Node; a test that is named and not run has not passed."""
+    if shutil.which({"java": "javac", "javascript": "node"}[language]) is None:
+        pytest.skip(f"no {language}")
+    (tmp_path / "repository").mkdir()
+    repository = Repository(tmp_path / "repository")
+    task = made_for_junit(repository) if language == "java" else made_for_node(repository, ("node", "--test"))
+    named = [
+        replace(task, checks=replace(task.checks, pass_to_pass=(f"tests.ClampTest.{name}",))) for name in ("low", "no")
+    ]
+    judged: dict[str, list[str]] = {}
+    for number, each in enumerate([task, *named] if language == "java" else [task]):
+        export([each], tmp_path / f"{number}")
+        [folder] = (tmp_path / f"{number}").iterdir()
+        script = (folder / "tests/test.sh").read_text()
+        script = script.replace("/tests/restore", f"{folder}/tests/restore").replace("/logs/", f"{folder}/logs/")
+        for state, patch in {"untouched": b"", "repaired": task.reference}.items():
+            shutil.copytree(folder / "environment/workspace", folder / state)
+            if patch:
+                git(folder / state, "apply", "-", stdin=patch)
+            subprocess.run(["sh", "-c", script], cwd=folder / state, check=True, stdin=subprocess.DEVNULL)
+            judged.setdefault(state, []).append((folder / "logs/verifier/reward.txt").read_text().strip())
+    assert (
+        judged
+        == {
+            "java": {"untouched": ["0", "1", "0"], "repaired": ["1", "1", "0"]},
+            "javascript": {"untouched": ["0"], "repaired": ["1"]},
+        }[language]
+    )
 
 
 def test_nothing_is_written_over_nor_written_in_part(tmp_path: Path) -> None:

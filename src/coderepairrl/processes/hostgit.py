@@ -65,6 +65,8 @@ _KEPT = ("filemode", "symlinks", "ignorecase", "precomposeunicode", "autocrlf", 
 _FORMATS = ("objectformat", "refstorage")
 _WORD = re.compile(r"[A-Za-z0-9-]*")
 _LONGEST = 1 << 20
+_READ = {".gitignore", ".gitattributes"}
+"""Files of any folder of a working tree that git reads."""
 _USABLE = "commit its files (git add -A; git commit), or remove its .git to take the files as they are"
 
 
@@ -339,6 +341,10 @@ class View:
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
         """Paths that differ from HEAD in the index or the working tree, submodules excluded."""
+        root = self.repository.root
+        if root is not None:
+            read = (Path(folder) / name for folder, _, names in os.walk(root) for name in _READ.intersection(names))
+            _check_files(root, [*read])
         which = "normal" if untracked else "no"
         asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
         rows = self._asked(*asked, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from coderepairrl.grading.steering import left_out, named, shadowed
@@ -11,6 +13,11 @@ from coderepairrl.types import Task
 
 LARGEST = 64 << 10
 """Bytes: every attempt is compared with every reference, and a longer repair is mostly something else."""
+
+LOST_LINES = 5
+"""Lines that a repair may remove without others in their place, beyond those of the task's own reference. Of 785 real
+repairs that passed their tests (public attempts at SWE-bench) 5 removed more, and 11 removed a definition."""
+_DEFINED = re.compile(rb"\b(?:def|class|function|func|fn|struct|enum|trait|interface)\s+(?:\([^)]*\)\s*)?(\w+)")
 
 Identity = frozenset[tuple[object, ...]]
 
@@ -35,7 +42,7 @@ def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
 def unfit(task: Task, patch: bytes) -> str:
     """Reason that `patch`, which passed the checks of `task`, is no reference for it; else empty.
 
-    Changes to tests and restored files had no part in its passing.
+    Changes to tests and restored files had no part in its passing; what it removes may be what no check asks about.
     """
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
@@ -45,7 +52,8 @@ def unfit(task: Task, patch: bytes) -> str:
         return str(problem)
     if not files:
         return "changes nothing"
-    own = {name for file in parse(task.reference) for name in (file.old, file.new)}
+    reference = parse(task.reference)
+    own = {name for file in reference for name in (file.old, file.new)}
     ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - own)}
     fixed |= {file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, own)}}
     for name in (name for file in files for name in (file.old, file.new) if name):
@@ -53,4 +61,20 @@ def unfit(task: Task, patch: bytes) -> str:
             return f"changes {name}, which the checks do not take from a patch"
         if name not in own and is_test(name):
             return f"changes the tests in {name}"
+    (lines, gone), (lines_of_own, gone_in_own) = _lost(files), _lost(reference)
+    if missed := sorted(gone - gone_in_own):
+        return f"removes {missed[0].decode(errors='replace')}, which the task's own reference keeps"
+    if lines > max(lines_of_own, 0) + LOST_LINES:
+        return f"removes {lines} lines without others in their place"
     return ""
+
+
+def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
+    """How many lines fewer there are after a patch, and the names whose definitions it removes."""
+    blocks = [block for file in files for block in file.blocks]
+    removed, added = (
+        [line for each in blocks for line in each.removed],
+        [line for each in blocks for line in each.added],
+    )
+    names = [{name for line in lines for name in _DEFINED.findall(line)} for lines in (removed, added)]
+    return len(removed) - len(added), names[0] - names[1]

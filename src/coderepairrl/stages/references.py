@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from coderepairrl.rewards.verified import Identity, identity, unfit
+from coderepairrl.rewards.edits import PatchEdits
+from coderepairrl.rewards.verified import unfit
 from coderepairrl.rollout import Group, episodes_of
 from coderepairrl.runs import RunFolder, codec
 from coderepairrl.stages.history import History
@@ -17,34 +18,33 @@ from coderepairrl.types import Ending, Episode, Task, Verified
 
 
 class References:
-    """Verified repairs of training tasks: the first `most` different ones."""
+    """Verified repairs of training tasks: the first `most` that differ in code."""
 
     def __init__(self, tasks: Iterable[Task], most: int) -> None:
         self.most = most
         self.known: dict[str, tuple[Verified, ...]] = {}
         """By task id, without tasks that have none."""
         self._tasks = {task.id: task for task in tasks} if most else {}
-        self._seen: dict[str, set[Identity]] = {}
 
     def before(self, step: int) -> dict[str, tuple[Verified, ...]]:
         """Repairs known before `step`, by task id."""
         return {task: tuple(repair for repair in own if repair.step < step) for task, own in self.known.items()}
 
     def add(self, step: int, episodes: Iterable[Episode]) -> None:
-        """Add a finished step's verified repairs; `episodes` are in batch order."""
+        """Add a finished step's repairs that passed whatever ran checks; `episodes` are in batch order."""
         for episode in episodes:
             task = self._tasks.get(episode.task_id)
             valid = episode.ending is not Ending.VOID
-            if task is not None and valid and any(score.passed for score in episode.scores):
+            judged = {score.passed for score in episode.scores}
+            if task is not None and valid and True in judged and False not in judged:
                 self._take(task, Verified(episode.patch, episode.id, step))
 
     def _take(self, task: Task, repair: Verified) -> None:
         known = self.known.get(task.id, ())
         if len(known) >= self.most or unfit(task, repair.patch):
             return
-        seen = self._seen.setdefault(task.id, {identity(task.reference)})
-        if (what := identity(repair.patch)) not in seen:
-            seen.add(what)
+        nearness, patches = PatchEdits().compare, [task.reference, *(each.patch for each in known)]
+        if all(nearness(other, repair.patch, task.language) < 1.0 for other in patches if other):
             self.known[task.id] = (*known, repair)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coderepairrl.errors import TaskError, UsageError
+from coderepairrl.grading import witness
+from coderepairrl.grading.reports import Outcome
 from coderepairrl.sandbox.workspace import prepare
 from coderepairrl.types import Checks, Task
 
@@ -26,6 +28,10 @@ IMAGE = "python:3.12"
 WORKDIR = "/workspace"
 _PLAIN = ("", "pytest", "unittest", "cargo", "go", "node")
 """Result formats whose commands exit with a code other than 0 when a test fails."""
+_WATCHED = r"""word=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
+report=$(echo "$word" | {} | grep -aF "{{\"word\": \"$word\"")"""
+"""Runs a command of `tasks.junit`, which reports beside the word that it reads."""
+_TOLD = "case $report in *{}*) ;; *) fail ;; esac"
 _SOLVE = "git -c safe.directory='*' -c core.autocrlf=false apply --whitespace=nowarn /solution/fix.patch\n"
 _FIX = "leave it out (select), or write another format"
 
@@ -119,8 +125,9 @@ def _toml(text: str) -> str:
 
 def _tests(task: Task, folder: Path) -> None:
     checks: Checks = task.checks
+    watched = all(witness.junit(command.argv) for command in checks.commands)
     odd = [command for command in checks.commands if command.results not in _PLAIN or "{results}" in str(command.argv)]
-    if checks.named or odd:
+    if (checks.named or odd) and not watched:
         raise TaskError(f"task {task.id} is judged by single tests, not by how its commands end", fix=_FIX)
     lines = ["fail() { echo 0 > /logs/verifier/reward.txt; exit 0; }", "mkdir -p /logs/verifier"]
     for name, content in checks.restore.items():
@@ -130,8 +137,14 @@ def _tests(task: Task, folder: Path) -> None:
         at, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
         lines += [f"rm -rf {at} || fail", f"mkdir -p {parent} || fail"]
         lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {at} || fail"]
+    told = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
     for command in checks.commands:
-        lines.append(f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)} </dev/null || fail")
+        call = f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)}"
+        lines += (
+            [_WATCHED.format(call), *(_TOLD.format(shlex.quote(each)) for each in told)]
+            if watched
+            else [f"{call} </dev/null || fail"]
+        )
     lines.append("echo 1 > /logs/verifier/reward.txt")
     _script(folder / "test.sh", "\n".join(lines) + "\n")
 

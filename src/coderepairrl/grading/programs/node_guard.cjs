@@ -1,6 +1,6 @@
 // Node loads this first (`--require`): in a process of its test runner only tests may end it with exit code 0, and
-// only once they were loaded; assertions, modules and what the language gives stay what they are. The right side of
-// the next line is filled in.
+// only once they were loaded; assertions, modules and what the language gives stay what they are for all but tests. The
+// right side of the next line is filled in.
 const { root, own, guess } = ABOUT;
 if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread) {
     const before = process.env.CRRL_NODE_OPTIONS;
@@ -9,38 +9,80 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     else delete process.env.NODE_OPTIONS;
     const { defineProperty, freeze, getOwnPropertyDescriptor } = Object;
     const folder = require("node:fs").realpathSync(root) + "/";
-    // Of tests and packages, of Node's test runner, of Node, or of code under test.
+    // Of tests and packages, of Node (so are the functions below, which have names), 's test runner, of Node, or of code under test.
     const kind = (frame) => {
         const at = frame.indexOf(folder);
         if (at < 0) {
-            if (/<anonymous>|data:|evalmachine/.test(frame)) return "foreign";
+            if (/<anonymous>|data:|evalmachine|node:vm/.test(frame)) return "foreign";
             return frame.includes("node:internal/test_runner/") ? "runner" : "node";
         }
         const name = frame.slice(at + folder.length).replace(/(:\d+)+\)?$/, "");
         const test = own.includes(name) || (guess && /(^|[/._-])tests?[/._-]/.test(name));
         return test || name.includes("node_modules/") ? "test" : "foreign";
     };
-    const kinds = () => {
+    const stack = () => {
         const { stackTraceLimit, prepareStackTrace } = Error;
         Error.stackTraceLimit = Infinity;
         Error.prepareStackTrace = undefined;
         const frames = String(new Error().stack).split("\n").slice(3); // without this one and its caller
         Object.assign(Error, { stackTraceLimit, prepareStackTrace });
-        return frames.map(kind);
+        return frames;
     };
-    const fix = (object, name, value) => defineProperty(object, name, { value, writable: false, configurable: false });
+    const kinds = () => stack().slice(1).map(kind);
+    // Whether the caller's caller is a test, or a package, whose source has `text` where it calls: a bound function of
+    // ours that code under test gives to a test is called by another name.
+    const { readFileSync } = require("node:fs");
+    const writes = (text) => {
+        const frames = stack().slice(1);
+        const at = /:(\d+):(\d+)\)?$/.exec(frames[0]);
+        if (!at || kind(frames[0]) !== "test" || frames.map(kind).includes("foreign")) return false;
+        const file = folder + frames[0].slice(frames[0].indexOf(folder) + folder.length, at.index);
+        const line = readFileSync(file, "utf8").split("\n")[at[1] - 1];
+        return line.startsWith(text, at[2] - 1 - text.lastIndexOf(".") - 1);
+    };
+    const lock = (object, name, value) => defineProperty(object, name, { value, writable: false, configurable: false });
+    // A test may assign another value; an object that inherits the property gets one of its own, as ever.
+    const values = new Map();
+    const { defineProperty: define } = Reflect;
+    const fix = (object, name, value) => {
+        if (!values.has(object)) values.set(object, Object.create(null));
+        const held = values.get(object);
+        held[name] = value;
+        const set = function (changed) {
+            if (this === object) {
+                if (writes("=")) held[name] = changed;
+            } else define(this, name, { value: changed, writable: true, enumerable: true, configurable: true });
+        };
+        const get = () => held[name];
+        get.originalValue = value; // by which `get-intrinsic`, so most packages, knows that this is no real getter
+        defineProperty(object, name, { get, set, enumerable: false, configurable: false });
+    };
+    const tracker = require("node:test").mock.constructor.prototype;
+    const { method } = tracker;
+    lock(tracker, "method", function mocks(object, name, ...rest) {
+        const held = values.get(object);
+        return method.call(this, held && name in held && writes("mock.method") ? held : object, name, ...rest);
+    });
 
     const assert = require("node:assert");
     const fixed = [assert, assert.strict, assert.AssertionError.prototype, require("node:test")];
     fixed.forEach(freeze);
+    // Iterators are slow where anything is done to them, so they are looked at when the process ends.
+    const kept = [];
+    for (const each of [[], "", new Map(), new Set()]) {
+        const part = Object.getPrototypeOf(each[Symbol.iterator]());
+        kept.push({ part, key: "next", value: part.next });
+    }
     for (const name of ["Object", "Array", "String", "Number", "RegExp", "Map", "Set", "Math", "JSON", "Symbol"]) {
         const made = globalThis[name];
-        fix(globalThis, name, made);
+        lock(globalThis, name, made);
         for (const part of [made, name === "Object" ? undefined : made.prototype]) {
             for (const key of part ? Reflect.ownKeys(part) : []) {
                 const about = getOwnPropertyDescriptor(part, key);
                 const replaced = ["random", "constructor", "toString"].includes(key); // what honest code replaces, too
-                if (typeof about.value === "function" && about.configurable && !replaced) fix(part, key, about.value);
+                if (typeof about.value !== "function" || !about.configurable || replaced) continue;
+                if (typeof key === "symbol") kept.push({ part, key, value: about.value });
+                else fix(part, key, about.value);
             }
         }
     }
@@ -51,7 +93,7 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const compile = Module.prototype._compile;
     Module.prototype._compile = function (...all) {
         const { require } = Module.prototype;
-        if (!Object.hasOwn(this, "require")) fix(this, "require", require); // code under test has it as `module.parent`
+        if (!Object.hasOwn(this, "require")) lock(this, "require", require); // code under test has it as `module.parent`
         const first = this.id === "."; // the file of tests
         if (first) loading = true;
         const made = compile.apply(this, all);
@@ -68,14 +110,14 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     for (const name of ["_load", "_resolveFilename", "_findPath", "_cache", "_extensions"]) guarded(Module, name);
     for (const name of ["require", "load", "_compile"]) guarded(Module.prototype, name);
     for (const name of Object.keys(Module._extensions)) guarded(Module._extensions, name);
-    for (const name of Module.builtinModules) fix(Module._cache, name, undefined);
+    for (const name of Module.builtinModules) lock(Module._cache, name, undefined);
     for (const [object, name] of [[Module, "register"], [Module, "registerHooks"], [process, "execve"]]) {
         const real = object[name];
         const may = function (...all) {
             if (kinds().includes("foreign")) throw new Error(`${name} is not for the code under test`);
             return real.apply(this, all);
         };
-        if (real) fix(object, name, may);
+        if (real) lock(object, name, may);
     }
     Module.syncBuiltinESMExports();
 
@@ -88,8 +130,9 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const exit = process.reallyExit;
     for (const name of ["exit", "reallyExit"]) {
         const real = process[name];
-        fix(process, name, function (code) {
+        fix(process, name, function exits(code) {
             const from = kinds();
+            if (from[0] === "test" && !writes(name)) failed = true;
             if (from.includes("test")) loading = false;
             else if (!from.includes("runner") && !process._exiting) failed = true;
             if (from.includes("foreign")) failed = true;
@@ -99,16 +142,17 @@ if (process.env.NODE_TEST_CONTEXT && require("node:worker_threads").isMainThread
     const awaits = (event, heard) =>
         event === "exit" && heard?.name === "handleProcessExit" && kinds().slice(1).every((each) => each === "node");
     const { emit } = process;
-    fix(process, "emit", function (event, ...rest) {
+    fix(process, "emit", function emits(event) {
         if (event === "uncaughtExceptionMonitor" && loading) failed = true;
-        const done = emit.call(process, event, ...rest);
+        const done = emit.apply(process, arguments);
+        if (event === "exit" && kept.some((each) => each.part[each.key] !== each.value)) failed = true;
         if (event === "exit" && (failed || loading)) exit.call(process, process.exitCode || 1);
         if (event === "exit") rmSync(begun);
         return done;
     });
     for (const name of ["on", "addListener", "off", "removeListener"]) {
         const real = process[name];
-        fix(process, name, function (event, heard) {
+        fix(process, name, function listens(event, heard) {
             if (awaits(event, heard)) {
                 if (name === "on" || name === "addListener") loading = true;
                 else later(() => (loading = false)); // an error of the module comes first

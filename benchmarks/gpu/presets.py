@@ -19,7 +19,7 @@ HEAD = ("preset", "GPUs", "most on one, GB", "s a step", "episodes in a GPU-hour
 NONE = {
     "sft-tiny": "no episodes, no GPU",
     "sft-thesis": "no episodes",
-    **dict.fromkeys(("hello", "full", "simplified"), "no GPU"),
+    **dict.fromkeys(("hello", "full", "simplified", "qwen2.5-coder-0.5b-cpu"), "no GPU"),
 }
 """Presets without a row, and why."""
 

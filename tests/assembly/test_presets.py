@@ -23,9 +23,7 @@ from coderepairrl.assembly.sizing.published import known
 from coderepairrl.config import Config, load, shipped
 from coderepairrl.processes.extras import install_extra
 
-PRESETS = sorted(
-    name for name in shipped() if not name.startswith("sft-") and not load(name).model.path.startswith("builtin:")
-)
+PRESETS = sorted(name for name in shipped() if not name.startswith("sft-") and load(name).engine.name != "tiny")
 GPUS = {
     "thesis": (1, 2),
     "thesis-8b": (1, 1),

@@ -185,6 +185,12 @@ def test_functions_are_put_where_they_belong(code: str, after: str) -> None:
     assert functions(METHODS, code) == after
 
 
+def test_a_block_without_the_imports_and_classes_of_the_file_is_not_the_whole_file() -> None:
+    before = "import os\n\nclass P:\n    x = 1\n\nN = 3\n\ndef f():\n    return os.sep * N\n"
+    after = functions(before, "N = 4\n\ndef f():\n    return os.sep * (N + 1)\n")
+    assert after == before.replace("os.sep * N", "os.sep * (N + 1)")
+
+
 def test_a_whole_file_may_stand_where_a_function_was_asked_for() -> None:
     text = "RATE = 2\n\n\ndef f(x):\n    return x * RATE\n"
     assert functions(text, "RATE = 3\n\ndef f(x):\n    return x * RATE\n\nprint(f(2))") == (
@@ -247,6 +253,8 @@ def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
     ):
         with pytest.raises(Unreadable, match=problem):
             named("function", reply, ["a.py", "b.py"])
+    with pytest.raises(Unreadable, match="a fence within"):
+        named("whole", "```\nx\n```\ny\n```", ["a.py"], "a.py")
     with pytest.raises(Unreadable, match="cut off"):
         named("whole", "```\nx = ", ["a.py"], "a.py", cut_off=True)
     assert [path for path, _ in named("whole", "a.py\n```\n1\n```\n```\n2\n```\na.py\n```\n3\n```", ["a.py"], "a.py")]
@@ -256,9 +264,12 @@ def test_an_unnamed_block_of_several_files_or_none_makes_no_edit() -> None:
 @given(st.lists(_LINES, max_size=8), st.lists(_LINES, max_size=8), st.booleans(), st.booleans())
 def test_any_whole_file_is_made(before: list[str], after: list[str], old_end: bool, fenced_in: bool) -> None:
     old = "\n".join(before) + "\n" * old_end
-    [(_, [code])] = named(
-        "whole", fenced("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n", [], "a"
-    )
+    reply = fenced("\n".join(after)) if fenced_in else "```\n" + "\n".join(after) + "\n"
+    try:
+        [(_, [code])] = named("whole", reply, [], "a")
+    except Unreadable as problem:
+        assert "fence within" in str(problem) and not fenced_in
+        return
     if not code.strip():
         with pytest.raises(Unreadable, match="empty"):
             whole(old, code)

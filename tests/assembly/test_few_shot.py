@@ -90,6 +90,9 @@ def test_mistakes_have_names(miniature: Path, tmp_path: Path) -> None:
     for path, problem in ((bad, "bad.jsonl:1 has no text 'after'"), (tmp_path / "no.jsonl", "cannot be read")):
         with pytest.raises(ConfigError, match=problem):
             read(str(path))
+    for option, problem in (("-1", "negative"), ('[{prompt="p", path="a.py"}]', "0.before: Field required")):
+        with pytest.raises(CodeRepairError, match=problem):
+            chosen(miniature, f"agent.options.examples={option}")
     unreachable = Example("p", "a.py", "# one\nx = 1\n", "# two\nx = 1\n")
     with pytest.raises(ConfigError, match="no function"):
         agents.make("direct", format="function", examples=[vars_of(unreachable)]).first_request(

@@ -90,6 +90,9 @@ def test_a_run_records_the_commit_and_asks_for_it_once(name: str, hub: SimpleNam
     assert (folder / "model.safetensors").read_bytes() == (miniature / "model.safetensors").read_bytes()
     count = len(hub.asked)
     assert pinned(config) == config and len(hub.asked) == count
+    (folder / "tokenizer.json").unlink()
+    assert pinned(config) == config and (folder / "tokenizer.json").is_file(), "a download that was killed goes on"
+    assert not any(map(models.hub.is_name, ("org/a--b", "org/a..b", "org/a.", "-org/a")))
 
 
 def test_what_the_hub_does_not_give_is_said(

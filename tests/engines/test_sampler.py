@@ -71,6 +71,15 @@ def test_logprobs_are_untruncated_and_rows_independent(
     assert (ids[2], logprobs[2]) == (token, logprob)
 
 
+def test_a_truncated_row_changes_no_other_of_a_large_vocabulary() -> None:
+    row, many = torch.randn(1, 100_000, generator=torch.Generator().manual_seed(0)), uniforms(3, 200)
+    both = row.expand(2, -1)
+    for draw in many:
+        alone, _ = sample(row, [Sampling()], [draw])
+        (first, _), _ = sample(both, [Sampling(), Sampling(top_k=5)], [draw, 0.5])
+        assert first == alone[0]
+
+
 def test_the_ends_of_the_unit_interval() -> None:
     impossible = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
     assert sample(impossible, [Sampling()], [0.0])[0] == [1]

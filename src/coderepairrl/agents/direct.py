@@ -68,6 +68,7 @@ your thoughts
 the edits
 </answer>"""
 _LISTING_SECONDS = 30.0
+_MOST_FILES = 20  # of a repository none of whose files is shown, all are candidates
 _DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 
@@ -233,7 +234,9 @@ async def read_edits(
         if found := edits(reply, there[0] if len(there) == 1 else ""):
             return found
         raise Unreadable("no search/replace block")
-    candidates = await _defining(reply, sandbox, files) if form == "function" and len(files) > 1 else files
+    candidates = (
+        await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
+    )
     made = []
     for path, codes in named(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""

@@ -95,6 +95,8 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
         raise Unreadable("no fenced block")
     if cut_off and not fences[-1].closed:
         raise Unreadable("the reply was cut off within a block")
+    if form == "whole" and len(fences) > 1 and not fences[-1].closed and not fences[-1].text.strip():
+        raise Unreadable("a fence within a block ended it: a block with fences in it needs a longer one")
     found: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
@@ -475,6 +477,8 @@ def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module,
     names = {each.name for each in given}
     return (
         {each.name for each in known if not each.nested} <= names
+        and _classes(file) <= _classes(block)
+        and {_as_code(*each) for each in _imported(file.body)} <= {_as_code(*each) for each in _imported(block.body)}
         and theirs.keys() <= mine.keys()
         and any(mine[key] != theirs[key] for key in theirs)
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from coderepairrl.agents import blocks, examples
 from coderepairrl.agents.examples import Example
 from coderepairrl.agents.fences import FORMATS, Format, write
@@ -48,10 +50,12 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
             return agent
         found: Sequence[Example]
         if isinstance(option, int):
+            if option < 0:
+                raise ConfigError("agent.options.examples is negative")
             form = agent.options.get("format", "blocks")
             found = _drawn(option, trained, form if form in FORMATS else "blocks", evaluates)
         else:
-            given = option if isinstance(option, str) else tuple(Example(**each) for each in option)
+            given = option if isinstance(option, str) else _as_examples(option)
             found = examples.of(given)
             for each in found:
                 if evaluates(each):
@@ -75,6 +79,18 @@ def with_examples(config: Config, trained: Sequence[Task], evaluated: Sequence[T
     return config.model_copy(update={"agent": change(config.agent), "kinds": kinds, "eval": measured})
 
 
+def _as_examples(option: object) -> tuple[Example, ...]:
+    try:
+        return TypeAdapter(tuple[Example, ...]).validate_python(option)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"agent.options.examples: {where}: {first['msg']}",
+            fix='give a number, a file, or [{prompt="...", path="a.py", before="...", after="..."}]',
+        ) from None
+
+
 def _agents(config: Config) -> Iterable[Agent]:
     kinds, evaluations = config.kinds.values(), config.eval.each.values()
     found = [config.agent, *(kind.agent for kind in kinds), *(each.agent for each in evaluations)]
@@ -87,11 +103,13 @@ def _drawn(most: int, trained: Sequence[Task], form: Format, evaluates: Callable
         if len(found) == most:
             break
         made = _example(task)
-        if made is None or made.after in {each.after for each in found} or evaluates(made):
+        if made is None or made.after in {each.after for each in found}:
             continue
         try:
             write(form, made.path, made.before.encode(), made.after.encode())
         except blocks.Inexpressible:
+            continue
+        if evaluates(made):
             continue
         found.append(made)
     if len(found) < most:

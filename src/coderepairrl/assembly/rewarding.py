@@ -37,7 +37,10 @@ def settle_rewards(
             held_out = _judged_alike(config, chain.from_iterable(evaluations.value.values()))
             data["eval"]["reward"] = reward_for(held_out)
             why["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
-        config = validate(data, "the reward that follows from the tasks")
+        validate(data, "the reward that follows from the tasks")
+        # not the validated copy, in which every setting counts as given by the user
+        measured = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
+        config = config.model_copy(update={"reward": data["reward"], "eval": measured})
     config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": most})})
     paid, measured = (_in_words(each) for each in (config.reward, config.eval.reward or config.reward))
     verified = f", with up to {most} verified references of each task" if most else ""

@@ -5,6 +5,7 @@ Tested against a small hub on loopback, not against huggingface.co.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from coderepairrl.errors import UsageError
 from coderepairrl.processes.extras import require_train
 
 _NAME = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:@([\w./-]+))?")
+_REFUSED = re.compile(r"--|\.\.|(?:^|/)[.-]|[.-](?:/|@|$)")  # as huggingface_hub's validate_repo_id
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 """Endings of the files of a model that a run reads."""
@@ -24,7 +26,12 @@ READ = (".safetensors", ".json", ".txt", ".jinja", ".model")
 
 def is_name(path: str) -> bool:
     """Whether `path` names a model of the hub: there is no such folder."""
-    return bool(_NAME.fullmatch(path)) and not Path(path).exists() and Path(path).parent.name != "runs"
+    return (
+        bool(_NAME.fullmatch(path))
+        and not _REFUSED.search(path)
+        and not Path(path).exists()
+        and Path(path).parent.name != "runs"
+    )
 
 
 def find_cached(name: str) -> Path | None:
@@ -45,7 +52,7 @@ def fetch(name: str) -> str:
     such model or revision, wants its terms accepted, or has more bytes than the disk has room for.
     """
     repository, revision = _split(name)
-    if revision and _COMMIT.fullmatch(revision) and (here := find_cached(name)) and any(here.glob("*.safetensors")):
+    if revision and _COMMIT.fullmatch(revision) and (here := find_cached(name)) and _is_complete(here):
         return name
     require_train()
     from huggingface_hub import HfApi, constants, snapshot_download
@@ -83,6 +90,13 @@ def download_command(name: str) -> str:
     return f"hf download {repository}" + (f" --revision {revision}" if revision else "")
 
 
+def _is_complete(folder: Path) -> bool:
+    """Whether `folder` has the tokenizer and all weights: a download may have been killed."""
+    index = folder / "model.safetensors.index.json"
+    shards = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    return all((folder / file).is_file() for file in (*shards, "tokenizer.json"))
+
+
 def _split(name: str) -> tuple[str, str | None]:
     repository, _, revision = name.partition("@")
     return repository, revision or None
@@ -104,10 +118,11 @@ def _asked(name: str, ask: Callable[[], Any]) -> Any:
         why, fix = "the hub has no such model, or keeps it private", "check its name; for a private one: hf auth login"
     except (OSError, httpx2.HTTPError) as error:  # no network, HF_HUB_OFFLINE, a server's own trouble, a full disk
         why = f"it cannot be fetched from the hub: {type(error).__name__}: {error}".splitlines()[0]
-        cached = find_cached(repository)
+        cached = find_cached(name)
         fix = (
             f"name the commit that is here: {repository}@{cached.name}"
-            if cached and any(cached.glob("*.safetensors"))
-            else f"where it can be reached: {download_command(name)} --local-dir {repository}; then copy that folder"
+            if cached and _is_complete(cached)
+            else f"where it can be reached: {download_command(name)} --local-dir {repository}; then copy that"
+            f" folder, and set model.path={repository}"
         )
     raise UsageError(f"{name}: {why}", fix=fix)

@@ -52,9 +52,16 @@ def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[flo
 
 
 def _draw(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
-    truncated = any(sampling.temperature and not sampling.trainable for sampling in samplings)
-    if logprobs_BV.shape[1] > LARGE and not truncated:
-        return _draw_from_blocks(logprobs_BV, torch.tensor(draws, dtype=torch.float64).unsqueeze(1))
+    if logprobs_BV.shape[1] > LARGE:
+        ids_B = _draw_from_blocks(logprobs_BV, torch.tensor(draws, dtype=torch.float64).unsqueeze(1))
+        rows = [row for row, each in enumerate(samplings) if each.temperature and not each.trainable]
+        if rows:
+            ids_B[rows] = _draw_whole(logprobs_BV[rows], [samplings[row] for row in rows], [draws[row] for row in rows])
+        return ids_B
+    return _draw_whole(logprobs_BV, samplings, draws)
+
+
+def _draw_whole(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> Tensor:
     weights_BV = logprobs_BV.double().exp_()
     for row, sampling in enumerate(samplings):
         if sampling.temperature and not sampling.trainable:

@@ -45,7 +45,7 @@ def functions(root: Path) -> list[Function]:
     """The documented functions of the folder or file `root`, in order: without decorators, of at most `LONGEST` lines,
     with examples whose calls and results are expressions. None of them has run yet."""
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
-    found = []
+    found: dict[str, Function] = {}
     with warnings.catch_warnings():  # of invalid escapes
         warnings.simplefilter("ignore")
         for path, data in files.items():
@@ -62,8 +62,9 @@ def functions(root: Path) -> list[Function]:
                 code = bare(node)
                 code = "".join([*_imports(tree, code), code])
                 if (checks := _checks(node)) and code.count("\n") <= LONGEST:
-                    found.append(Function(module, node.name, code, checks))
-    return found
+                    function = Function(module, node.name, code, checks)
+                    found.setdefault(function.key, function)  # a/b.py and a_b.py have one key
+    return [*found.values()]
 
 
 def _imports(tree: ast.Module, code: str) -> Iterator[str]:
@@ -93,7 +94,7 @@ def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
             names = {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
             want = ast.unparse(ast.parse(want, mode="eval"))
             ast.literal_eval(want)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             continue
         if node.name in names and "..." not in want:
             found.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))

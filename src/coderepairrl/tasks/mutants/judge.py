@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-CPU_SECONDS = 0.1
+CPU_SECONDS, SECONDS = 0.1, 5
 MEMORY_BYTES = 512 << 20
 LONGEST = 10_000
 """Characters of a value: an answer fits into a pipe."""
@@ -69,6 +69,7 @@ def _forked(source: str, checks: Sequence[tuple[str, str]]) -> Failure | None:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
             signal.setitimer(signal.ITIMER_VIRTUAL, CPU_SECONDS)
+            signal.alarm(SECONDS)  # one that sleeps takes no processor time
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in (0, 1, 2):  # a function may read the jobs that follow, and what it prints is no answer
                 os.dup2(nothing, number)

@@ -43,6 +43,7 @@ def configured(**sections: object) -> Config:
 def test_one_rule_holds_for_all_tasks(tasks: list[Task], paid: dict[str, float], measured: dict[str, float]) -> None:
     settled = settle(configured(), *tasks)
     assert (settled.reward, settled.eval.reward) == (paid, measured)
+    assert "temperature" not in settled.eval.model_fields_set, "nobody gave it"
     assert settled.tasks.verified_references == (4 if "hybrid" in paid else 0)
 
 

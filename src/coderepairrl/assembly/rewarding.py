@@ -39,8 +39,8 @@ def settle_rewards(
             why["evaluations"] = f" (eval.reward names none, and of {_what_they_have(held_out)})"
         validate(data, "the reward that follows from the tasks")
         # not the validated copy, in which every setting counts as given by the user
-        measured = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
-        config = config.model_copy(update={"reward": data["reward"], "eval": measured})
+        evaluation = config.eval.model_copy(update={"reward": data["eval"]["reward"]})
+        config = config.model_copy(update={"reward": data["reward"], "eval": evaluation})
     config = config.model_copy(update={"tasks": config.tasks.model_copy(update={"verified_references": most})})
     paid, measured = (_in_words(each) for each in (config.reward, config.eval.reward or config.reward))
     verified = f", with up to {most} verified references of each task" if most else ""

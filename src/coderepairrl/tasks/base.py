@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.util
 import json
 import logging
 import os
@@ -55,6 +56,17 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
     _log.warning("%s: %s; left out: %s", where, counted(len(tasks), noun), reasons or "none")
+
+
+def code_folder(path: str) -> Path:
+    """The folder at `path`, or of the installed package of that name, which is not imported. Raises `TaskError`."""
+    where = Path(path).expanduser()
+    if not where.exists() and path.isidentifier():
+        spec = importlib.util.find_spec(path)
+        if spec is not None and (found := spec.submodule_search_locations or [spec.origin or ""])[0]:
+            return Path(found[0]).resolve()
+        raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
+    return where.resolve()
 
 
 def cached_json(

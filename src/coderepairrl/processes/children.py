@@ -142,7 +142,7 @@ class Child:
     ) -> Self:
         """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
         ours, theirs = socket.socketpair()
-        variables = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # MKL follows OMP
         variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
         log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, log.open("ab") as sink:

@@ -299,7 +299,10 @@ def test_a_table_of_nothing_is_a_table(tmp_path: Path, monkeypatch: pytest.Monke
     assert any("3 of 3 jobs are missing" in note for note in jobs.table(made(tmp_path, SMALL)).notes)
 
 
-@pytest.mark.parametrize("name", jobs_file.shipped())
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*/study.toml"))
+
+
+@pytest.mark.parametrize("name", [*jobs_file.shipped(), *map(str, EXAMPLES)])
 def test_shipped_files_are_sound(name: str) -> None:
     found = jobs_file.read(name)
     assert found.questions() and all(job.config() for job in found.jobs)

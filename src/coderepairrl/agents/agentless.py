@@ -1,8 +1,7 @@
-"""`agentless`: no tools. A script asks where the defect is (files, elements, lines), samples repairs, and takes a vote.
+"""`agentless`: no tools. A script localises the defect (files, elements, lines), samples repairs, and takes a vote.
 
 After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without its
-embeddings and the tests that it has written: a hierarchical localisation, several repairs as search-and-replace edits,
-and of those that apply, parse and (on request) pass tests of the repository's own the one that most agree on.
+embeddings and generated tests.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentlessOptions:
-    """How much the model is shown and how often it is asked. Raises `ConfigError` for an option that cannot work."""
+    """Options of `agentless`. Raises `ConfigError` for invalid values."""
 
     files: Literal["model", "oracle"] = "model"
     """Who says which files: the model, or the task's reference (an upper bound for any search)."""
@@ -78,7 +77,7 @@ class AgentlessOptions:
 class Agentless(Agent):
     """Localise, repair, validate. Takes `AgentlessOptions` by name.
 
-    Every question is a conversation of its own; all of them are part of the repair, and trained.
+    Every question is a separate conversation; all are trained.
     """
 
     name = "agentless"
@@ -90,29 +89,26 @@ class Agentless(Agent):
 
     @property
     def reads_reference(self) -> bool:
-        """With ``files="oracle"``."""
+        """True with ``files="oracle"``."""
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox; with examples the first for a repair, which has them."""
+        """Request without files, which are known only in the sandbox; includes the examples."""
         return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Ask for files, elements, lines and repairs, and leave in the tree what most repairs agree on.
+        """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
 
-        An answer that names nothing that is there leaves what was asked of before; a repair that does not apply has no
-        vote. The report has a call for each question (``files``, ``elements``, ``lines``, ``repair``; ok if it named
-        something, or applies) and for each run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the
-        questions: then the repairs vote that there are. Raises `GatewayFault`, `AgentFault` (no git, or the endpoint
-        refuses our requests) and `SandboxFault`.
+        An answer that matches nothing leaves the previous selection; a repair that does not apply has no vote. The
+        report has a call per question (``files``, ``elements``, ``lines``, ``repair``; ok if it matched or applied) and
+        per run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the questions; the repairs so far
+        then vote. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (no git, or the endpoint rejects a request).
         """
         async with Chat(endpoint, {}) as chat:
             return await _Run(self.options, task, sandbox, endpoint, chat).report()
 
 
 class _Run:
-    """The state of one episode."""
-
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
@@ -141,7 +137,7 @@ class _Run:
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
     async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
-        """The reply in a conversation of its own. Raises `LimitReached`."""
+        """Ask in a new conversation. Raises `LimitReached`."""
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
@@ -156,7 +152,7 @@ class _Run:
         self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
 
     async def _sources(self) -> list[Source]:
-        """The files to look into: those that the model names, else those that the issue mentions, else the first."""
+        """Choose files: those that the model names, else those that the issue mentions, else the first."""
         self.there = there = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
             named = choose("oracle", self.task, there)
@@ -182,7 +178,7 @@ class _Run:
         return sources
 
     async def _places(self, sources: Sequence[Source]) -> list[Place]:
-        """What is shown of `sources`: all of them, narrowed by two questions."""
+        """Narrow `sources` to the relevant lines with up to two questions."""
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
@@ -212,7 +208,7 @@ class _Run:
         return found
 
     async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
-        """Those with which the repository's own tests pass; all where there are none, or the time is up."""
+        """Keep repairs that pass the repository's tests; keep all if none pass or time is up."""
         passed = []
         for repair in {each.key: each for each in repairs}.values():
             seconds = min(self.options.test_seconds, self.budget.seconds_left)
@@ -235,7 +231,7 @@ def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
 
 
 def _cut(parts: Sequence[str], chars: int) -> list[str]:
-    """`parts` from the first on, at most `chars` of them all, the last of them cut after a line.
+    """Keep the first `chars` characters of `parts`, ending after a line.
 
     >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])

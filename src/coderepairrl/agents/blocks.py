@@ -1,4 +1,4 @@
-"""Search/replace blocks: how a model writes edits (`direct.FORMAT`), read with patience, made to apply."""
+"""Search/replace blocks, the edit format of `direct.FORMAT`: lenient reading, writing, and applying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXACT = re.compile(r"(<++) SEARCH|(=++)|(>++) REPLACE")
 
 
 class Block(NamedTuple):
-    """One edit: lines of a file, without their ends, and those that replace them. Without lines to search, a new file.
+    """One edit: lines to search, without line ends, and their replacement. An empty search creates the file.
 
     >>> Block("a.py", ("x = 1",), ("x = 2",)).old
     'x = 1\\n'
@@ -37,21 +37,21 @@ class Block(NamedTuple):
 
     @property
     def old(self) -> str:
-        """The lines searched, as text."""
+        """Searched lines as text."""
         return _text(self.search)
 
     @property
     def new(self) -> str:
-        """The lines that replace them, as text."""
+        """Replacement lines as text."""
         return _text(self.replace)
 
 
 class Inexpressible(TaskError):
-    """No blocks make this change: of line ends alone, say."""
+    """The change cannot be written as blocks, such as one of line ends alone."""
 
 
 def answer(reply: str) -> str:
-    """What a reply says after its thought; what stands between ``<answer>`` tags, if it has them.
+    """Return the reply after its thought, or the part between ``<answer>`` tags if present.
 
     >>> answer("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer("y"), answer("<think>cut off")
     ('\\ny\\n', 'y', '')
@@ -62,12 +62,10 @@ def answer(reply: str) -> str:
 
 
 def read(text: str) -> list[Block]:
-    """The complete blocks of `text`, in order, with the path on the line above each or above the fence above it, if
-    there is one.
+    """Parse the complete blocks in order. The path is on the line above the block or its fence, if given.
 
-    Markers are lines of their own. Those of a block that are written as the first one is (as many signs, no blanks) are
-    taken first, so that lines between them may look like others; else any that can be meant are, of two signs or
-    more (five for the divider), with blanks around them.
+    Markers are separate lines. Those written exactly as the block's first one (same length, no blanks) take precedence,
+    so the lines between may resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
 
     >>> read("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
     [Block(path='a.py', search=('  a', ''), replace=('  c',))]
@@ -88,7 +86,7 @@ def read(text: str) -> list[Block]:
 
 
 def write(blocks: Iterable[Block]) -> str:
-    """`blocks` as text that `read` reads back. Markers are longer than `MARKER` where lines look like them.
+    """Format `blocks` so that `read` restores them; markers grow beyond `MARKER` when lines resemble them.
 
     >>> write([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
     ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
@@ -97,9 +95,9 @@ def write(blocks: Iterable[Block]) -> str:
 
 
 def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
-    """The blocks that make `after` of `before`, one after the other; a new file of nothing.
+    """Compute blocks that turn `before` into `after`, in order; an empty `before` is a new file.
 
-    Each has `context_lines` lines around its change, and as many more as single it out. Raises `Inexpressible`.
+    Each has `context_lines` lines around its change, and more if needed to be unique. Raises `Inexpressible`.
 
     >>> between("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
     [Block(path='a.py', search=('y = 1',), replace=('y = 2',))]
@@ -125,7 +123,7 @@ def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> l
 
 
 def applied(before: bytes, blocks: Iterable[Block]) -> bytes:
-    """The file after all of `blocks`. Raises `patching.NoMatch`, `patching.Ambiguous` and UnicodeEncodeError.
+    """Apply `blocks` in order. Raises `patching.NoMatch`, `patching.Ambiguous` and UnicodeEncodeError.
 
     >>> applied(b"x\\r\\n", [Block("", ("x",), ("y", "z"))])
     b'y\\r\\nz\\r\\n'
@@ -137,7 +135,7 @@ def applied(before: bytes, blocks: Iterable[Block]) -> bytes:
 
 
 class _Marks:
-    """Where the markers are, each by its line number."""
+    """Line numbers of the markers."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
@@ -151,7 +149,7 @@ class _Marks:
         self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
     def ends(self, head: int) -> tuple[int, int] | None:
-        """The divider and the last line of the block that begins at `head`, if it is whole before another begins."""
+        """Divider and last line of the block that begins at `head`; None if another begins before its end."""
         size = self._length.get(head, 0)
         same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
         return (_ends(head, *same) if same else None) or _ends(head, self._dividers, self._closing, self.opening)
@@ -172,7 +170,7 @@ def _next(places: Sequence[int], at: int) -> int | None:
 
 
 def _path(lines: Sequence[str], head: int, free: int) -> str:
-    """The line above an edit, or above the fence above it, from line `free` on."""
+    """Return the line above the edit or its fence, at or after line `free`."""
 
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
@@ -198,7 +196,7 @@ def _markers(size: int) -> tuple[str, str, str]:
 
 
 def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: int) -> list[tuple[int, int, int, int]]:
-    """Ranges of lines of `a` and of `b` that replace each other, so wide that each is found once, in its turn."""
+    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once when applied in order."""
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     groups = [
         [group[0][1], group[-1][2], group[0][3], group[-1][4]] for group in matcher.get_grouped_opcodes(context_lines)

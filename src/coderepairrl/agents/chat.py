@@ -1,4 +1,4 @@
-"""One conversation with an OpenAI-compatible endpoint, over real HTTP."""
+"""A conversation with an OpenAI-compatible endpoint over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class LimitReached(Exception):
-    """The endpoint will not go on: `limit` is ``calls``, ``tokens`` or ``time``. An ending, not an error."""
+    """The endpoint's `limit` (``calls``, ``tokens`` or ``time``) ended the conversation. Not an error."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(limit)
@@ -26,10 +26,10 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The model's message, and the exact length of the conversation with it.
+    """The model's message, and the exact length of the conversation including it.
 
-    The other fields come from our own gateway alone: tool calls in the text that could not be read, the tokens that the
-    episode and the model's context have left, and the index of the turn.
+    Only our gateway sets the other fields: unparsed tool calls in the text, remaining tokens of episode and context,
+    index of the turn.
     """
 
     message: Message
@@ -43,7 +43,7 @@ class Reply:
 
 
 class Chat:
-    """A client of Chat Completions. Nothing is retried: a gateway's fault voids the episode, which is run again."""
+    """Client of Chat Completions without retries: a gateway fault voids the episode, which is then rerun."""
 
     def __init__(self, endpoint: Endpoint, options: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -65,10 +65,10 @@ class Chat:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int, seconds: float
     ) -> Reply:
-        """The model's next message.
+        """Request the model's next message.
 
-        Raises `LimitReached` when the endpoint's or the time limit ends the conversation, `GatewayFault` when the
-        endpoint breaks, and `AgentFault` when it takes our request for a wrong one.
+        Raises `LimitReached` at a limit of the endpoint or of time, `GatewayFault` when the endpoint fails, and
+        `AgentFault` when it rejects the request.
         """
         body = {
             "model": self._endpoint.model,

@@ -1,7 +1,7 @@
-"""`command`: any program as an agent, unmodified, inside the sandbox.
+"""`command`: any unmodified program as an agent inside the sandbox.
 
-All that such an agent is stands in a `Recipe`: what to install, how to start it, when it is done. The gateway's
-socket, bridged to the sandbox's own loopback, is all that the program reaches.
+A `Recipe` says what to install, how to start it, and which exit codes mean success. The program reaches only the
+gateway's socket, bridged to the sandbox's loopback.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
 class Program(Agent):
-    """The program of `recipe` as an agent called `name`; `source` is what ``crrl agents install`` knows it by.
+    """The program of `recipe` as an agent; `source` is its name for ``crrl agents install``.
 
-    Raises `PrerequisiteError` when what the recipe installs is not there.
+    Raises `PrerequisiteError` if it is not installed.
     """
 
     placement: Literal["host", "sandbox"] = "sandbox"
@@ -49,11 +49,11 @@ class Program(Agent):
             self.binds = (str(folder(name, recipe)),)
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Run the program to its end or until time is up.
+        """Run the program until it exits or time is up.
 
-        The report's `exit` is ``submitted`` or ``time``, its `log` what the program printed. Limits of calls and
-        tokens are the gateway's, whose session knows of them. Raises `AgentFault` when the program cannot be run or
-        ends with another exit code than the recipe's, and `SandboxFault`.
+        The report's `exit` is ``submitted`` or ``time``, its `log` the program's output. The gateway enforces limits of
+        calls and tokens. Raises `SandboxFault`, and `AgentFault` when the program cannot run or its exit code is not
+        among the recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
@@ -102,7 +102,7 @@ class Command(Program):
 
 
 def _how(exit_code: int) -> str:
-    """How a program ended, in a word, from its exit code as a shell gives it.
+    """Describe a shell's exit code in a word.
 
     >>> _how(1), _how(139), _how(255)
     ('exit 1', 'SIGSEGV', 'exit 255')
@@ -114,14 +114,14 @@ def _how(exit_code: int) -> str:
 
 
 async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
-    """The endpoint as the program sees it; one without a socket is on a loopback that the sandbox shares."""
+    """URL of the endpoint in the sandbox. An endpoint without a socket is on a loopback that the sandbox shares."""
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
 async def _home(sandbox: Sandbox) -> str:
-    """A fresh folder for the program's own files, outside the repository."""
+    """Create a folder for the program's own files, outside the repository."""
     made = await _checked(sandbox, ["mktemp", "-d"])
     return made.output.decode().strip()
 

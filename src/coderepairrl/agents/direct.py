@@ -74,7 +74,7 @@ _DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 @dataclass(frozen=True, slots=True)
 class DirectOptions:
-    """What the model is shown. Raises `ConfigError` for an option that cannot work."""
+    """Options of `direct`. Raises `ConfigError` for invalid values."""
 
     files: Literal["mentioned", "oracle", "all", "none"] = "mentioned"
     """Which files: those whose path or name the issue has, those that the reference changes (an upper bound for any
@@ -101,7 +101,7 @@ class DirectOptions:
 
 
 class Direct(Agent):
-    """One turn. Takes `DirectOptions` by name."""
+    """Single-turn agent. Takes `DirectOptions` by name."""
 
     name = "direct"
     placement: Literal["host", "sandbox"] = "host"
@@ -111,18 +111,18 @@ class Direct(Agent):
 
     @property
     def reads_reference(self) -> bool:
-        """With ``files="oracle"``."""
+        """True with ``files="oracle"``."""
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox: all of it with ``files="none"``."""
+        """Request without files, which are known only in the sandbox; complete with ``files="none"``."""
         return FirstRequest(self._messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Ask once and apply the edits of the reply, each a call of `edit` in the report.
+        """Ask once and apply the reply's edits, each reported as a call of `edit`.
 
-        The report's `exit` is ``submitted``, or the limit that left no room for a reply. Raises `GatewayFault`,
-        `AgentFault` (no git, or the endpoint refuses our request) and `SandboxFault`.
+        The report's `exit` is ``submitted``, or the limit that prevented a reply. Raises `GatewayFault`,
+        `SandboxFault`, and `AgentFault` (no git, or the endpoint rejects the request).
         """
         budget = Budget(endpoint.limits)
         there = await files_of(sandbox) if task.workspace else []
@@ -144,8 +144,7 @@ class Direct(Agent):
     async def _make(
         self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
-        """Make the edits of a reply, each a call of `edit`; one that cannot be read is a call that failed, and says
-        why."""
+        """Apply the reply's edits; an unreadable reply becomes one failed call with the problem."""
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
@@ -169,7 +168,7 @@ class Direct(Agent):
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
-        """The issue with files below, and which these are; without any those that the issue names."""
+        """Build the prompt, and list the files in it; without any, those that the issue names."""
         files: dict[str, str] = {}
         for path in choose(self.options.files, task, there):
             try:
@@ -184,7 +183,7 @@ class Direct(Agent):
 
 
 def within(chars: int, limits: Limits) -> int:
-    """At most `chars`, and so few that the episode's tokens suffice for the issue and a reply, too.
+    """Limit `chars` so that the episode's tokens also suffice for the issue and a reply.
 
     >>> within(20_000, Limits()), within(20_000, Limits(tokens=2_000))
     (20000, 4000)
@@ -193,7 +192,7 @@ def within(chars: int, limits: Limits) -> int:
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:
-    """The files among `paths` to show, all of them where the choice `which` finds none; none if it is ``none``.
+    """Select the files to show by `which`: all if it matches none, none if it is ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
     >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
@@ -211,8 +210,7 @@ def choose(which: str, task: Task, paths: list[str]) -> list[str]:
 
 
 def edits(reply: str, path: str = "") -> list[dict[str, str]]:
-    """The edits in a reply's answer (`blocks.answer`), as arguments of `Tools.apply_patch`; those that name no file are
-    of the file `path`.
+    """Read the edits in a reply's answer as arguments of `Tools.apply_patch`; `path` is the default file.
 
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
@@ -224,11 +222,11 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
 async def read_edits(
     form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
-    """The edits of a reply in the format `form`, as `edits` gives them.
+    """Read the reply's edits in the format `form`, in the form that `edits` returns.
 
-    A block that names no file is of the only one of `files`, which were shown, of all `there`; a search/replace block
-    of the only one there is; functions of the only one that defines one of them. Of several blocks of functions one at
-    least must have one of its file. Raises `Unreadable`.
+    An unnamed search/replace block belongs to the repository's only file, an unnamed fence to the only one of the shown
+    `files`, unnamed functions to the only one that defines any of them. Of several blocks of functions, at least one
+    must match its file. Raises `Unreadable`.
     """
     if form == "blocks":
         if found := edits(reply, there[0] if len(there) == 1 else ""):
@@ -252,7 +250,7 @@ async def read_edits(
 
 
 async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
-    """List the `files` that define a function of a name that `reply` defines."""
+    """List the `files` that define any function that `reply` defines."""
     names = set(_DEF.findall(reply))
     found = []
     for path in files:
@@ -266,7 +264,7 @@ async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:
-    """Paths of the task's commit, in order. Raises `AgentFault` without git."""
+    """List the paths of the task's commit, sorted. Raises `AgentFault` without git."""
     done = await sandbox.exec(["git", "ls-files", "-z"], timeout=_LISTING_SECONDS, max_bytes=1 << 24)
     if not done.ok:
         raise AgentFault(f"git cannot list the files: {done.output.decode(errors='replace')}")

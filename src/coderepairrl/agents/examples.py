@@ -1,4 +1,4 @@
-"""Worked examples: repairs of other tasks that a model is shown before its own (few-shot)."""
+"""Few-shot examples: repairs of other tasks, shown to a model before the task."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ what a run records."""
 
 
 def of(option: Examples) -> tuple[Example, ...]:
-    """The examples that an agent's option names. Raises `ConfigError` for a file that has none, and for a number:
-    only a run with training tasks draws some."""
+    """Resolve an agent's `examples` option.
+
+    Raises `ConfigError` for an invalid file, and for a number, which only a run with training tasks can draw.
+    """
     if isinstance(option, str):
         return read(option)
     if isinstance(option, tuple):
@@ -53,7 +55,7 @@ def of(option: Examples) -> tuple[Example, ...]:
 
 
 def read(path: str) -> tuple[Example, ...]:
-    """The examples of a file of JSON lines: ``prompt``, ``path``, ``before``, ``after``, and ``id`` if there is one.
+    """Read examples from JSON lines with ``prompt``, ``path``, ``before``, ``after``, and optionally ``id``.
 
     Raises `ConfigError`.
     """
@@ -74,8 +76,10 @@ def read(path: str) -> tuple[Example, ...]:
 def as_turns(
     examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
 ) -> list[Message]:
-    """Issue and reply of each, in the format `form`; with the `code` of its file, and a `question` below. None of the
-    task `task_id` itself. Raises `ConfigError` where no reply of that format makes the repair."""
+    """Format examples as pairs of issue and reply in `form`, except the task's own.
+
+    `code` includes the file, `question` is appended. Raises `ConfigError` if the format cannot express a repair.
+    """
     messages: list[Message] = []
     for each in examples:
         if each.id == task_id:
@@ -89,8 +93,10 @@ def as_turns(
 def as_calls(
     examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
 ) -> list[Message]:
-    """As `as_turns`, made by the two `tools` (parameters by name) of Nano that run a command and patch a file: it looks
-    at the file, patches it, and says so. A patch is answered by `patched`."""
+    """Format examples as Nano's tool calls: read the file, patch it, and report success.
+
+    `tools` maps the command tool and the patch tool, in this order, to their parameters; `patched` is the patch result.
+    """
     messages: list[Message] = []
 
     def act(tool: str, values: Sequence[str], answer: str) -> None:
@@ -113,7 +119,7 @@ def as_calls(
 
 
 def _patches(example: Example) -> list[blocks.Block]:
-    """The change in passages that occur once. Raises `ConfigError`."""
+    """Split the change into passages that occur once. Raises `ConfigError`."""
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(blocks.Inexpressible, NoMatch, Ambiguous):

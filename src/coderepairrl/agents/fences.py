@@ -1,7 +1,6 @@
-"""Fenced blocks of code in a reply: each stands for a whole file, or for functions of a file (`direct`'s ``format``).
+"""Fenced code blocks in a reply, each a whole file or functions of a file (`direct`'s ``format``).
 
-How a file is named, and that an unnamed block is of the only file shown, is as Aider reads its ``whole`` format
-(Aider-AI/aider, ``wholefile_coder.py``). What is read is the text of the file afterwards; `edit` makes an edit of it.
+File names are recognised as Aider does for its ``whole`` format (Aider-AI/aider, ``wholefile_coder.py``).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Unreadable(Exception):
-    """Why a reply, or a block of it, makes no edit."""
+    """Why a reply or block makes no edit."""
 
 
 class Fence(NamedTuple):
-    """A fenced block: the last line with text above it, what stands behind its signs, its text, whether it ends."""
+    """A fenced block: the last line of text above it, its info string, its text, and whether it is closed."""
 
     above: str
     info: str
@@ -45,8 +44,7 @@ class Fence(NamedTuple):
 
 
 def read(reply: str) -> list[Fence]:
-    """The fenced blocks of `reply`, in order; the last one may lack its end. An indented block loses that much
-    indentation.
+    """Parse the fenced blocks in order; the last may be unclosed. A fence's indentation is removed from its lines.
 
     >>> read("calc.py:\\n```python\\nx = 1\\n```")
     [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
@@ -77,18 +75,17 @@ def read(reply: str) -> list[Fence]:
 
 
 class Named(NamedTuple):
-    """A file that blocks of a reply are of, and their code."""
+    """A file and the code of its blocks."""
 
     path: str
     codes: list[str]
 
 
 def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
-    """The blocks of `reply` by file: one of `paths`, the file `only` for those that name none, or a new file.
+    """Group the reply's blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
 
-    In the format ``whole`` a file has one block: the first that is headed by its name, else the longest, since others
-    quote parts of it. Raises `Unreadable`: there is no block, the last one was `cut_off`, or nothing says of which file
-    they are.
+    In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
+    parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
     """
     fences = read(blocks.answer(reply))
     if not fences:
@@ -116,8 +113,10 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
 
 
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
-    """The file that a block names behind its signs, above them, or in its first line, which is left out then; the code;
-    and whether that is all that is said there."""
+    """Find the file that a block names in its info string, above it, or in its first line.
+
+    Returns path, code (without a line that names the file), and whether nothing else is said there.
+    """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
     if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
@@ -139,7 +138,7 @@ def _known(word: str, paths: Sequence[str]) -> str:
 
 
 def whole(before: str, code: str) -> str:
-    """The file of the text `code`; empty lines at both its ends stay as in `before`. Raises `Unreadable` for no text.
+    """Return `code` as a file with the leading and trailing empty lines of `before`. Raises `Unreadable` if empty.
 
     >>> whole("\\nx = 1\\n", "x = 2\\n")
     '\\nx = 2\\n'
@@ -154,8 +153,7 @@ def whole(before: str, code: str) -> str:
 
 
 def edit(path: str, before: str, after: str) -> dict[str, str]:
-    """The change of one file as arguments of `Tools.apply_patch`: the lines between the first and the last that differ,
-    and around them as many as single them out.
+    """Express one file's change as arguments of `Tools.apply_patch`, with enough context to be unique.
 
     >>> edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
@@ -179,8 +177,7 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
 
 
 class _Definition(NamedTuple):
-    """A function: its name within the file (``f``, ``Class.f``, ``outer.inner``) and the part of it that is its
-    place's."""
+    """A function or class: its qualified name (``f``, ``Class.f``, ``outer.inner``) and the prefix that is its place."""
 
     name: str
     place: str
@@ -189,30 +186,29 @@ class _Definition(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Its first line, that of a decorator too."""
+        """First line, including decorators."""
         return min([self.node.lineno, *(each.lineno for each in self.node.decorator_list)])
 
     @property
     def end(self) -> int:
-        """Its last line."""
+        """Last line."""
         return self.node.end_lineno or self.node.lineno
 
     @property
     def decorators(self) -> list[str]:
-        """As code."""
+        """Source of each decorator."""
         return [ast.unparse(each) for each in self.node.decorator_list]
 
 
 def functions(before: str, code: str) -> str:
-    """The Python file `before` with the functions that `code` defines in place of those of their names.
+    """Replace functions of the Python file `before` with those of the same name in `code`.
 
-    A method is found by its class, or by its name alone where one function of the file has it; a nested function
-    likewise. Functions and classes that the file lacks are put above the next one of the block that it has. Decorators
-    stay where the block has none. Imports of the block that the file lacks, and that its functions use, are added
-    below those of the file. All else in the block is passed over, unless it is the whole file: it then defines all that
-    the file does, and differs in more than functions.
+    Methods match by class, or by name if unique in the file; nested functions likewise. New functions and classes go
+    above the next matching one. Decorators stay if the block has none. Missing imports that its functions use are added
+    below the file's. Everything else in the block is ignored, unless it is the whole file: then it defines all that the
+    file does and differs in more than functions.
 
-    Raises `Unreadable`: no Python, no function of the file, or one that the file has more than once.
+    Raises `Unreadable` for invalid Python, no function of the file, or one that the file has more than once.
     """
     try:
         with warnings.catch_warnings():  # of invalid escapes
@@ -223,8 +219,7 @@ def functions(before: str, code: str) -> str:
 
 
 def replaced(before: str, codes: Sequence[str]) -> str:
-    """As `functions`, of one block after the other, of which some may have no function of the file. Raises `Unreadable`
-    where none has."""
+    """Apply `functions` for each block. Raises `Unreadable` if none matches the file."""
     text, problems = before, []
     for code in codes:
         try:
@@ -277,7 +272,7 @@ def _functions(before: str, code: str) -> str:
 
 
 def _parsed(code: str) -> tuple[ast.Module, list[str]]:
-    """Code as small models indent it: as within its class, its first line alone not, or by a blank too many."""
+    """Parse code with the indentation errors of small models: class-level indent, wrong first line, extra blank."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
@@ -304,8 +299,10 @@ def _parsed(code: str) -> tuple[ast.Module, list[str]]:
 def _definitions(
     body: Sequence[ast.AST], place: str = "", *, nested: bool = False, known: set[str] | None = None
 ) -> Iterator[_Definition]:
-    """The functions in `body`. Of a block, where the names in a file are `known`, without those within functions, and a
-    class that the file lacks as a whole."""
+    """Yield the definitions in `body`.
+
+    With the file's names `known`, `body` is a block's: nested functions are skipped, and unknown classes kept whole.
+    """
     for node in body:
         if isinstance(node, _Function):
             name = f"{place}{node.name}"
@@ -323,7 +320,7 @@ def _definitions(
 
 
 def _classes(file: ast.Module) -> set[str]:
-    """Names of the classes outside functions, each with those around it."""
+    """Qualified names of the classes outside functions."""
 
     def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
@@ -337,7 +334,7 @@ def _classes(file: ast.Module) -> set[str]:
 
 
 def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
-    """The functions in a block that the file has, by their number, each with that of the file."""
+    """Match the block's functions to the file's, by index in `given`."""
     found: dict[int, tuple[_Definition, _Definition]] = {}
     for number, own in enumerate(given):
         if isinstance(own.node, ast.ClassDef):
@@ -364,8 +361,7 @@ def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict
 def _helpers(
     number: int, given: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
-    """What the block defines that the file lacks, between the function before `number` and it; behind the last one
-    too."""
+    """New definitions of the block between the previous matching function and `number`; after the last one too."""
     same = [at for at in sorted(targets) if given[at].place == given[number].place]
     before = max((at for at in same if at < number), default=-1)
     last = len(given) if number == same[-1] else number
@@ -375,7 +371,7 @@ def _helpers(
 
 
 def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
-    """The lines of a definition of the block, indented as that of the file; its decorators where it has none."""
+    """Indent the block's definition as the file's, adding the file's decorators if it has none."""
     here, there = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
     kept = _kept_lines(own)
@@ -403,7 +399,7 @@ def _blanks(line: str) -> str:
 
 
 def _kept_lines(own: _Definition) -> set[int]:
-    """Lines that begin within a text of several lines, which indentation would change; docstrings are indented."""
+    """Lines inside multi-line strings, which must not be reindented; docstrings are."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(own.node)
@@ -419,7 +415,7 @@ def _kept_lines(own: _Definition) -> set[int]:
 
 
 def _first_comment(old: Sequence[str], start: int) -> int:
-    """The line of the first of the comments that stand right above line `start`."""
+    """First line of the comments directly above line `start`."""
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
@@ -442,7 +438,7 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    """Lines of imports that the file lacks, by the line before which they are put."""
+    """Imports that the file lacks, by the line before which to insert them."""
     there = {_as_code(*each) for each in _imported(file.body)}
     lacking: dict[str, bool] = {}
     for node, alias in _imported(block.body):
@@ -467,12 +463,11 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
 
 
 def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
-    """Whether all that stands before `node` is imports."""
     return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
 
 
 def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
-    """Whether the block has all that the file has, and says more than its functions do."""
+    """Whether the block has everything in the file, and changes more than functions."""
     mine, theirs = _statements(block), _statements(file)
     names = {each.name for each in given}
     return (
@@ -485,7 +480,7 @@ def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module,
 
 
 def _statements(tree: ast.Module) -> dict[str, str]:
-    """What stands in a file beside functions, classes, imports and texts, by what it assigns or tests."""
+    """Other top-level statements, keyed by what they assign or test."""
     found = {}
     for node in tree.body:
         match node:
@@ -509,7 +504,7 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 
 
 def write(form: Format, path: str, before: bytes, after: bytes) -> str:
-    """A reply in the format `form` that makes `after` of the file `before`. Raises `blocks.Inexpressible`."""
+    """Write a reply in the format `form` that turns `before` into `after`. Raises `blocks.Inexpressible`."""
     if form == "blocks":
         return blocks.write(blocks.between(path, before, after))
     try:
@@ -524,7 +519,7 @@ def write(form: Format, path: str, before: bytes, after: bytes) -> str:
 
 
 def _differing(old: str, new: str) -> str:
-    """The functions of `new` that `old` has otherwise or not at all, methods in their classes, below new imports."""
+    """New or changed functions of `new`, methods in their classes, below new imports."""
     trees = ast.parse(old), ast.parse(new)
     sides = [{each.name: each for each in _definitions(tree.body) if not each.nested} for tree in trees]
     texts = old.split("\n"), new.split("\n")
@@ -546,12 +541,12 @@ def _differing(old: str, new: str) -> str:
 
 
 def shown(path: str, text: str) -> str:
-    """A file as prompts have it."""
+    """Format a file for a prompt."""
     return f"{path}\n{fenced(text.rstrip())}"
 
 
 def fenced(text: str, info: str = "") -> str:
-    """`text` in a fence that none of its lines ends.
+    """Fence `text` with more backticks than any of its lines.
 
     >>> fenced("x = 1")
     '```\\nx = 1\\n```'

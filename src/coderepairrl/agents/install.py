@@ -1,7 +1,7 @@
-"""Programs of other people, each in an environment of its own (``crrl agents install NAME``).
+"""Third-party programs, each in a separate environment (``crrl agents install NAME``).
 
-An installation is a folder that only ever appears whole: its name has a digest of what was asked for, and the file
-``installed.json`` (which has every version that came with it) is written last. Sandboxes see it read-only.
+An installation is a folder named by a digest of its requirements, complete once ``installed.json`` (all versions) is
+written. Sandboxes see it read-only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 
 def folder(name: str, recipe: Recipe) -> Path:
-    """Where what agent `name` needs is, or would be, installed."""
+    """Installation folder of agent `name`, whether it exists or not."""
     asked = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
     return agents_cache() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
 
 
 def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
-    """What came with it: versions by package, for ``pip`` and ``npm``. None if it is not installed."""
+    """Installed versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
         found: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
@@ -44,9 +44,9 @@ def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of the recipe `source`, shipped or in a file: its folder, and `installed`.
+    """Install the agent of the recipe `source`, shipped or a file; return its folder and `installed`.
 
-    Raises what `install` does, and `ConfigError` for an agent that needs no installation or is none.
+    Raises as `install`, and `ConfigError` for an unknown agent or one that needs no installation.
     """
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, names()))
@@ -57,10 +57,10 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
 
 
 def install(name: str, recipe: Recipe) -> Path:
-    """Install what agent `name` needs, unless it is there already; its folder.
+    """Install agent `name` unless already installed; return its folder.
 
-    What the installers say goes to stderr. Raises `PrerequisiteError` when a tool is missing or sandboxes could not
-    see the folder, and `RunError` when an installer fails.
+    Installers write to stderr. Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder,
+    and `RunError` when an installer fails.
     """
     target = folder(name, recipe)
     with alone(target):

@@ -1,7 +1,7 @@
-"""Where in some files: their elements and lines, as text for a model, and read from its answers.
+"""Elements and lines of files, shown to a model and parsed from its answers.
 
-An answer is read for what it can only mean: paths, names and line numbers that exist. All else in it is passed over.
-Definitions are found by the look of their first line and end where the indentation does, in any language.
+Parsing accepts only existing paths, names and line numbers and ignores everything else. Definitions are recognised by
+their first line and end with their indentation, in any language.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A definition: its name and its lines, from `first` to `last`, counted from 1."""
+    """A definition: its name, and its lines `first` to `last`, counted from 1."""
 
     name: str
     first: int
@@ -46,7 +46,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A file of code, equal to itself alone."""
+    """A source file, compared by identity."""
 
     path: str
     lines: tuple[str, ...]
@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def parse(cls, path: str, data: bytes) -> Source:
-        """Raises UnicodeDecodeError for what is no text in UTF-8.
+        """Parse a file. Raises UnicodeDecodeError unless it is UTF-8.
 
         >>> source = Source.parse("a.py", b"class A:\\n    def f(self):\\n        return 1\\n\\nx = A()\\n")
         >>> [(each.name, each.first, each.last) for each in source.elements]
@@ -66,19 +66,19 @@ class Source:
 
     @property
     def whole(self) -> Place:
-        """All of it."""
+        """All lines of the file."""
         return Place(self, 1, len(self.lines))
 
     @property
     def outline(self) -> str:
-        """The first line of each definition; empty where there is none."""
+        """First line of each definition; empty without definitions."""
         shown = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
         return "\n".join([self.path, "```", *shown, "```"]) if shown else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Lines of a file, from `first` to `last`, counted from 1."""
+    """Lines `first` to `last` of a file, counted from 1."""
 
     source: Source
     first: int
@@ -86,12 +86,12 @@ class Place:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Their text."""
+        """Text of the lines."""
         return self.source.lines[self.first - 1 : self.last]
 
 
 def _elements(lines: Sequence[str]) -> Iterable[Element]:
-    """Definitions in order, each up to the line before the first one that is indented no deeper and closes nothing."""
+    """Find definitions; each ends before the first line indented no deeper that is not a closing bracket or the like."""
     open_: list[tuple[int, str, int]] = []
     found: list[Element] = []
     last = 0
@@ -114,7 +114,7 @@ def _elements(lines: Sequence[str]) -> Iterable[Element]:
 
 
 def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
-    """Those of `paths` that stand in `answer`, in its order, each once.
+    """List the `paths` mentioned in `answer`, in its order, without repeats.
 
     >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
@@ -126,7 +126,7 @@ def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
 
 
 def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
-    """The elements whose names stand in `answer`, of the file that was named last before, else of any.
+    """Elements named in `answer`, in the last file named before, else in any.
 
     >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
     >>> [(place.first, place.last) for place in elements_named("a.py: g", [source])]
@@ -144,7 +144,7 @@ def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
 
 
 def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
-    """The lines whose numbers stand in `answer` with their file, `around` more on each side.
+    """Lines whose numbers `answer` gives with their file, plus `around` on each side.
 
     >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
     >>> [(place.first, place.last) for place in lines_named("a.py: 12-15\\na.py:40, 17", [source], 2)]
@@ -164,7 +164,7 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
 
 
 def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
-    """Each line of `answer` without the paths in it, and the files that it is about."""
+    """Yield the files that each line of `answer` is about, and the line without paths."""
     paths = {source.path: source for source in sources}
     own: Sequence[Source] = sources
     for line in answer.split("\n"):
@@ -178,7 +178,7 @@ def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[
 
 
 def _merged(places: Iterable[Place]) -> list[Place]:
-    """The first of `places`, each once, with ranges that touch as one: file by file as they are named, then by line."""
+    """Merge touching ranges and drop repeats: files in order of mention, then by line, up to `_MOST_NAMES` places."""
     by_path: dict[str, list[Place]] = {}
     first: dict[Place, None] = {}
     for place in places:
@@ -199,7 +199,7 @@ def _merged(places: Iterable[Place]) -> list[Place]:
 
 
 def numbered(place: Place) -> str:
-    """For questions about lines.
+    """Format lines with numbers.
 
     >>> print(numbered(Source.parse("a.py", b"x = 1\\ny = 2\\n").whole))
     a.py
@@ -213,5 +213,5 @@ def numbered(place: Place) -> str:
 
 
 def excerpt(place: Place) -> str:
-    """As it stands in the file, to be searched for."""
+    """Format lines verbatim, as a search must repeat them."""
     return "\n".join([place.source.path, "```", *place.lines, "```"])

@@ -1,4 +1,4 @@
-"""Options of an agent as a configuration has them, checked at the door."""
+"""Validation of an agent's options."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def parse(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
-    """`options` as the dataclass `cls`, their names and types checked.
+    """Build the dataclass `cls` from `options`, checking names and types.
 
-    Raises `ConfigError` that names the nearest option, or the place of a wrong value, of `agent`.
+    Raises `ConfigError` with the nearest option of `agent`, or the location of an invalid value.
     """
     from pydantic import TypeAdapter, ValidationError
 

@@ -1,4 +1,4 @@
-"""What an agent did with its tools, counted."""
+"""Statistics of an agent's tool calls."""
 
 from __future__ import annotations
 
@@ -59,19 +59,19 @@ def command_names(cmd: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ToolStats:
-    """Calls and successes per tool, and how often each monitored command was started."""
+    """Calls and successes per tool, and starts per monitored command."""
 
     calls: Mapping[str, int]
     succeeded: Mapping[str, int]
     commands: Mapping[str, int]
 
     def rate(self, tool: str) -> float | None:
-        """Share of the calls of `tool` that succeeded; None without calls, since 0 would be a claim."""
+        """Share of successful calls of `tool`; None without calls, since 0 would be a claim."""
         return self.succeeded[tool] / self.calls[tool] if self.calls.get(tool) else None
 
 
 def tally(calls: Iterable[ToolCall]) -> ToolStats:
-    """Count `calls`, of one episode or of many.
+    """Count `calls` of any number of episodes.
 
     >>> stats = tally([ToolCall(0, "shell", "{}", True, command="ls head"), ToolCall(1, "shell", "{}", False)])
     >>> stats.calls, stats.rate("shell"), stats.rate("apply_patch"), stats.commands

@@ -1,6 +1,6 @@
-"""Inference engines behind one protocol: `make` an `EngineSpec` by name, `start` the `Engine` that it describes.
+"""Inference engines behind one protocol: `make` an `EngineSpec` by name, then `start` its `Engine`.
 
-An engine of your own is named by import path, ``package.module:Class``, and is held to the same exam
+Other engines are named by import path, ``package.module:Class``, and must pass the same exam
 (`coderepairrl.certify.engine`).
 """
 
@@ -24,10 +24,9 @@ SHIPPED = {
 
 
 def make(name: str, /, **options: Any) -> EngineSpec:
-    """The engine `name` with its options, not started.
+    """Build the spec of engine `name`, without starting it.
 
-    Raises `ConfigError` for an unknown name or option (with the nearest known one), a missing option, and invalid
-    values.
+    Raises `ConfigError` for an unknown name or option (naming the nearest), a missing option, and invalid values.
 
     >>> make("tiny", slots=4).name
     'tiny'

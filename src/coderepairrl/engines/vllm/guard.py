@@ -1,8 +1,8 @@
 """Runs a command and ends all of its processes when its owner is gone.
 
-``python guard.py OWNER FOLDER COMMAND...``: vLLM starts several processes, some of which outlive their parent and keep
-a GPU's memory. This process reads a pipe from the process OWNER (the controller). When OWNER closes it, the command is
-ended gracefully; when OWNER was killed, or on SIGTERM, at once. Then FOLDER, with the server's socket, is removed.
+``python guard.py OWNER FOLDER COMMAND...``: some of vLLM's processes outlive their parent and keep a GPU's memory. This
+process reads a pipe from the process OWNER (the controller). When OWNER closes it, the command ends gracefully; when
+OWNER was killed, or on SIGTERM, at once. Then FOLDER, with the server's socket, is removed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _kill(group: int) -> None:
 
 
 def _alive(group: int) -> Iterator[tuple[int, bool]]:
-    """Processes of the group that have not ended, and whether each is a resource tracker."""
+    """Yield the group's living processes, and whether each is a resource tracker."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, _, of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]

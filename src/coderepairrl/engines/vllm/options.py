@@ -1,4 +1,4 @@
-"""Checks of the vLLM engine's options, with vLLM's own arguments parsed as vLLM does."""
+"""Checks of the vLLM engine's options, with arguments parsed as vLLM does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
 def enough(rank: int) -> int:
-    """The smallest value of ``--max-lora-rank`` for adapters of this `rank`. Raises `ConfigError`.
+    """Smallest ``--max-lora-rank`` for adapters of this `rank`. Raises `ConfigError`.
 
     >>> enough(24)
     32
@@ -65,7 +65,7 @@ _NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One of vLLM's arguments as the user gave it.
+    """A user's argument for vLLM.
 
     >>> [given] = parse(["--max_model_len=4096"])
     >>> given.name, given.value, given.means("--max-model-len")
@@ -80,13 +80,13 @@ class Argument:
     """As they stand, with all that follows up to the next one."""
 
     def means(self, *names: str) -> bool:
-        """Whether it is one of vLLM's `names`, which vLLM lets one shorten."""
+        """Whether it is one of `names`, which vLLM allows to be shortened."""
         short = self.name.startswith("--") and len(self.name) > 2
         return self.name in names or (short and any(name.startswith(self.name) for name in names))
 
 
 def parse(args: Sequence[str]) -> list[Argument]:
-    """The arguments in a command line."""
+    """Split a command line into arguments."""
     found: list[list[str]] = []
     for word in args:
         if not found or (word.startswith("-") and not _NUMBER.fullmatch(word)):
@@ -103,7 +103,7 @@ def parse(args: Sequence[str]) -> list[Argument]:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of `Vllm` that cannot be, whatever the machine and the model."""
+    """Raise `ConfigError` for options of `Vllm` that are invalid on any machine, for any model."""
     check_whole(options, "context", 1)
     check_whole(options, "slots", 1)
     check_whole(options, "lora_rank", 0, RANKS[-1])
@@ -149,9 +149,9 @@ def _check_args(args: Sequence[str]) -> None:
 def arguments(
     model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
-    """What a server of `model` is started with: docs/guides/engines.md says the same to those who start one themselves.
+    """Build a server's arguments; docs/guides/engines.md lists them for users who start their own.
 
-    `lora` is the largest rank of an adapter and how many there may be.
+    `lora` is the largest adapter rank and the number of adapters.
     """
     if dtype == "auto":  # vLLM's own "auto" would halve float32
         config = json.loads((model / "config.json").read_text())

@@ -26,12 +26,12 @@ class Adapter(NamedTuple):
 
 
 class ServedWeights:
-    """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
+    """Full weights, replaced in place, and adapters on them, served in parallel."""
 
     def __init__(
         self, server: VllmServer, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
     ) -> None:
-        """`policy` is the server's name for the folder `model`, which it serves as version 0."""
+        """Track a server that serves the folder `model` under the name `policy` as version 0."""
         self.adapters: list[Adapter] = []
         """Oldest first; new requests use the last one."""
         self.full = (model, 0, checksum)
@@ -46,11 +46,11 @@ class ServedWeights:
 
     @property
     def version(self) -> int:
-        """Of the newest weights."""
+        """Version of the newest weights."""
         return self.adapters[-1].version if self.adapters else self.full[1]
 
     def stream(self, version: int | None = None) -> Stream:
-        """A request to the newest weights, or to those of `version`. Raises `EngineFault` where they are not there."""
+        """Create a request to the newest weights, or to `version`. Raises `EngineFault` if it is not served."""
         _, number, checksum = self.full
         for each in (*reversed(self.adapters), Adapter(self._policy, number, checksum)):
             if version in (None, each.version):
@@ -58,9 +58,9 @@ class ServedWeights:
         raise EngineFault(f"version {version} is not served any more")
 
     async def begin(self, left: Sequence[str] | None) -> None:
-        """Make the server serve version 0. A server of our own (`left` is None) only has to label it so.
+        """Make the server serve version 0. A server started here (`left` is None) only needs the label.
 
-        From one that was joined, adapters `left` by an earlier run are unloaded, and the model is loaded again.
+        On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
         """
         if left is None:
             await self._server.call("POST", "/update_weight_version", body={"new_version": "0"})
@@ -102,7 +102,7 @@ class ServedWeights:
                 pass
 
     async def receivers(self) -> int:
-        """Workers of the server, all of which take the weights of an offer."""
+        """Number of the server's workers, which all receive an offer's weights."""
         return int(json.loads(await self._server.call("GET", "/get_world_size"))["world_size"])
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
@@ -120,8 +120,7 @@ class ServedWeights:
         return ranges
 
     def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
-        """The fault where a request was refused because what it samples from is gone: the server was started anew, and
-        has to be joined again."""
+        """Return the fault if a request failed because the server was restarted and lost its weights, else None."""
         if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
@@ -171,7 +170,7 @@ class ServedWeights:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
 
     async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> Refused | None:
-        """Swap; a refusal is returned after the old weights are restored. Raises `EngineFault` if they cannot be."""
+        """Swap; returns a refusal after restoring the old weights. Raises `EngineFault` if they cannot be."""
         try:
             await self._swap(path, version)
         except Refused as refusal:
@@ -209,7 +208,7 @@ class ServedWeights:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
-        """Load an adapter beside those in use; nothing to do if it is the newest one (from a restarted learner)."""
+        """Load an adapter next to those in use, unless it is already the newest (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
@@ -234,8 +233,10 @@ class ServedWeights:
         self.adapters.append(adapter)
 
     async def _free_adapter_slot(self) -> None:
-        """Unload the oldest adapter that no request uses where there is no room for another; wait for requests to end
-        where all are in use. vLLM itself would drop one that is in use."""
+        """Make room for an adapter: unload the oldest unused one, or wait for requests to end.
+
+        vLLM itself would drop one that is in use.
+        """
         patience = self._server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
@@ -260,7 +261,7 @@ class ServedWeights:
 
 @contextmanager
 def _as_folder(path: Path) -> Iterator[Path]:
-    """A folder for vLLM, which reads no single files: with a link to the file, beside it, where the server sees it."""
+    """Yield a folder with a link to the file, next to it where the server sees it: vLLM reads no single files."""
     if path.is_dir():
         yield path.resolve()
         return

@@ -1,4 +1,4 @@
-"""The options of the vLLM engine, and how a server is started or joined."""
+"""Options of the vLLM engine, and how a server is started or joined."""
 
 from __future__ import annotations
 
@@ -92,22 +92,22 @@ class Vllm(EngineSpec):
         return replace(self, env={**self.env, "CUDA_VISIBLE_DEVICES": visible})
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` if a server is to be started and vLLM is missing or of an unsupported version."""
+        """Raise `PrerequisiteError` if a server would be started without a supported vLLM."""
         if not self.url:
             installed(self.python or default_python(), self.env)
 
     def versions(self) -> dict[str, str]:
-        """Version of vLLM: of the package, or as the server at `url` reports it."""
+        """Version of the vLLM package, or of the server at `url`."""
         if self.url:
             return {"vllm": version_at(self.url)}
         package, version = installed(self.python or default_python(), self.env)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
     async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
-        """As `EngineSpec.start`; a server of our own writes ``engine.log``.
+        """See `EngineSpec.start`; a server started here writes ``engine.log``.
 
-        Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or a server lacks a route, and
-        `ConfigError` for one that does not take the run's adapters.
+        Raises `PrerequisiteError` without a supported vLLM or a required route, and `ConfigError` for a server that
+        does not take the run's adapters.
         """
         size = vocabulary(model)
         try:
@@ -142,8 +142,7 @@ class Vllm(EngineSpec):
             raise
 
     async def _check_room(self, server: VllmServer) -> None:
-        """Raise `ConfigError` for a server that does not take the run's adapters. One that does not say how it was
-        started refuses them when they come."""
+        """Raise `ConfigError` for a server that reports too little room for the run's adapters."""
         if not self.lora_rank or (room := await server.adapter_room()) is None:
             return
         rank, count = room

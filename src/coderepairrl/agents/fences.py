@@ -115,7 +115,7 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
-    Returns path, code (without a line that names the file), and whether nothing else is said there.
+    Returns the path, the code without such a line, and whether the name stands alone there.
     """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
@@ -177,7 +177,7 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
 
 
 class _Definition(NamedTuple):
-    """A function or class: its qualified name (``f``, ``Class.f``, ``outer.inner``) and the prefix that is its place."""
+    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``), and the prefix that is its place."""
 
     name: str
     place: str

@@ -91,7 +91,7 @@ class Place:
 
 
 def _elements(lines: Sequence[str]) -> Iterable[Element]:
-    """Find definitions; each ends before the first line indented no deeper that is not a closing bracket or the like."""
+    """Find definitions; each ends before the first line indented no deeper, unless that only closes brackets."""
     open_: list[tuple[int, str, int]] = []
     found: list[Element] = []
     last = 0

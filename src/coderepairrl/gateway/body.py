@@ -22,7 +22,7 @@ class Lenient(BaseModel):
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """Parse a body as `model`; a half character becomes U+FFFD. Raises `ApiError` (400) that names the field."""
+    """Parse a body as `model`, half characters as U+FFFD. Raises `ApiError` (400) that names the field."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -44,7 +44,7 @@ def _mended(raw: bytes) -> bytes | None:
 
 
 def refused(error: ValidationError) -> ApiError:
-    """Return the `ApiError` for the most deeply nested validation error."""
+    """Return the `ApiError` for the most deeply nested error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
@@ -74,7 +74,7 @@ _WRONG = {
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """Return a 400 for a feature that only the provider has."""
+    """Return a 400 for a provider-only feature."""
     return ApiError(400, "unsupported_value", message, param=param)
 
 
@@ -87,22 +87,22 @@ def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EventWriter(Protocol):
-    """Writes one reply as its dialect's server-sent events."""
+    """Writes a reply as its dialect's server-sent events."""
 
     def add(self, delta: Delta) -> bytes:
-        """The events of `delta`."""
+        """Events of `delta`."""
         ...
 
     def alive(self) -> bytes:
-        """A keep-alive that is legal in the dialect."""
+        """Keep-alive legal in the dialect."""
         ...
 
     def end(self, completion: Completion) -> bytes:
-        """The closing events."""
+        """Closing events."""
         ...
 
     def fail(self, failure: ApiError) -> bytes:
-        """Write the error event, since the HTTP status is already sent."""
+        """Error event, since the HTTP status is already sent."""
         ...
 
 
@@ -123,13 +123,13 @@ async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIter
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 def typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Server-sent events whose ``event:`` line is their type."""
+    """Encode server-sent events whose ``event:`` line is their type."""
     return b"".join(sse(event, event["type"]) for event in events)
 
 

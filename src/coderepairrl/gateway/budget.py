@@ -1,4 +1,4 @@
-"""An episode's limits: what is spent, what one reply may use, which limit was met first."""
+"""Limits of an episode and its replies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class EpisodeBudget:
             self.tokens, self._token_limit = context, "context"
 
     def start_clock(self) -> None:
-        """Count the episode's seconds from now on."""
+        """Count seconds from now on."""
         self.deadline = asyncio.get_running_loop().time() + self._limits.seconds
 
     @property
@@ -53,7 +53,7 @@ class EpisodeBudget:
         return bool(self.limit) or late or self.calls >= self.max_calls
 
     def count_request(self) -> None:
-        """Count a request of any kind. Raises `ApiError` when there are too many."""
+        """Count a request. Raises `ApiError` when there are too many."""
         self._requests += 1
         if self._requests > REQUESTS * self.max_calls:
             message = f"an episode of {self._limits.calls} model calls makes not so many requests"
@@ -67,7 +67,7 @@ class EpisodeBudget:
             raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
 
     def reply(self, prompt: int, wanted: int) -> ReplyBudget:
-        """Budget for a reply of `wanted` tokens after `prompt` tokens. Raises `ApiError` if none remain."""
+        """Budget `wanted` tokens after `prompt` tokens. Raises `ApiError` if none remain."""
         room = self.tokens - prompt
         if room <= 0:
             raise self.too_long(prompt)
@@ -75,7 +75,7 @@ class EpisodeBudget:
         return ReplyBudget(min(wanted, room), self._token_limit if room < wanted else "")
 
     def too_long(self, prompt: int) -> ApiError:
-        """The error for a long prompt, in words that agents of every provider recognise."""
+        """Error for a long prompt, worded so that agents of every provider recognise it."""
         return self._error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
@@ -83,11 +83,11 @@ class EpisodeBudget:
         )
 
     def met(self, limit: str) -> None:
-        """Remember `limit` if it is the first."""
+        """Record `limit` if it is the first."""
         self.limit = self.limit or limit
 
     def check_context(self, context: int) -> None:
-        """Note a context beyond the limit; a remote's size is known only after its reply."""
+        """Record a context beyond the limit; a remote's size is known only after its reply."""
         if context > self.tokens:
             self.met(self._token_limit)
 

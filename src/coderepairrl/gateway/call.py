@@ -1,4 +1,4 @@
-"""One model call, independent of the connections that follow it (a client and its retries)."""
+"""A model call, independent of the connections that follow it (a client and its retries)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from coderepairrl.types import Turn
 
 
 class Usage(NamedTuple):
-    """Token counts of one call: `cached` is part of `prompt`, `reasoning` of `sampled`.
-
-    `context` is what the next call continues from.
-    """
+    """Token counts: `cached` is part of `prompt`, `reasoning` of `sampled`; the next call continues from `context`."""
 
     prompt: int
     cached: int
@@ -29,7 +26,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A committed turn with the data of its response."""
+    """A committed turn and its response data."""
 
     turn: Turn
     message: Message
@@ -47,9 +44,9 @@ Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
 
 
 class Call:
-    """A generation and its followers. It is aborted when the last follower leaves early.
+    """A generation and its followers, aborted when the last one leaves early.
 
-    `prompt` and `cached` are provisional token counts; `Completion.usage` has the final ones.
+    `prompt` and `cached` are provisional; `Completion.usage` is final.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -73,7 +70,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name unique in the session, from which dialects derive response ids."""
+        """Name unique in the session, the base of response ids."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
@@ -92,7 +89,7 @@ class Call:
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
-        """The model's id for the tool call at `position`, or one unique in the session."""
+        """The model's id for the call at `position`, or one unique in the session."""
         return call.id or f"call_{self.ordinal}_{position}"
 
     def start(
@@ -110,11 +107,11 @@ class Call:
                 self._work.cancel()
 
     async def wait(self) -> None:
-        """Return when it is committed or failed."""
+        """Wait for commitment or failure."""
         await self._over.wait()
 
     async def ended_within(self, seconds: float) -> bool:
-        """Whether it is committed or failed within `seconds`."""
+        """Whether it ends within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -123,7 +120,7 @@ class Call:
         return True
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Pass `deltas` on to the followers."""
+        """Pass `deltas` to the followers."""
         if deltas:
             self.deltas += deltas
             self._notify()
@@ -158,7 +155,7 @@ class Call:
                 yield None
 
     async def result(self) -> Completion:
-        """The completion. Raises the call's `ApiError`."""
+        """Return the completion. Raises the call's `ApiError`."""
         await self.wait()
         if self.failure is not None:
             raise self.failure.again()

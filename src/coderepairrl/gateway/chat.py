@@ -1,6 +1,6 @@
-"""OpenAI's Chat Completions, plain and streaming.
+"""OpenAI's Chat Completions.
 
-Clients that send the older ``functions`` get a ``function_call``: the first, if the policy makes several.
+Clients that send the older ``functions`` get a ``function_call``, the first of several.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def parse(raw: bytes) -> Request:
 
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Return tools as the client wrote them, and the types left out."""
+    """Return tools as written, and the types left out."""
     shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": shown, "functions": body.functions or []})
@@ -172,7 +172,7 @@ def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """The response to a plain request."""
+    """Build a plain response."""
     message = {**completion.message, "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
@@ -188,18 +188,18 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
 
 
 def writer(request: Request, call: Call) -> ChunkWriter:
-    """The response to a streaming request."""
+    """Create the writer of a stream."""
     return ChunkWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Format an error for OpenAI's clients."""
     body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
 class ChunkWriter:
-    """Writes ``chat.completion.chunk`` events (`body.EventWriter`)."""
+    """Writes ``chat.completion.chunk`` events."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -209,7 +209,7 @@ class ChunkWriter:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """Write a chunk for each kind of content in `delta`."""
+        """Write a chunk per kind of content."""
         events = self._beginning()
         if delta.reasoning:
             events += self._chunk({"reasoning_content": delta.reasoning})
@@ -227,7 +227,7 @@ class ChunkWriter:
         return events
 
     def alive(self) -> bytes:
-        """A comment."""
+        """Write a comment."""
         return b": still here\n\n"
 
     def end(self, completion: Completion) -> bytes:
@@ -238,7 +238,7 @@ class ChunkWriter:
         return events + b"data: [DONE]\n\n"
 
     def fail(self, failure: ApiError) -> bytes:
-        """An error chunk."""
+        """Write an error chunk."""
         return sse(error(failure))
 
     def _beginning(self) -> bytes:

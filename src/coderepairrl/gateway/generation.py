@@ -1,4 +1,4 @@
-"""One stream of tokens from an engine, checked as it arrives."""
+"""A stream of tokens from an engine, checked on arrival."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Generation:
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
 
-        Raises `EngineFault` for a dead engine and invalid output (see `_wrong`).
+        Raises `EngineFault` for a dead engine or invalid output (see `_wrong`).
         """
         async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)

@@ -1,4 +1,4 @@
-"""The ``input`` items of the Responses dialect; several may form one message."""
+"""The ``input`` items of the Responses dialect."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, p
 
 
 def full_name(namespace: str, tool: str) -> str:
-    """Function name that the policy sees for a tool of a namespace.
+    """Function name that the policy sees for a namespaced tool.
 
     >>> full_name("files", "read"), full_name("", "read")
     ('files__read', 'read')

@@ -1,7 +1,7 @@
 """Another provider's model behind the gateway, for evaluation and collection.
 
 Every dialect is relayed as Chat Completions. Replies lack ids and logprobs, so turns are masked as ``relayed``. A busy
-or unreachable remote is retried until part of a reply was passed on, then it is a `RemoteFault`.
+or unreachable remote is retried until part of a reply was passed on; then it is a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Retryable(Exception):
 
 
 class Remote:
-    """The model `model` at `url`, an OpenAI-compatible API, as source of a gateway's replies.
+    """An OpenAI-compatible API as source of a gateway's replies.
 
     Args:
         url: base address, usually ending in ``/v1``.
@@ -72,8 +72,8 @@ class Remote:
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.
 
-    Entering the context raises `RemoteFault` when the remote is unreachable or refuses the key, and `UsageError` for an
-    ambiguous empty `model`.
+    Entering raises `RemoteFault` when the remote is unreachable or refuses the key, and `UsageError` for an ambiguous
+    empty `model`.
     """
 
     masked = "relayed"
@@ -118,26 +118,26 @@ class Remote:
         await self._client.close()
 
     def tree(self, offload: Offload) -> TextTree:
-        """Without ids."""
+        """Create a tree without ids."""
         return TextTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Return client settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
+        """Client settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
-        """Prepare a reply to the client's conversation. The seed is not sent, since few servers use it."""
+        """Prepare a reply. The seed is not sent, since few servers use it."""
         request = replace(request, messages=placement.relayed)
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
-        """Return no counters. Raises `RemoteFault` when the remote is unreachable."""
+        """Return no counters. Raises `RemoteFault` when unreachable."""
         await self._cards()
         return {}
 
     def body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
-        """The request as a Chat Completions body."""
+        """Build a Chat Completions body."""
         off = Sampling()
         shaped = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
         return {
@@ -313,7 +313,7 @@ class Relayed:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string, if the remote reports one."""
+        """Stop string, if the remote reports one."""
         return self._received.stopped_by if self._received.stopped_by in self.sampling.stop else ""
 
     @property
@@ -376,7 +376,7 @@ def _too_long(text: str) -> bool:
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """Seconds of a ``Retry-After`` header, relative to the server's ``date``; 0 if missing or invalid."""
+    """Parse ``Retry-After``, relative to the server's ``date``; 0 if missing or invalid."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Parsing of remotes' Chat Completions responses and chunks into one reply."""
+"""Parsing of remotes' Chat Completions responses and chunks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Usage(Lenient):
 
 
 class RemoteAnswer(Lenient):
-    """A remote's response or stream chunk. No field is required, since servers differ."""
+    """A remote's response or chunk; all fields are optional, since servers differ."""
 
     id: str | None = None
     model: str | None = None
@@ -95,7 +95,7 @@ class RemoteAnswer(Lenient):
 
 @dataclass
 class Received:
-    """The reply as received by one attempt so far."""
+    """One attempt's reply so far."""
 
     content: str = ""
     reasoning: str = ""
@@ -115,7 +115,7 @@ class Received:
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
-        """Add `answer`; return the deltas of a stream, none for a plain response."""
+        """Add `answer`; returns a stream's deltas, none for a plain response."""
         if answer.usage and answer.usage.prompt_tokens is not None:
             self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):

@@ -63,7 +63,7 @@ async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: 
 
 
 def retry_count(request: web.Request) -> int | None:
-    """Retry number that the client's SDK sends, if any."""
+    """Retry number from the client's SDK, if any."""
     count = request.headers.get("x-stainless-retry-count", "")
     return int(count) if count.isdecimal() and len(count) < 10 else None
 

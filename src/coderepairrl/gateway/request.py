@@ -16,7 +16,7 @@ Defaults = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call as the client requested it."""
+    """A model call as requested by the client."""
 
     dialect: str
     model: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A dialect's token-counting endpoint: path, parser, response."""
+    """A token-counting endpoint: path, parser, response."""
 
     path: str
     parse: Callable[[bytes], Request]
@@ -84,7 +84,7 @@ class Digest:
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
 
     def update(self, data: bytes) -> None:
-        """The next bytes of the body."""
+        """Hash the next bytes."""
         self._hash.update(data)
 
     def hexdigest(self) -> str:
@@ -105,7 +105,7 @@ class PrefixKeys:
         self._keys = [b""]
 
     def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """Return what `of` would hash: new tools, and messages beyond the last conversation."""
+        """What `of` would hash: new tools, and messages beyond the last conversation."""
         if tools_key(tools) != self._keys[0]:
             return tools, messages
         return messages[self._same(messages) :]
@@ -139,7 +139,7 @@ class KeyedTools(tuple[Mapping[str, Any], ...]):
 
 
 def keyed(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
-    """`tools` with their key."""
+    """Add the key to `tools`."""
     sequence = KeyedTools(tools)
     sequence.key = tools_key(tools)
     return sequence
@@ -151,7 +151,7 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
-    """Key of conversation `key` followed by `message`, under tools with these defaults."""
+    """Key of conversation `key` followed by `message`."""
     return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 

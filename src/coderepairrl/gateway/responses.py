@@ -1,8 +1,8 @@
-"""OpenAI's Responses, plain and streaming.
+"""OpenAI's Responses.
 
-``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses,
-``store`` or not. The policy sees custom tools as functions of one string, and the vendor's client-run tools as
-functions (`vendor_tools`). Tools that the vendor runs are hidden and recorded in `Turn.overridden`.
+``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses, ``store``
+or not. The policy sees custom tools as functions of one string, and the vendor's client-run tools as functions
+(`vendor_tools`). Tools that the vendor runs are hidden and recorded in `Turn.overridden`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def parse(raw: bytes) -> Request:
 
 
 def resolve(request: Request, find: Find) -> Request:
-    """Look up the request's ``item_reference`` items in the episode's responses.
+    """Look up ``item_reference`` items in the episode's responses.
 
     Raises `ApiError` (404) for an unknown item.
     """
@@ -133,7 +133,7 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 
 def stored(response: str, find: Find) -> dict[str, Any]:
-    """Return the response with id `response`. Raises `ApiError` (404)."""
+    """Look up a response by id. Raises `ApiError` (404)."""
     kept = find(response_name(response))
     if kept is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
@@ -142,12 +142,12 @@ def stored(response: str, find: Find) -> dict[str, Any]:
 
 
 def deleted(response: str) -> dict[str, Any]:
-    """Answer to a DELETE of `response`."""
+    """Answer a DELETE."""
     return {"id": response, "object": "response", "deleted": True}
 
 
 def response_name(response: str) -> str:
-    """`Call.name` of the response with id `response`."""
+    """`Call.name` for a response id."""
     return response.removeprefix(_ID)
 
 
@@ -167,23 +167,23 @@ counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "respon
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """The response to a plain request."""
+    """Build a plain response."""
     return ResponseWriter(request, call).whole(completion)
 
 
 def writer(request: Request, call: Call) -> ResponseWriter:
-    """The response to a streaming request."""
+    """Create the writer of a stream."""
     return ResponseWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Format an error for OpenAI's clients."""
     body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
 class ResponseWriter:
-    """Writes one response's events (`body.EventWriter`), one output item at a time."""
+    """Writes one response's events, one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -196,12 +196,12 @@ class ResponseWriter:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """Events of items, parts and deltas."""
+        """Write events of items, parts and deltas."""
         self._add(delta)
         return self._flush()
 
     def alive(self) -> bytes:
-        """``response.in_progress``, again: some clients count events, not bytes."""
+        """Repeat ``response.in_progress``: some clients count events, not bytes."""
         if self._number:
             self._event("response.in_progress", response=self._state("in_progress"))
         self._begin()
@@ -213,7 +213,7 @@ class ResponseWriter:
         return self._flush()
 
     def fail(self, failure: ApiError) -> bytes:
-        """``response.failed``."""
+        """Write ``response.failed``."""
         self._begin()
         code = "server_error" if failure.status >= 500 else failure.code
         failed = {"error": {"code": code, "message": failure.message}}
@@ -221,7 +221,7 @@ class ResponseWriter:
         return self._flush()
 
     def whole(self, completion: Completion) -> dict[str, Any]:
-        """The response object of a plain response."""
+        """Build a plain response's object."""
         for delta in self._call.deltas:
             self._add(delta)
         self._end(completion)

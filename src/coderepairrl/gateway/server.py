@@ -89,7 +89,7 @@ class Gateway:
     async def listening(
         self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
     ) -> AsyncIterator[Self]:
-        """Start the gateway as `start` does, and stop it on exit. Raises `UsageError`."""
+        """`start` the gateway, and stop it on exit. Raises `UsageError`."""
         try:
             await self.start(host, port, socket)
             yield self
@@ -135,7 +135,7 @@ class Gateway:
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """Open an episode's session for `limits.seconds` from now or from `Session.start_clock`.
+        """Open a session for `limits.seconds` from now or from `Session.start_clock`.
 
         `sampling` replaces the gateway's.
         """
@@ -337,7 +337,7 @@ def _void_on_bug(session: Session) -> Iterator[None]:
 
 
 def _listen(listener: asyncio.Server) -> asyncio.Server:
-    """Set the backlog of `listener` to `BACKLOG`.
+    """Set the backlog to `BACKLOG`.
 
     asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and hang
     up would stall all calls.
@@ -368,7 +368,6 @@ class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
     """Logs malformed HTTP, a client's mistake, at debug level without traceback."""
 
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log, except malformed HTTP."""
         if isinstance(exc_info, HttpProcessingError):
             self.debug("bad HTTP: %s", type(exc_info).__name__)
         else:

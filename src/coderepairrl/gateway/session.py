@@ -38,7 +38,7 @@ class _Placed(NamedTuple):
 
 
 class Session:
-    """The recorded calls of one episode; `fault` is the first infrastructure fault, which voids it."""
+    """Recorded calls of one episode; `fault` is the first infrastructure fault, which voids it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Session:
 
     @property
     def key(self) -> str:
-        """The secret that gives access to the session."""
+        """The session's secret."""
         return self.endpoint.api_key
 
     @property
@@ -104,7 +104,7 @@ class Session:
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The committed turns, by index."""
+        """Committed turns, by index."""
         return tuple(self._tree.turns)
 
     @property
@@ -113,7 +113,7 @@ class Session:
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def start_clock(self) -> None:
-        """Count the episode's seconds from now, not from its opening."""
+        """Count seconds from now, not from the opening."""
         self._budget.start_clock()
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
@@ -135,14 +135,14 @@ class Session:
         return call
 
     def find(self, name: str) -> tuple[Request, Call, Completion] | None:
-        """Return the completed, stored call with that name, if any."""
+        """Find a completed, stored call by name."""
         call, request = self._stored.get(name, (None, None))
         if call is None or request is None or call.completion is None or not request.store:
             return None
         return request, call, call.completion
 
     def forget(self, name: str) -> None:
-        """Hide the named call from `find`. Its turn stays recorded."""
+        """Hide a call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
     def check_requests(self) -> None:
@@ -163,7 +163,7 @@ class Session:
             raise self._budget.too_long(error.tokens) from error
 
     async def count(self, request: Request) -> int:
-        """Prompt tokens of `request`, without recording. Raises `ApiError`."""
+        """Count prompt tokens, without recording. Raises `ApiError`."""
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")

@@ -14,7 +14,7 @@ Kind = tuple[tuple[str, ...], str]
 
 
 def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
-    """Indices, in order, of untrained turns outside the main conversation, in linear time.
+    """Sorted indices of untrained turns outside the main conversation, in linear time.
 
     The main conversation has tools (if any has), then states the task's `prompt`, then has the most turns, then comes
     first. Its turns have its tools, or others after one of its replies, and at least half of its system prompt.

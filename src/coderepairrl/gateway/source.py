@@ -1,4 +1,4 @@
-"""Source of a session's replies: the policy, token by token, or another provider's server (`remote`)."""
+"""Sources of replies: the policy, token by token, or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):
-    """One reply while it is generated."""
+    """One reply being generated."""
 
     sampling: Sampling
     versions: list[VersionRange]
@@ -26,7 +26,7 @@ class Generating(Protocol):
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample to the end or until `deadline` (loop time). Cancelling aborts.
 
-        Raises a `Fault`, and `ApiError` for a request that the engine or remote refuses.
+        Raises a `Fault`, and `ApiError` for a refused request.
         """
         ...
 
@@ -40,7 +40,7 @@ class Generating(Protocol):
 
     @property
     def finish(self) -> Finish:
-        """Why it ended, unless it was aborted."""
+        """Finish reason, unless aborted."""
         ...
 
     @property
@@ -60,7 +60,7 @@ class Generating(Protocol):
 
 
 class ReplySource(Protocol):
-    """Generates the replies in a gateway's sessions."""
+    """Generates replies for a gateway's sessions."""
 
     masked: str
     """Reason its tokens cannot be trained on (`Turn.masked`); else empty."""
@@ -78,15 +78,15 @@ class ReplySource(Protocol):
         ...
 
     def tree(self, offload: Offload) -> Tree:
-        """An empty tree for a new session."""
+        """Create a session's tree."""
         ...
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Return the client settings (`Request.wishes`) that take effect."""
+        """Client settings (`Request.wishes`) that take effect."""
         ...
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
-        """A reply to `request`, to be `run`."""
+        """Prepare a reply, to be `run`."""
         ...
 
     async def health(self) -> Mapping[str, float]:
@@ -110,7 +110,7 @@ class PolicySource:
         return self.engine.context
 
     def tree(self, offload: Offload) -> TurnTree:
-        """Tree with exact ids."""
+        """Create a tree with exact ids."""
         return TurnTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
@@ -137,5 +137,5 @@ class PolicySource:
         )
 
     async def health(self) -> Mapping[str, float]:
-        """Counters of the engine."""
+        """The engine's counters."""
         return await self.engine.health()

@@ -1,4 +1,4 @@
-"""The tree of a session's turns: which recorded turn a conversation continues, by ids or text."""
+"""A session's turns as a tree: which recorded turn a conversation continues, by ids or text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Tree(ABC):
         return None, 0
 
     def _recorded(self, reply: Message, last: int) -> int | None:
-        """Return the turn that sampled `reply`; of several, the next after turn `last`."""
+        """Find the turn that sampled `reply`; of several, the next after turn `last`."""
         name = next_key(b"", reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
@@ -157,7 +157,7 @@ class TurnTree(Tree):
         """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
-        """Return `messages` with replies as sampled, recognised by call ids.
+        """Restore replies as sampled, recognised by call ids.
 
         Clients change arguments, omit words, and split replies. A reply with other words or missing calls stays theirs.
         """
@@ -210,9 +210,9 @@ class TurnTree(Tree):
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the turn with the longest matching conversation by the remaining messages.
 
-        Recorded ids are never re-tokenized: a remaining reply keeps its sampled ids, if recorded. If the model's family
-        does not allow splicing, the whole conversation is rendered. A prompt that extends no turn is attached where its
-        longest common prefix with a recorded sequence ends, possibly inside a turn.
+        Recorded ids are never re-tokenized: a remaining reply keeps its sampled ids. If the model's family does not
+        allow splicing, the whole conversation is rendered. A prompt that extends no turn is attached where its longest
+        common prefix with a recorded sequence ends, possibly inside a turn.
         """
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)

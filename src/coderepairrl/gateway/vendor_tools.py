@@ -1,7 +1,7 @@
 """Client-run tools of the Responses dialect with special item types.
 
-Clients give only a tool's type, so the policy sees a function and its calls are translated to that item type.
-Calls with invalid arguments stay a ``function_call``.
+Clients give only a tool's type, so the policy sees a function, whose calls become items of that type. Calls with
+invalid arguments stay a ``function_call``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """A tool, with translation between function arguments and items."""
+    """Translates between function arguments and a tool's items."""
 
     name: str
     field: str
@@ -55,7 +55,7 @@ class VendorTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """Definition of the function that the policy sees."""
+        """Definition that the policy sees."""
         parameters = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
@@ -69,7 +69,7 @@ class VendorTool:
         return fitted and {self.field: fitted}
 
     def arguments(self, item: Mapping[str, Any]) -> str:
-        """JSON arguments of an item that a client sends back."""
+        """JSON arguments of an item that a client returns."""
         action = item.get(self.field)
         given = action.items() if isinstance(action, dict) else ()
         return json.dumps({key: value for key, value in given if key in self.properties and value}, ensure_ascii=False)
@@ -120,7 +120,7 @@ VENDOR_TOOLS = {
 
 
 def printed(part: Mapping[str, Any]) -> str | None:
-    """Return a ``shell`` result part as text (stdout, stderr, exit code); None for other parts."""
+    """Format a ``shell`` result part (stdout, stderr, exit code); None for others."""
     if "type" in part or not isinstance(part.get("stdout"), str) or not isinstance(part.get("stderr"), str):
         return None
     outcome = part.get("outcome")

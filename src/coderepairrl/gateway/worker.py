@@ -40,17 +40,17 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 
 
 def batches(messages: Sequence[Message]) -> Iterator[bytes]:
-    """`messages` in pickled batches."""
+    """Pickle `messages` in batches."""
     return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
 def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
-    """The messages of `batches`."""
+    """Unpickle `batches`."""
     return tuple(message for piece in pieces for message in pickle.loads(piece))
 
 
 class Jobs:
-    """The jobs, methods from pieces (bytes) to pieces. `Offload` calls them."""
+    """Methods from pieces (bytes) to pieces, called by `Offload`."""
 
     def __init__(self) -> None:
         self._loaded_from: LoadedFrom | None = None

@@ -239,7 +239,7 @@ class Offload:
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raises `TooLong` for a prompt beyond the limit."""
+        """Raise `TooLong` for a prompt beyond the limit."""
         if self._most is not None and len(prompt) > self._most:
             raise TooLong(len(prompt))
 

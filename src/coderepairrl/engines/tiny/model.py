@@ -1,17 +1,17 @@
 """Inference of dense Llama-like models: packed rows of many requests, one preallocated cache.
 
-Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on other rows*: neither on the requests in
-the step, nor on how a prompt was chunked, nor on which prefix came from the cache. Three measures ensure this:
+Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on other rows*: not on the step's requests,
+the chunks of a prompt, or a cached prefix. Three measures ensure this:
 
-- MKL runs in its strict reproducible mode; otherwise processors with AMX sum in another order below 16 rows. - Where
-that mode does not suffice (tested at the start), products have at least `MIN_ROWS` rows, attention a multiple. - A
-query attends over its own keys, padded (masked) to a multiple of `KEYS`, never over its neighbours' length.
+- MKL runs in its strict reproducible mode; otherwise processors with AMX sum in another order below 16 rows.
+- If that does not suffice (tested at the start), products have at least `MIN_ROWS` rows, attention a multiple of it.
+- A query attends over its own keys, padded (masked) to a multiple of `KEYS`, never over its neighbours' length.
 
 Models of more than `PACK_BYTES` use oneDNN with prepacked matrices: 1.0 to 2.7 times as fast as MKL when few rows meet
 matrices beyond the cache. Fewer than `PACKED_ROWS` rows are padded.
 
-Neither library promises independence of the number of rows; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere
-rows may differ in the last bits, and the exam tolerates only ties.
+Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere rows may differ in the last
+bits, and the exam tolerates only ties.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ PACKED_ROWS = 4
 
 
 def _least_rows() -> int:
-    """Return 1 if single rows have the same bits as batched ones, in a product and in attention; else 4, which mostly
-    does.
-    """
+    """Return 1 if single rows have the same bits as batched ones, in a product and in attention, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
     for compute, other in ((linear, weight_CC), (_attended, cached_TC)):

@@ -51,7 +51,7 @@ class Tiny(EngineSpec):
         require_train()
 
     async def start(self, model: Path, *, log_dir: Path) -> TinyEngine:
-        """See `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` for a folder without weights."""
+        """See `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` without weights."""
         self.require()
         config = ModelConfig.read(model)
         try:

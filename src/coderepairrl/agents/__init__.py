@@ -33,6 +33,6 @@ def make(name: str, /, **options: Any) -> Agent:
         from coderepairrl.agents.command import Program
 
         return Program(recipe.label(name), recipe.load(name, options), name)
-    known = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
-    agent: Agent = registry.make("agent", name, known, Agent, options)
+    classes = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
+    agent: Agent = registry.make("agent", name, classes, Agent, options)
     return agent

@@ -126,8 +126,8 @@ class _Run:
             sources = await self._sources()
             places = await self._places(sources)
             for _ in range(self.options.samples):
-                if (made := await self._repair(places)) is not None:
-                    repairs.append(made)
+                if (repair := await self._repair(places)) is not None:
+                    repairs.append(repair)
         except LimitReached as reached:
             exit = reached.limit
         if self.options.tests:
@@ -153,15 +153,15 @@ class _Run:
 
     async def _sources(self) -> list[Source]:
         """Choose files: those that the model names, else those that the issue mentions, else the first."""
-        self.there = there = await files_of(self.sandbox) if self.task.workspace else []
+        self.there = paths = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
-            named = choose("oracle", self.task, there)
-        elif there:
-            mentioned = choose("mentioned", self.task, there)
-            ordered = list(dict.fromkeys([*mentioned, *there]))
+            named = choose("oracle", self.task, paths)
+        elif paths:
+            mentioned = choose("mentioned", self.task, paths)
+            ordered = list(dict.fromkeys([*mentioned, *paths]))
             listing = "Files of the repository:\n" + "\n".join(ordered)
             answer = await self._ask(_FILES.format(most=self.options.most_files), [listing])
-            named = paths_named(answer, there)
+            named = paths_named(answer, paths)
             self._note("files", {"answer": answer}, bool(named))
             named = named or ordered
         else:
@@ -182,30 +182,30 @@ class _Run:
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
-            found = elements_named(answer, sources)
-            self._note("elements", {"answer": answer}, bool(found))
-            places = found or places
+            named = elements_named(answer, sources)
+            self._note("elements", {"answer": answer}, bool(named))
+            places = named or places
         if places:
             answer = await self._ask(_LINES, [numbered(place) for place in places])
-            found = lines_named(answer, sources, self.options.around)
-            self._note("lines", {"answer": answer}, bool(found))
-            places = found or places
+            named = lines_named(answer, sources, self.options.around)
+            self._note("lines", {"answer": answer}, bool(named))
+            places = named or places
         return places
 
     async def _repair(self, places: Sequence[Place]) -> Proposal | None:
         form = self.options.format
         sources = list(dict.fromkeys(place.source for place in places))
-        shown = places if form == "blocks" else [source.whole for source in sources]
+        excerpted = places if form == "blocks" else [source.whole for source in sources]
         question = _REPAIR.format(format=FORMATS[form])
-        answer = await self._ask(question, [excerpt(place) for place in shown], _shots(self.options, self.task))
+        answer = await self._ask(question, [excerpt(place) for place in excerpted], _shots(self.options, self.task))
         paths = [source.path for source in sources]
         try:
-            made = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
+            edits = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
         except Unreadable:
-            made = []
-        found = await draft(self.sandbox, made)
-        self._note("repair", {"answer": answer}, found is not None)
-        return found
+            edits = []
+        proposal = await draft(self.sandbox, edits)
+        self._note("repair", {"answer": answer}, proposal is not None)
+        return proposal
 
     async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
         """Keep repairs that pass the repository's tests; keep all if none pass or time is up."""
@@ -236,11 +236,11 @@ def _cut(parts: Sequence[str], chars: int) -> list[str]:
     >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])
     """
-    shown: list[str] = []
+    parts_kept: list[str] = []
     for part in parts:
         if len(part) > chars:
-            kept = part[:chars].rpartition("\n")[0]
-            return [*shown, f"{kept}\n(cut off)"] if kept else shown
-        shown.append(part)
+            lines = part[:chars].rpartition("\n")[0]
+            return [*parts_kept, f"{lines}\n(cut off)"] if lines else parts_kept
+        parts_kept.append(part)
         chars -= len(part)
-    return shown
+    return parts_kept

@@ -56,9 +56,9 @@ def answer(reply: str) -> str:
     >>> answer("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer("y"), answer("<think>cut off")
     ('\\ny\\n', 'y', '')
     """
-    said = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
-    _, tag, rest = said.partition("<answer>")
-    return rest.partition("</answer>")[0] if tag else said
+    text = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
+    _, tag, rest = text.partition("<answer>")
+    return rest.partition("</answer>")[0] if tag else text
 
 
 def read(text: str) -> list[Block]:
@@ -72,17 +72,17 @@ def read(text: str) -> list[Block]:
     """
     lines = text.replace("\r\n", "\n").split("\n")
     marks = _Marks(lines)
-    found: list[Block] = []
+    blocks: list[Block] = []
     free = 0  # lines before are of earlier blocks
     for head in marks.opening:
         if head < free or not (ends := marks.ends(head)):
             continue
         divider, tail = ends
-        found.append(
+        blocks.append(
             Block(_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
         )
         free = tail + 1
-    return found
+    return blocks
 
 
 def write(blocks: Iterable[Block]) -> str:
@@ -111,12 +111,12 @@ def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> l
     if a[-1] == b[-1] == "":
         del a[-1], b[-1]
         end = "\n"
-    whole = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
-    for ranges in (_singled_out(a, b, end, context_lines), whole):
-        found = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
+    whole_file = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
+    for ranges in (_singled_out(a, b, end, context_lines), whole_file):
+        blocks = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
         with suppress(UnicodeEncodeError):  # a file in Latin-1 that becomes one in UTF-8
-            if applied(before, found) == after:
-                return found
+            if applied(before, blocks) == after:
+                return blocks
     raise Inexpressible(
         f"{path}: search/replace blocks cannot make this change", fix="leave it out: it is of line ends"
     )
@@ -143,8 +143,8 @@ class _Marks:
         self._closing = [at for at, line in enumerate(lines) if _CLOSE.fullmatch(line)]
         self._exact: dict[tuple[str, int], list[int]] = {}
         for at, line in enumerate(lines):
-            if found := _EXACT.fullmatch(line):
-                signs = found[found.lastindex or 0]
+            if match := _EXACT.fullmatch(line):
+                signs = match[match.lastindex or 0]
                 self._exact.setdefault((signs[0], len(signs)), []).append(at)
         self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
@@ -165,8 +165,8 @@ def _ends(head: int, dividers: Sequence[int], closing: Sequence[int], opening: S
 
 
 def _next(places: Sequence[int], at: int) -> int | None:
-    found = bisect_right(places, at)
-    return places[found] if found < len(places) else None
+    index = bisect_right(places, at)
+    return places[index] if index < len(places) else None
 
 
 def _path(lines: Sequence[str], head: int, free: int) -> str:
@@ -175,12 +175,12 @@ def _path(lines: Sequence[str], head: int, free: int) -> str:
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
-    found = ""
+    line = ""
     if named(head - 2) and lines[head - 1].startswith("```"):
-        found = lines[head - 2]
+        line = lines[head - 2]
     elif named(head - 1):
-        found = lines[head - 1]
-    return found.strip("`* :#")
+        line = lines[head - 1]
+    return line.strip("`* :#")
 
 
 def _written(block: Block) -> str:

@@ -109,14 +109,14 @@ def _reply(answer: Any) -> Reply:
     try:
         message = answer["choices"][0]["message"]
         # Null fields are not part of the conversation; everything else is sent back as it came.
-        kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+        fields = {key: value for key, value in message.items() if value is not None or key == "content"}
         exact = answer.get("crrl") or {}
         usage = answer.get("usage") or {}
         tokens = exact.get("context_tokens")
         if tokens is None:
             tokens = usage["prompt_tokens"] + usage["completion_tokens"]
         return Reply(
-            message=kept,
+            message=fields,
             tool_calls=tuple(message.get("tool_calls") or ()),
             context_tokens=int(tokens),
             remaining_tokens=exact.get("remaining_tokens"),

@@ -88,8 +88,8 @@ class Program(Agent):
         if done.timed_out:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
-            what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
-            words = f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}"
+            failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
+            words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
             raise AgentFault(words, how=_how(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
@@ -122,8 +122,8 @@ async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
 
 async def _home(sandbox: Sandbox) -> str:
     """Create a folder for the program's own files, outside the repository."""
-    made = await _checked(sandbox, ["mktemp", "-d"])
-    return made.output.decode().strip()
+    result = await _checked(sandbox, ["mktemp", "-d"])
+    return result.output.decode().strip()
 
 
 async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:

@@ -125,8 +125,8 @@ class Direct(Agent):
         `SandboxFault`, and `AgentFault` (no git, or the endpoint rejects the request).
         """
         budget = Budget(endpoint.limits)
-        there = await files_of(sandbox) if task.workspace else []
-        prompt, files = await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
+        paths = await files_of(sandbox) if task.workspace else []
+        prompt, files = await self._prompt(task, sandbox, paths, within(self.options.context_chars, endpoint.limits))
         messages = self._messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
@@ -138,7 +138,7 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             text = str(reply.message.get("content") or "")
-            done = await self._make(text, sandbox, there, files, cut_off=reply.cut_off)
+            done = await self._make(text, sandbox, paths, files, cut_off=reply.cut_off)
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
     async def _make(
@@ -148,10 +148,10 @@ class Direct(Agent):
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
-            found = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
+            requested = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
         except Unreadable as problem:
             return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
-        for each in found:
+        for each in requested:
             started = time.monotonic()
             changes = self.options.format == "blocks" or each["old_content"] != each["new_content"]
             result = await tools.apply_patch(each, lines=True) if changes else Result("nothing changes", True)
@@ -162,8 +162,8 @@ class Direct(Agent):
     def _messages(self, task: Task, prompt: str) -> list[Message]:
         options = self.options
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
-        asked = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
-        opening: list[Message] = [{"role": "system", "content": asked}] if asked else []
+        instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
+        opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         shots = as_turns(of(options.examples), task.id, options.format, code=options.files != "none")
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
@@ -215,8 +215,8 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    found = blocks.read(blocks.answer(reply))
-    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in found]
+    searches = blocks.read(blocks.answer(reply))
+    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
 
 
 async def read_edits(
@@ -229,13 +229,13 @@ async def read_edits(
     must match its file. Raises `Unreadable`.
     """
     if form == "blocks":
-        if found := edits(reply, there[0] if len(there) == 1 else ""):
-            return found
+        if block_edits := edits(reply, there[0] if len(there) == 1 else ""):
+            return block_edits
         raise Unreadable("no search/replace block")
     candidates = (
         await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
     )
-    made = []
+    changes = []
     for path, codes in named(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""
         try:
@@ -245,22 +245,22 @@ async def read_edits(
                 raise Unreadable(f"{path} does not exist") from None
         except OSError as error:
             raise Unreadable(f"{path}: {error.strerror or error}") from None
-        made.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
-    return made
+        changes.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
+    return changes
 
 
 async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
     """List the `files` that define any function that `reply` defines."""
     names = set(_DEF.findall(reply))
-    found = []
+    defining = []
     for path in files:
         try:
             text = Text.parse(await sandbox.read(path)).text
         except OSError:  # gone since it was shown: the message about the block says enough
             continue
         if not names.isdisjoint(_DEF.findall(text)):
-            found.append(path)
-    return found
+            defining.append(path)
+    return defining
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:

@@ -123,12 +123,12 @@ def _patches(example: Example) -> list[blocks.Block]:
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(blocks.Inexpressible, NoMatch, Ambiguous):
-            found = blocks.between(example.path, before, after, context_lines)
-            made = before
-            for block in found:
-                made = replace_once(made, block.old, block.new)
-            if made == after:
-                return found
+            patches = blocks.between(example.path, before, after, context_lines)
+            patched = before
+            for block in patches:
+                patched = replace_once(patched, block.old, block.new)
+            if patched == after:
+                return patches
     raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
 
 

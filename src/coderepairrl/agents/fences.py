@@ -50,7 +50,7 @@ def read(reply: str) -> list[Fence]:
     [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
     """
     lines = reply.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    found: list[Fence] = []
+    fences: list[Fence] = []
     above, at = "", 0
     while at < len(lines):
         if not (opened := _OPEN.fullmatch(lines[at])):
@@ -69,9 +69,9 @@ def read(reply: str) -> list[Fence]:
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
         if end == len(lines) and inner and not inner[-1]:
             del inner[-1]  # what follows the last line end
-        found.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
+        fences.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
         above, at = "", end + 1
-    return found
+    return fences
 
 
 class Named(NamedTuple):
@@ -94,22 +94,22 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
         raise Unreadable("the reply was cut off within a block")
     if form == "whole" and len(fences) > 1 and not fences[-1].closed and not fences[-1].text.strip():
         raise Unreadable("a fence within a block ended it: a block with fences in it needs a longer one")
-    found: dict[str, list[tuple[bool, str]]] = {}
+    by_path: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
         path, code, headed = _named(fence, paths, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
             continue
         if path or only:
-            found.setdefault(path or only, []).append((headed, code))
+            by_path.setdefault(path or only, []).append((headed, code))
         else:
             unnamed = True
-    if not found:
+    if not by_path:
         raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
     if form == "function":
-        return [Named(path, [code for _, code in each]) for path, each in found.items()]
-    first = {path: next((code for headed, code in each if headed), "") for path, each in found.items()}
-    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in found.items()]
+        return [Named(path, [code for _, code in each]) for path, each in by_path.items()]
+    first = {path: next((code for headed, code in each if headed), "") for path, each in by_path.items()}
+    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
@@ -239,31 +239,31 @@ def _functions(before: str, code: str) -> str:
     except SyntaxError as error:
         raise Unreadable(f"the file is no Python: {error.msg}") from None
     block, lines = _parsed(code)
-    known = list(_definitions(file.body))
-    given = list(_definitions(block.body, known={each.name for each in known} | _classes(file)))
-    if _is_whole(file, known, block, given):
+    file_definitions = list(_definitions(file.body))
+    block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
+    if _is_whole(file, file_definitions, block, block_definitions):
         return whole(before, "\n".join(lines))
-    targets = _targets(given, known)
+    targets = _targets(block_definitions, file_definitions)
     if not targets:
-        names = ", ".join(each.name for each in given[:5])
+        names = ", ".join(each.name for each in block_definitions[:5])
         raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
     old = before.split("\n")
     put: dict[int, tuple[int, list[str]]] = {}
     """By the first line that is replaced: the line behind the last one, and what is put there."""
 
     def insert(at: int, text: list[str]) -> None:
-        end, there = put.get(at, (at, []))
-        put[at] = end, [*text, *there]
+        end, lines_there = put.get(at, (at, []))
+        put[at] = end, [*text, *lines_there]
 
-    for number, (own, target) in targets.items():
-        put[target.start] = target.end + 1, _indented(own, lines, target, old)
-        for helper in reversed(_helpers(number, given, targets)):
+    for number, (definition, target) in targets.items():
+        put[target.start] = target.end + 1, _indented(definition, lines, target, old)
+        for helper in reversed(_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
             insert(_first_comment(old, target.start), [*_indented(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in put.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("one function of the block stands within another one of the file")
-    used = {name for each in given for name in _names(each.node)}
+    used = {name for each in block_definitions for name in _names(each.node)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
     for start, (end, text) in sorted(put.items(), reverse=True):
@@ -335,27 +335,31 @@ def _classes(file: ast.Module) -> set[str]:
 
 def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
     """Match the block's functions to the file's, by index in `given`."""
-    found: dict[int, tuple[_Definition, _Definition]] = {}
-    for number, own in enumerate(given):
-        if isinstance(own.node, ast.ClassDef):
+    targets: dict[int, tuple[_Definition, _Definition]] = {}
+    for number, definition in enumerate(given):
+        if isinstance(definition.node, ast.ClassDef):
             continue
-        same = [each for each in known if each.name == own.name]
-        if not same and not own.place:
-            same = [each for each in known if each.node.name == own.node.name]
+        same = [each for each in known if each.name == definition.name]
+        if not same and not definition.place:
+            same = [each for each in known if each.node.name == definition.node.name]
         if len(same) > 1:
             one_name = len({each.name for each in same}) == 1
-            alike = [each for each in same if each.decorators == own.decorators and (one_name or own.decorators)]
-            twins = [each for each in given if each.name == own.name]
-            if len(alike) == 1:
-                same = alike
+            same_decorators = [
+                each
+                for each in same
+                if each.decorators == definition.decorators and (one_name or definition.decorators)
+            ]
+            twins = [each for each in given if each.name == definition.name]
+            if len(same_decorators) == 1:
+                same = same_decorators
             elif len(twins) == len(same):
-                same = [same[[each is own for each in twins].index(True)]]
+                same = [same[[each is definition for each in twins].index(True)]]
             else:
-                raise Unreadable(f"the file has {len(same)} functions {own.node.name}")
+                raise Unreadable(f"the file has {len(same)} functions {definition.node.name}")
         if same:
-            found = {at: pair for at, pair in found.items() if pair[1] is not same[0]}  # the last one holds
-            found[number] = own, same[0]
-    return found
+            targets = {at: pair for at, pair in targets.items() if pair[1] is not same[0]}  # the last one holds
+            targets[number] = definition, same[0]
+    return targets
 
 
 def _helpers(
@@ -365,23 +369,23 @@ def _helpers(
     same = [at for at in sorted(targets) if given[at].place == given[number].place]
     before = max((at for at in same if at < number), default=-1)
     last = len(given) if number == same[-1] else number
-    taken = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
+    candidates = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
     names = {given[at].name for at in targets}
-    return [given[at] for at in sorted(taken) if given[at].name not in names]
+    return [given[at] for at in sorted(candidates) if given[at].name not in names]
 
 
 def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
     """Indent the block's definition as the file's, adding the file's decorators if it has none."""
-    here, there = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
+    block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
-    kept = _kept_lines(own)
+    fixed_lines = _kept_lines(own)
     body = own.node.body[0].lineno
     inside = target.node.body[0].lineno
     if body > own.node.lineno and inside > target.node.lineno and _blanks(lines[body - 1]) == _blanks(old[inside - 1]):
-        kept |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
-    if here != there:
+        fixed_lines |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
+    if block_indent != file_indent:
         text = [
-            line if own.start + at in kept or not line.strip() else _shifted(line, here, there)
+            line if own.start + at in fixed_lines or not line.strip() else _shifted(line, block_indent, file_indent)
             for at, line in enumerate(text)
         ]
     is_target = own.node.name == target.node.name
@@ -439,12 +443,12 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
     """Imports that the file lacks, by the line before which to insert them."""
-    there = {_as_code(*each) for each in _imported(file.body)}
+    present = {_as_code(*each) for each in _imported(file.body)}
     lacking: dict[str, bool] = {}
     for node, alias in _imported(block.body):
         bound = alias.asname or alias.name.partition(".")[0]
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in there:
+        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in present:
             lacking[line] = future
     if not lacking:
         return {}
@@ -454,12 +458,12 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
     last = (after[-1].end_lineno or after[-1].lineno) + 1 if after else first
-    found: dict[int, list[str]] = {}
+    insertions: dict[int, list[str]] = {}
     for line, future in lacking.items():
-        found.setdefault(first if future else last, []).append(line)
+        insertions.setdefault(first if future else last, []).append(line)
     if not after:
-        found = {at: [*text, "", ""] for at, text in found.items()}
-    return found
+        insertions = {at: [*text, "", ""] for at, text in insertions.items()}
+    return insertions
 
 
 def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
@@ -468,20 +472,20 @@ def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
 
 def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
     """Whether the block has everything in the file, and changes more than functions."""
-    mine, theirs = _statements(block), _statements(file)
+    in_block, in_file = _statements(block), _statements(file)
     names = {each.name for each in given}
     return (
         {each.name for each in known if not each.nested} <= names
         and _classes(file) <= _classes(block)
         and {_as_code(*each) for each in _imported(file.body)} <= {_as_code(*each) for each in _imported(block.body)}
-        and theirs.keys() <= mine.keys()
-        and any(mine[key] != theirs[key] for key in theirs)
+        and in_file.keys() <= in_block.keys()
+        and any(in_block[key] != in_file[key] for key in in_file)
     )
 
 
 def _statements(tree: ast.Module) -> dict[str, str]:
     """Other top-level statements, keyed by what they assign or test."""
-    found = {}
+    statements = {}
     for node in tree.body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():
@@ -496,8 +500,8 @@ def _statements(tree: ast.Module) -> dict[str, str]:
                 key = f"if {ast.unparse(test)}"
             case _:
                 key = ast.unparse(node)
-        found[key] = ast.unparse(node)
-    return found
+        statements[key] = ast.unparse(node)
+    return statements
 
 
 # -- writing
@@ -510,10 +514,10 @@ def write(form: Format, path: str, before: bytes, after: bytes) -> str:
     try:
         old, new = (Text.parse(data).text for data in (before, after))
         code = new if form == "whole" else _differing(old, new)
-        made = whole(old, code) if form == "whole" else functions(old, code)
+        result = whole(old, code) if form == "whole" else functions(old, code)
     except (SyntaxError, Unreadable) as error:
         raise blocks.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
-    if made != new:
+    if result != new:
         raise blocks.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
     return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
@@ -527,8 +531,8 @@ def _differing(old: str, new: str) -> str:
     def text(side: int, each: _Definition) -> str:
         return "\n".join(texts[side][each.start - 1 : each.end])
 
-    there = {_as_code(*each) for each in _imported(trees[0].body)}
-    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in there]
+    present = {_as_code(*each) for each in _imported(trees[0].body)}
+    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in present]
     parts = ["\n".join(imports)] if imports else []
     place = ""
     for name, each in sides[1].items():

@@ -118,6 +118,6 @@ class FolderBackend(SandboxBackend):
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
         """Create a temporary repository, removed on exit."""
         with scratch("folder") as folder:
-            own = shutil.ignore_patterns(".git")  # whose settings would name programs
-            files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=own)
+            ignored = shutil.ignore_patterns(".git")  # whose settings would name programs
+            files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=ignored)
             yield FolderSandbox(files, {})

@@ -30,17 +30,17 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 def folder(name: str, recipe: Recipe) -> Path:
     """Installation folder of agent `name`, whether it exists or not."""
-    asked = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
-    return agents_cache() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
+    return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
 
 
 def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
     """Installed versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
-        found: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
+        versions: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
         return None
-    return found
+    return versions
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
@@ -102,5 +102,7 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
     if all(run(command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
         raise RunError(f"npm could not install {' '.join(packages)}")
     lock = json.loads((prefix / "package-lock.json").read_text())
-    found = {path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path}
-    return dict(sorted(found.items()))
+    versions = {
+        path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path
+    }
+    return dict(sorted(versions.items()))

@@ -30,8 +30,8 @@ class Listing(NamedTuple):
 def listing() -> list[Listing]:
     """List shipped agents, built-in ones first."""
     built_in = [
-        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", about)
-        for name, about in BUILT_IN.items()
+        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
+        for name, description in BUILT_IN.items()
     ]
     return built_in + [_listed(name, recipe.load(name)) for name in recipe.names()]
 

@@ -72,8 +72,8 @@ class Source:
     @property
     def outline(self) -> str:
         """First line of each definition; empty without definitions."""
-        shown = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
-        return "\n".join([self.path, "```", *shown, "```"]) if shown else ""
+        first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
+        return "\n".join([self.path, "```", *first_lines, "```"]) if first_lines else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,13 @@ class Place:
 def _elements(lines: Sequence[str]) -> Iterable[Element]:
     """Find definitions; each ends before the first line indented no deeper, unless that only closes brackets."""
     open_: list[tuple[int, str, int]] = []
-    found: list[Element] = []
+    elements: list[Element] = []
     last = 0
 
     def close(depth: int) -> None:
         while open_ and open_[-1][0] >= depth:
             _, name, first = open_.pop()
-            found.append(Element(name, first, last))
+            elements.append(Element(name, first, last))
 
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -110,7 +110,7 @@ def _elements(lines: Sequence[str]) -> Iterable[Element]:
         if (match := _DEFINES.match(line[:_LONGEST_LINE])) and not _STATES.match(line):
             open_.append((depth, match["named"] or match["typed"], number))
     close(0)
-    return sorted(found, key=lambda each: each.first)
+    return sorted(elements, key=lambda each: each.first)
 
 
 def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
@@ -119,10 +119,10 @@ def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
     >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
     """
-    there, whole = set(paths), [line.strip() for line in answer.split("\n")]
-    words = (word for line in whole for word in ([line] if line in there else _WORD.findall(line)))
+    existing, answer_lines = set(paths), [line.strip() for line in answer.split("\n")]
+    words = (word for line in answer_lines for word in ([line] if line in existing else _WORD.findall(line)))
     cleaned = (variant for word in words for variant in (word, word.strip(".:;"), word.removeprefix("./")))
-    return list(dict.fromkeys(word for word in cleaned if word in there))
+    return list(dict.fromkeys(word for word in cleaned if word in existing))
 
 
 def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
@@ -138,7 +138,7 @@ def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
             own_name = (source, _NAME.findall(each.name)[-1])
             by_name.setdefault(own_name, []).append(Place(source, each.first, each.last))
     named = (
-        (source, name) for own, line in _by_file(answer, sources) for source in own for name in _NAME.findall(line)
+        (source, name) for files, line in _by_file(answer, sources) for source in files for name in _NAME.findall(line)
     )
     return _merged(place for name in named for place in by_name.get(name, ()))
 
@@ -152,8 +152,8 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
     """
     ranges = (
         (source, int(match[1]), int(match[2] or match[1]))
-        for own, line in _by_file(answer, sources)
-        for source in own[:1]
+        for files, line in _by_file(answer, sources)
+        for source in files[:1]
         for match in _RANGE.finditer(line)
     )
     return _merged(
@@ -166,15 +166,15 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
 def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
     """Yield the files that each line of `answer` is about, and the line without paths."""
     paths = {source.path: source for source in sources}
-    own: Sequence[Source] = sources
+    current: Sequence[Source] = sources
     for line in answer.split("\n"):
         line = _ITEM.sub("", line[:_LONGEST_LINE])
         for path in sorted(paths, key=len, reverse=True):
             if re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", line):
-                own = [paths[path]]
+                current = [paths[path]]
                 line = line.replace(path, " ")
                 break
-        yield own, line
+        yield current, line
 
 
 def _merged(places: Iterable[Place]) -> list[Place]:
@@ -188,9 +188,9 @@ def _merged(places: Iterable[Place]) -> list[Place]:
     for place in first:
         by_path.setdefault(place.source.path, []).append(place)
     merged: list[Place] = []
-    for own in by_path.values():
+    for file_places in by_path.values():
         start = len(merged)
-        for place in sorted(own, key=lambda each: each.first):
+        for place in sorted(file_places, key=lambda each: each.first):
             if len(merged) > start and place.first <= merged[-1].last + 1:
                 merged[-1] = Place(place.source, merged[-1].first, max(merged[-1].last, place.last))
             else:
@@ -208,8 +208,8 @@ def numbered(place: Place) -> str:
     2|y = 2
     ```
     """
-    shown = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
-    return "\n".join([place.source.path, "```", *shown, "```"])
+    numbered_lines = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
+    return "\n".join([place.source.path, "```", *numbered_lines, "```"])
 
 
 def excerpt(place: Place) -> str:

@@ -80,21 +80,21 @@ class NanoOptions:
 
     def check(self, wording: Wording) -> None:
         """Raise `ConfigError` for keys that `wording` lacks, invalid tool names, or an unreadable system prompt."""
-        for what, given, known in (
+        for option, keys, allowed in (
             ("agent.options.names", self.names, list(wording.parameters)),
             ("agent.options.descriptions", self.descriptions, list(wording.descriptions)),
             ("agent.options.messages", self.messages, [text.name for text in fields(Texts)]),
         ):
-            for key in given:
-                if key not in known:
-                    raise ConfigError(f"{what} has no {key!r}", fix=nearest(key, known))
-        shown = [self.names.get(tool, tool) for tool in wording.parameters]
-        for name in shown:
+            for key in keys:
+                if key not in allowed:
+                    raise ConfigError(f"{option} has no {key!r}", fix=nearest(key, allowed))
+        names = [self.names.get(tool, tool) for tool in wording.parameters]
+        for name in names:
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
                 raise ConfigError(
                     f"agent.options.names: {name!r} is no name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
                 )
-            if shown.count(name) > 1:
+            if names.count(name) > 1:
                 raise ConfigError(f"agent.options.names: two tools are named {name!r}")
         self.opening("", wording)
 
@@ -139,9 +139,9 @@ class Nano(Agent):
 
     def _shots(self, task: Task) -> list[Message]:
         """Messages of the examples."""
-        options, known = self.options, self.wording.parameters
-        tools = [tool for tool in known if tool in ("shell", "apply_patch", "bash", "str_replace")]
-        called = {options.names.get(tool, tool): list(known[tool]) for tool in tools}
+        options, parameters = self.options, self.wording.parameters
+        tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
+        called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
         shots = as_calls(of(options.examples), task.id, called, options.texts(self.wording).patched)
         return [
             {**each, "content": fill(options.user_template, prompt=each["content"])} if each["role"] == "user" else each
@@ -235,9 +235,9 @@ class _Run:
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
-        given = raw if isinstance(raw, str) else json.dumps(raw)
+        raw_text = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, called, given, result.ok, len(text), seconds, command))
+        self.done.append(ToolCall(self.turn, called, raw_text, result.ok, len(text), seconds, command))
         return text
 
     def _unread(self, text: str) -> str:

@@ -115,8 +115,8 @@ class FourTools(Tools):
             return problem
         for name, value in (("start", start), ("end", end)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                shown = self._names.get("view_file", "view_file")
-                text = fill(self._texts.not_text, name=shown, argument=name, problem="not a line number")
+                tool_name = self._names.get("view_file", "view_file")
+                text = fill(self._texts.not_text, name=tool_name, argument=name, problem="not a line number")
                 return Result(text, False)
         path = self._relative(str(path))
         try:

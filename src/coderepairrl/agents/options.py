@@ -19,10 +19,10 @@ def parse(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known = [option.name for option in fields(cls)]  # type: ignore[arg-type]
+    option_names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
     for option in options:
-        if option not in known:
-            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, known))
+        if option not in option_names:
+            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, option_names))
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

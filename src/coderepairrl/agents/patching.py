@@ -120,14 +120,14 @@ def _put(file: Text, start: int, old: str, new: str) -> bytes:
 def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
     """Line endings of the patched file: kept lines keep theirs, new ones take the neighbour's."""
     before = file.text.count("\n", 0, start)
-    replaced, wanted = old.count("\n"), new.count("\n")
-    kept = _shared(old, new)
-    first = old.count("\n", 0, kept)
-    last = old[len(old) - _shared(old[kept:][::-1], new[kept:][::-1]) :].count("\n")
+    replaced, added = old.count("\n"), new.count("\n")
+    prefix = _shared(old, new)
+    first = old.count("\n", 0, prefix)
+    last = old[len(old) - _shared(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
     neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
     return (
         file.endings[: before + first]
-        + (neighbour,) * (wanted - first - last)
+        + (neighbour,) * (added - first - last)
         + file.endings[before + replaced - last :]
     )
 

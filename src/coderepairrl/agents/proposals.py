@@ -50,8 +50,8 @@ class Proposal:
 def _code(data: bytes) -> list[str]:
     """Lines of code with their indentation, without empty and comment lines."""
     lines = data.decode("utf-8", "replace").expandtabs().splitlines()
-    shown = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
-    return [f"{depth}:{text}" for depth, text in shown if text and not text.startswith(_COMMENTS)]
+    indented = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
+    return [f"{depth}:{text}" for depth, text in indented if text and not text.startswith(_COMMENTS)]
 
 
 @dataclass(slots=True)
@@ -114,8 +114,8 @@ async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: f
     Everything but ``.git`` is copied and put back, since tests write anywhere. Raises `SandboxFault`, and `AgentFault`
     if the copy fails.
     """
-    made = await sandbox.exec(["mktemp", "-d"])
-    copy = made.output.decode(errors="replace").strip()
+    result = await sandbox.exec(["mktemp", "-d"])
+    copy = result.output.decode(errors="replace").strip()
     await _shell(sandbox, _KEEP, copy)
     try:
         if not await proposal.write(sandbox):

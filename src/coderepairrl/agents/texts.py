@@ -139,7 +139,7 @@ def placeholders(text: str) -> list[str]:
     >>> placeholders('{"a": {"b": {tokens}}}, {{model}}')
     ['tokens']
     """
-    return [found[1] for found in _PLACEHOLDER.finditer(text) if found[1]]
+    return [match[1] for match in _PLACEHOLDER.finditer(text) if match[1]]
 
 
 TOOL_DESCRIPTIONS: Mapping[str, str] = {
@@ -182,10 +182,10 @@ class Wording:
         """Rename tools (`names` maps old to new) throughout prompts and answers."""
         if not names:
             return self
-        own = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
 
         def reworded(text: str) -> str:
-            return own.sub(lambda found: names[found[1]], text)
+            return pattern.sub(lambda found: names[found[1]], text)
 
         return replace(
             self,

@@ -177,8 +177,12 @@ class Tools:
 
     def _relative(self, path: str) -> str:
         """Make a path below the workspace relative to it; the sandbox checks all others."""
-        given = PurePosixPath(path)
-        return str(given.relative_to(self._sandbox.workdir) if given.is_relative_to(self._sandbox.workdir) else given)
+        requested = PurePosixPath(path)
+        return str(
+            requested.relative_to(self._sandbox.workdir)
+            if requested.is_relative_to(self._sandbox.workdir)
+            else requested
+        )
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
         """Check arguments; returns an error result if they cannot be used."""

@@ -31,5 +31,5 @@ def make(name: str, /, **options: Any) -> EngineSpec:
     >>> make("tiny", slots=4).name
     'tiny'
     """
-    made: EngineSpec = registry.make("engine", name, SHIPPED, EngineSpec, options)
-    return made
+    spec: EngineSpec = registry.make("engine", name, SHIPPED, EngineSpec, options)
+    return spec

@@ -162,13 +162,13 @@ def parse(raw: bytes) -> Request:
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
     """Return tools as written, and the types left out."""
-    shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
-        _Tools.model_validate({"tools": shown, "functions": body.functions or []})
+        _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
     except ValidationError as error:
         raise refused(error) from error
-    shown += [{"type": "function", "function": function} for function in body.functions or ()]
-    return tuple(shown), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
+    function_tools += [{"type": "function", "function": function} for function in body.functions or ()]
+    return tuple(function_tools), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:

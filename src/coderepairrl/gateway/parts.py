@@ -57,9 +57,9 @@ class ContentReader:
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
         """Build the placeholder of a non-text part."""
-        what = described(part)
-        self.hidden.append((self.at, what))
-        return f"[{what}, not shown]"
+        description = described(part)
+        self.hidden.append((self.at, description))
+        return f"[{description}, not shown]"
 
     def _words(self, part: Any) -> str:
         if isinstance(part, str) or part is None:
@@ -67,8 +67,8 @@ class ContentReader:
         if not isinstance(part, dict):
             return json.dumps(part)
         kind = str(part.get("type"))
-        if (known := self._known(part)) is not None:
-            return known
+        if (dialect_text := self._known(part)) is not None:
+            return dialect_text
         if isinstance(words := part.get("refusal" if kind == "refusal" else "text"), str):
             return words
         if kind in WORDS:

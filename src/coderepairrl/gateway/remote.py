@@ -243,14 +243,14 @@ class Remote:
             return []
 
     def _choose(self, cards: list[dict[str, Any]]) -> None:
-        known = {card["id"]: card for card in cards}
-        if not self.model and len(known) != 1:
-            some = ", ".join(sorted(known)[:12]) or "it does not say which"
+        cards_by_id = {card["id"]: card for card in cards}
+        if not self.model and len(cards_by_id) != 1:
+            some = ", ".join(sorted(cards_by_id)[:12]) or "it does not say which"
             raise UsageError(
-                f"{self.url} serves {len(known) or 'unknown'} models", fix=f"name one with --model-name: {some}"
+                f"{self.url} serves {len(cards_by_id) or 'unknown'} models", fix=f"name one with --model-name: {some}"
             )
-        self.model = self.model or next(iter(known))
-        longest = known.get(self.model, {}).get("max_model_len")
+        self.model = self.model or next(iter(cards_by_id))
+        longest = cards_by_id.get(self.model, {}).get("max_model_len")
         if self.context is None and isinstance(longest, int):
             self.context = longest
 
@@ -300,8 +300,8 @@ class Relayed:
             cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
             raise _Retryable(cut)
         ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
-        said = received.content or received.reasoning or received.calls  # then that is the reply
-        if received.finish.lower() in FILTERED and not said:
+        has_reply = received.content or received.reasoning or received.calls  # then that is the reply
+        if received.finish.lower() in FILTERED and not has_reply:
             raise RemoteFault(ended, fix="switch the filter of its provider off, or use another model")
         if received.error or received.finish.lower() in BROKEN:
             raise _Retryable(RemoteFault(f"{ended}: {json.dumps(received.error)[:500]}" if received.error else ended))

@@ -163,8 +163,8 @@ class Received:
         call["id"] = call["id"] or piece.id or ""
         if function.name != call["name"]:  # some servers repeat the name in each piece
             call["name"] += function.name or ""
-        given = function.arguments or ""
-        call["arguments"] += given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        arguments = function.arguments or ""
+        call["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         call["returned"] = _joined(call["returned"], _returned(piece))
 
 

@@ -174,10 +174,12 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     calls: list[tuple[str, object]] = []
     functions = [call["function"] for call in message.get("tool_calls", ())]
     for function in functions:
-        name, given = function["name"], _parsed(function["arguments"])
-        if isinstance(given, dict) and (usual := defaults.get(name)):
-            given = {argument: value for argument, value in given.items() if (argument, value) not in usual.items()}
-        calls.append((name, given))
+        name, arguments = function["name"], _parsed(function["arguments"])
+        if isinstance(arguments, dict) and (usual := defaults.get(name)):
+            arguments = {
+                argument: value for argument, value in arguments.items() if (argument, value) not in usual.items()
+            }
+        calls.append((name, arguments))
     if not calls:
         return f"assistant\n{text.strip()}".encode()
     try:

@@ -76,7 +76,7 @@ def parse(raw: bytes) -> Request:
     for field in STORED:
         if fields.get(field):
             raise unsupported(field, "nothing but responses is stored here")
-    tools, known, hosted = _tools(body.tools or ())
+    tools, names, hosted = _tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if body.text and (shape := body.text.format) and shape.get("type") != "text":
         wishes["response_format"] = json_schema(shape)
@@ -96,7 +96,7 @@ def parse(raw: bytes) -> Request:
         opening=len(opening),
         store=body.store is not False,
         notes={
-            "tools": known,
+            "tools": names,
             "echo": {
                 "instructions": body.instructions,
                 "max_output_tokens": body.max_output_tokens,
@@ -134,10 +134,10 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 def stored(response: str, find: Find) -> dict[str, Any]:
     """Look up a response by id. Raises `ApiError` (404)."""
-    kept = find(response_name(response))
-    if kept is None:
+    entry = find(response_name(response))
+    if entry is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
-    request, call, completion = kept
+    request, call, completion = entry
     return ResponseWriter(request, call).whole(completion)
 
 
@@ -154,13 +154,13 @@ def response_name(response: str) -> str:
 def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
     if item.get("type") != "item_reference":
         return item
-    wanted = item.get("id")
-    if isinstance(wanted, str) and (earlier := find(wanted.partition("_")[2].rpartition("-")[0])):
+    item_id = item.get("id")
+    if isinstance(item_id, str) and (earlier := find(item_id.partition("_")[2].rpartition("-")[0])):
         request, call, completion = earlier
         for output in ResponseWriter(request, call).whole(completion)["output"]:
-            if output["id"] == wanted:
+            if output["id"] == item_id:
                 return dict(output)
-    raise ApiError(404, "item_not_found", f"this episode stores no item {wanted}", param="input")
+    raise ApiError(404, "item_not_found", f"this episode stores no item {item_id}", param="input")
 
 
 counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
@@ -314,8 +314,8 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.sampled,
         }
-        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=why)
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=details)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -359,16 +359,16 @@ def _tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
     """Return tools shown to the policy, (namespace, name, type) by function name, and the types left out."""
-    shown: list[Mapping[str, Any]] = []
-    known: dict[str, tuple[str, str, str]] = {}
+    visible: list[Mapping[str, Any]] = []
+    names_by_function: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
     for tool in tools:
         if tool.type == "namespace":
-            more, names, others = _tools(tool.tools or (), tool.name)
-            shown, known, hosted = [*shown, *more], known | names, [*hosted, *others]
+            more, names, more_hosted = _tools(tool.tools or (), tool.name)
+            visible, names_by_function, hosted = [*visible, *more], names_by_function | names, [*hosted, *more_hosted]
         elif (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
-            shown.append({"type": "function", "function": vendor.function})
-            known[vendor.name] = ("", vendor.name, tool.type)
+            visible.append({"type": "function", "function": vendor.function})
+            names_by_function[vendor.name] = ("", vendor.name, tool.type)
         elif tool.type not in ("function", "custom"):
             hosted.append(tool.type)
         elif not tool.name:
@@ -381,9 +381,9 @@ def _tools(
             parameters = _FREE_TEXT if custom else tool.parameters
             if parameters is not None:
                 function["parameters"] = parameters
-            shown.append({"type": "function", "function": function})
-            known[function["name"]] = (namespace, tool.name, tool.type)
-    return tuple(shown), known, hosted
+            visible.append({"type": "function", "function": function})
+            names_by_function[function["name"]] = (namespace, tool.name, tool.type)
+    return tuple(visible), names_by_function, hosted
 
 
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -240,11 +240,13 @@ class Gateway:
             with _void_on_bug(session):
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
-                    asked = await session.read(dialect.name, body)
-                    asked = responses.resolve(asked, session.find) if asked.unread else asked
-                    call = session.admit(asked, body.digest, replies.retry_count(request))
+                    model_request = await session.read(dialect.name, body)
+                    model_request = (
+                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                    )
+                    call = session.admit(model_request, body.digest, replies.retry_count(request))
                 with call.follower():
-                    return await replies.send(request, dialect, asked, call)
+                    return await replies.send(request, dialect, model_request, call)
 
         return handle
 
@@ -256,9 +258,11 @@ class Gateway:
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
                 with _void_on_bug(session), _count_refusals(session):
-                    asked = await session.read(counter.path, await incoming.body(request, counter.path))
-                    asked = responses.resolve(asked, session.find) if asked.unread else asked
-                    return web.json_response(counter.reply(await session.count(asked)))
+                    model_request = await session.read(counter.path, await incoming.body(request, counter.path))
+                    model_request = (
+                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                    )
+                    return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:
                     await self.close(session)

@@ -195,24 +195,24 @@ class Session:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
     def _recognise_replies(self, request: Request) -> Request:
-        known = self._tree.recognise_replies(request.messages)
-        hidden = tuple((known.places[at], what) for at, what in request.hidden)
-        wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
-        return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
+        recognised = self._tree.recognise_replies(request.messages)
+        hidden = tuple((recognised.places[at], description) for at, description in request.hidden)
+        wishes = {**request.wishes, "rewritten": True} if recognised.is_rewritten else request.wishes
+        return replace(request, messages=recognised.messages, hidden=hidden, wishes=wishes)
 
     def _with_history(self, request: Request) -> Request:
         if not request.after:
             return request
-        call, asked = self._stored.get(request.after, (None, None))
-        if call is None or asked is None or call.completion is None:
+        call, stored_request = self._stored.get(request.after, (None, None))
+        if call is None or stored_request is None or call.completion is None:
             message = f"there is no finished response {request.after} in this episode"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-        before = conversation(self._tree.turns, call.completion.turn.index)[asked.opening :]
+        before = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
         at = request.opening
         return replace(
             request,
             messages=(*request.messages[:at], *before, *request.messages[at:]),
-            hidden=tuple((index + len(before), what) for index, what in request.hidden),
+            hidden=tuple((index + len(before), description) for index, description in request.hidden),
             after="",
         )
 
@@ -239,8 +239,8 @@ class Session:
             request = self._recognise_replies(request)
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
-            wanted = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
-            budget = self._budget.reply(call.prompt, wanted)
+            reply_tokens = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
+            budget = self._budget.reply(call.prompt, reply_tokens)
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
             placed = _Placed(placement, budget, generation)
@@ -359,9 +359,9 @@ class Session:
             wishes["prefill"] = True
         seen = len(request.messages) - len(placement.new_messages)
         changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
-        if reshaped := dict.fromkeys(what for index, what in changes if index >= seen):
+        if reshaped := dict.fromkeys(description for index, description in changes if index >= seen):
             wishes["reshaped"] = list(reshaped)
-        if hidden := [what for index, what in request.hidden if index >= seen]:
+        if hidden := [description for index, description in request.hidden if index >= seen]:
             wishes["not_shown"] = hidden
         forwarded = self._source.forwarded(request)
         return {name: value for name, value in wishes.items() if name not in forwarded}

@@ -48,8 +48,8 @@ class _Histories:
         self._replies = {self._key(turns[index].messages[-1]) for index in belongs}
 
     def continues_main(self, index: int) -> bool:
-        asked = conversation(self._turns, index)[:-1]
-        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in asked)
+        history = conversation(self._turns, index)[:-1]
+        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in history)
 
     def _key(self, reply: Mapping[str, Any]) -> bytes:
         if id(reply) not in self._keys:  # conversations share their messages
@@ -74,9 +74,11 @@ def _systems(turns: Sequence[Turn]) -> list[str]:
 
 
 def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
-    asked = conversation(turns, index)[:-1]
-    wanted = prompt.strip()
-    return bool(wanted) and any(message["role"] == "user" and wanted in str(message["content"]) for message in asked)
+    history = conversation(turns, index)[:-1]
+    statement = prompt.strip()
+    return bool(statement) and any(
+        message["role"] == "user" and statement in str(message["content"]) for message in history
+    )
 
 
 def _alike(one: str, other: str) -> bool:

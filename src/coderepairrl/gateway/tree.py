@@ -174,7 +174,7 @@ class TurnTree(Tree):
         }
         if not rewritten:
             return super().recognise_replies(messages)
-        known: list[Message] = []
+        recognised: list[Message] = []
         places: list[int] = []
         first: dict[int, int] = {}
         for turn, message in zip(turns, messages, strict=True):
@@ -183,14 +183,14 @@ class TurnTree(Tree):
                 continue
             if turn in rewritten:
                 reply = replies[turn]
-                if known and _is_begun(reply, known[-1], message):
-                    known.pop()
-                first[turn] = len(known)
+                if recognised and _is_begun(reply, recognised[-1], message):
+                    recognised.pop()
+                first[turn] = len(recognised)
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
-            places.append(len(known))
-            known.append(message)
-        last = max(at for at, message in enumerate(known) if message["role"] == "assistant")
-        return Recognised(tuple(known), places, last in first.values())
+            places.append(len(recognised))
+            recognised.append(message)
+        last = max(at for at, message in enumerate(recognised) if message["role"] == "assistant")
+        return Recognised(tuple(recognised), places, last in first.values())
 
     def _called_by(self, message: Message) -> int | None:
         ids = _call_ids(message)
@@ -265,11 +265,11 @@ class TurnTree(Tree):
             if output is None or seen == end:
                 return None
             calls = len(_call_ids(messages[seen - 1]))
-            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
-            if given is None:
+            extension = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
+            if extension is None:
                 return None
             prompt += output
-            prompt += given
+            prompt += extension
             self._offload.check(prompt)
             if end < len(messages):
                 last, output = await self._ids(messages, end, last)
@@ -314,8 +314,8 @@ class TurnTree(Tree):
             return end, None, length, len(recorded)
         # messages with equal keys count as equal
         pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return None, Fork(owner if end is None else end, length, alike), length, alike
+        equal_messages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return None, Fork(owner if end is None else end, length, equal_messages), length, equal_messages
 
 
 def _is_whole(parts: Sequence[Message], reply: Message) -> bool:

@@ -18,8 +18,8 @@ _OPERATIONS = ("create_file", "update_file", "delete_file")
 def _strings(value: object) -> list[str] | None:
     if isinstance(value, str):
         return [value]
-    whole = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-    return list(value) if isinstance(value, list) and whole else None
+    only_strings = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+    return list(value) if isinstance(value, list) and only_strings else None
 
 
 def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -71,8 +71,8 @@ class VendorTool:
     def arguments(self, item: Mapping[str, Any]) -> str:
         """JSON arguments of an item that a client returns."""
         action = item.get(self.field)
-        given = action.items() if isinstance(action, dict) else ()
-        return json.dumps({key: value for key, value in given if key in self.properties and value}, ensure_ascii=False)
+        fields = action.items() if isinstance(action, dict) else ()
+        return json.dumps({key: value for key, value in fields if key in self.properties and value}, ensure_ascii=False)
 
 
 VENDOR_TOOLS = {

@@ -85,8 +85,8 @@ class Jobs:
     def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
         loaded_from, prompt, output, calls, most = pickle.loads(about)
-        given = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
-        return [] if given is None else [array("I", given).tobytes()]
+        ids = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
+        return [] if ids is None else [array("I", ids).tobytes()]
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
@@ -103,15 +103,15 @@ class Jobs:
 
     def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
         least = codec.tokenizer.least
-        given = replies = 0
+        requests = replies = 0
         for message in messages:
             if message["role"] == "assistant":
                 replies += least(message["content"]) + least(message.get("reasoning_content", ""))
                 replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
             else:
-                given += least(message["content"].strip())  # some templates do
-        if given > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
-            raise TooLong(max(given, replies // REPEATED))
+                requests += least(message["content"].strip())  # some templates do
+        if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
+            raise TooLong(max(requests, replies // REPEATED))
 
 
 def main() -> None:

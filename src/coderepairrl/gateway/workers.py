@@ -189,8 +189,8 @@ class Offload:
         """Parse `body` as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.light:
             return PARSERS[name](body.whole())
-        about = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
-        rest, *packed = await self._workers.ask(self, b"parse", [about, *body.pieces], body.size)
+        setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
+        rest, *packed = await self._workers.ask(self, b"parse", [setup, *body.pieces], body.size)
         request: Request = pickle.loads(rest)
         return replace(request, messages=await _unpacked(packed))
 
@@ -212,8 +212,8 @@ class Offload:
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.loaded_from, tools, most))
-        (ids,) = await self._workers.ask(self, b"render", [about, *packed], sum(map(len, packed)))
+        setup = pickle.dumps((codec.loaded_from, tools, most))
+        (ids,) = await self._workers.ask(self, b"render", [setup, *packed], sum(map(len, packed)))
         return array("I", ids).tolist()
 
     async def extend(
@@ -224,8 +224,8 @@ class Offload:
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, calls=calls, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
-        ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
+        setup = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
+        ids = await self._workers.ask(self, b"extend", [setup, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
@@ -234,8 +234,8 @@ class Offload:
         if codec.loaded_from is None or _light(LIGHT_TEXT, reply):
             return codec.spell(reply, calls=calls, most=most)
         packed = pickle.dumps(reply)
-        about = pickle.dumps((codec.loaded_from, calls, most))
-        ids = await self._workers.ask(self, b"spell", [about, packed], len(packed))
+        setup = pickle.dumps((codec.loaded_from, calls, most))
+        ids = await self._workers.ask(self, b"spell", [setup, packed], len(packed))
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:

@@ -95,8 +95,8 @@ async def attempt(
         words = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
         outcome = AgentFault(words, printed=outcome.log)
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
-    own = outcome if isinstance(outcome, AgentFault) and not reached_model else None
-    fault = session.fault or own or broken  # in the order in which they broke
+    agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
+    fault = session.fault or agent_fault or broken  # in the order in which they broke
     ending, reason = (Ending.VOID, fault.boundary) if fault else _ended(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed(agent, outcome))
 
@@ -119,8 +119,8 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
         if isinstance(error, asyncio.CancelledError) and being_stopped:
             raise
         where = "".join(traceback.format_exception(error))
-        what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
-        return AgentFault(f"agent {agent.name} raised {what}\n{where}", how=type(error).__name__)
+        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        return AgentFault(f"agent {agent.name} raised {message}\n{where}", how=type(error).__name__)
     if not isinstance(report, AgentReport):
         return AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
     return report

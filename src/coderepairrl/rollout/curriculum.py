@@ -36,11 +36,11 @@ def outcome(episode: Episode) -> float:
 
 def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     """Outcomes by task, without void episodes."""
-    found: dict[str, list[float]] = {}
+    by_task: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            found.setdefault(episode.task_id, []).append(outcome(episode))
-    return found
+            by_task.setdefault(episode.task_id, []).append(outcome(episode))
+    return by_task
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +85,12 @@ class Band:
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
         (0.3333333333333333, None)
         """
-        own = outcomes.get(task, ())[-NEWEST:]
+        recent = outcomes.get(task, ())[-NEWEST:]
         attempts, mean = self.before.get(task, (0, 0.0))
-        earlier = min(attempts, NEWEST - len(own))
-        if not own and not earlier:
+        earlier = min(attempts, NEWEST - len(recent))
+        if not recent and not earlier:
             return None
-        return (1 + sum(own) + earlier * mean) / (2 + len(own) + earlier)
+        return (1 + sum(recent) + earlier * mean) / (2 + len(recent) + earlier)
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
         """Draw one of `tasks`, avoiding those `taken`."""
@@ -122,10 +122,10 @@ class Curriculum:
         Each source has its share of the tasks, up to one. A `Band` avoids the ids `taken` in the batch.
         """
         spread = _spread(self.sources, self.per_step, step)
-        here = spread[-self.per_step :]
+        current = spread[-self.per_step :]
         busy = set(taken)
         picked: list[Task] = []
-        for position, (source, number) in enumerate(here):
+        for position, (source, number) in enumerate(current):
             tasks = self.sources[source].tasks
             chance = Random(derive_seed(self.seed, "draw", step, position))
             if isinstance(self.order, Band):
@@ -161,9 +161,9 @@ def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[i
     """
     drawn = [0] * len(sources)
     spread: list[tuple[int, int]] = []
-    whole = sum(source.weight for source in sources)
+    total_weight = sum(source.weight for source in sources)
     for position in range(1, steps * per_step + 1):
-        lags = [position * source.weight / whole - had for source, had in zip(sources, drawn, strict=True)]
+        lags = [position * source.weight / total_weight - had for source, had in zip(sources, drawn, strict=True)]
         source = lags.index(max(lags))
         spread.append((source, drawn[source]))
         drawn[source] += 1

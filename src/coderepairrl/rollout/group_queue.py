@@ -53,12 +53,12 @@ class StalenessWindow:
         >>> [each.group for each in window.stale(begun, version=5, wanted=1)]
         ['a', 'c']
         """
-        kept, stale = 0, list[PendingGroup]()
+        usable, stale = 0, list[PendingGroup]()
         for each in sorted(begun, key=lambda each: each.version):
-            if self._consumed_at(kept, version, wanted) - each.version > self.staleness:
+            if self._consumed_at(usable, version, wanted) - each.version > self.staleness:
                 stale.append(each)
             else:
-                kept += 1
+                usable += 1
         return stale
 
     def choose(self, begun: Sequence[PendingGroup], version: int, wanted: int) -> list[PendingGroup] | None:
@@ -170,9 +170,11 @@ class GroupQueue:
             if chosen is not None:
                 break
             await asyncio.wait([work for work in under_way if not work.done()], return_when=asyncio.FIRST_COMPLETED)
-        taken = {each.group for each in chosen}
-        works = [entry.work for group, entry in self._entries.items() if group in taken and entry.work is not None]
-        self._entries = {group: entry for group, entry in self._entries.items() if group not in taken}
+        chosen_groups = {each.group for each in chosen}
+        works = [
+            entry.work for group, entry in self._entries.items() if group in chosen_groups and entry.work is not None
+        ]
+        self._entries = {group: entry for group, entry in self._entries.items() if group not in chosen_groups}
         return [work.result() for work in works]
 
     async def __aenter__(self) -> Self:

@@ -45,12 +45,12 @@ class Slot:
 
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
     """Plan a group of `attempts` for each of `tasks`; repeated tasks get different seeds."""
-    made = []
+    planned = []
     for position, task in enumerate(tasks):
         before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
         seeds = tuple(derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts))
-        made.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
-    return made
+        planned.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
+    return planned
 
 
 def group_name(phase: str, step: int, position: int) -> str:

@@ -51,7 +51,7 @@ class LocalExecutor(Executor):
             nonlocal state
             state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
 
-        made = await attempt(
+        result = await attempt(
             self.gateway,
             ticket.task,
             terms.agent,
@@ -62,10 +62,10 @@ class LocalExecutor(Executor):
             sampling=ticket.sampling,
             at_end=judge_state if on_state else None,
         )
-        side = await asyncio.to_thread(side_turns, made.turns, terms.side, ticket.task.prompt)
-        episode = _ended(replace(episode, turns=made.turns, side=side), made)
-        timings = dict(made.timings)
-        if made.fault is None:
+        side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
+        episode = _ended(replace(episode, turns=result.turns, side=side), result)
+        timings = dict(result.timings)
+        if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             try:
                 scores = await judge(on_patch, episode, terms.sandbox)

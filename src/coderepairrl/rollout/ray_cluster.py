@@ -53,12 +53,12 @@ def head(address: str) -> str | None:
     """
     ray = imported()
     try:
-        found: str | None = ray._private.services.canonicalize_bootstrap_address(address)
+        head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
         raise PrerequisiteError(f"cannot join the Ray cluster {address}: {one_line(error)}", fix=_START) from None
-    if found is not None:
-        check_listens(found)
-    return found
+    if head_address is not None:
+        check_listens(head_address)
+    return head_address
 
 
 @asynccontextmanager
@@ -69,20 +69,20 @@ async def connected(address: str) -> AsyncIterator[Any]:
         yield ray
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
-    asked = await asyncio.to_thread(head, address)
-    if asked is not None:
-        await _check_answers(asked)
+    head_address = await asyncio.to_thread(head, address)
+    if head_address is not None:
+        await _check_answers(head_address)
     try:
         # in a thread, where it leaves the handling of SIGTERM alone
         await asyncio.to_thread(
             ray.init,
-            address=asked or "local",
+            address=head_address or "local",
             log_to_driver=False,
             include_dashboard=False,
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        full = "" if asked else full_disks()
+        full = "" if head_address else full_disks()
         raise PrerequisiteError(
             f"cannot join the Ray cluster {address}: {full or one_line(error)}",
             fix=_MAKE_ROOM if full else _fix(str(error)),
@@ -116,8 +116,8 @@ def _end(code: ExitCode) -> None:
 def full_disks(least: int = 100 << 20) -> str:
     """Ray's folders on this machine with fewer than `least` bytes free, which its own errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
-    found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
-    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
+    free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
+    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < least)
 
 
 def _fix(error: str) -> str:
@@ -168,10 +168,10 @@ async def _check_answers(address: str) -> None:
     none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-c", _ASK, address)
     process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
-    said = b"no answer"
+    stderr = b"no answer"
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            _, said = await process.communicate()
+            _, stderr = await process.communicate()
     except TimeoutError:
         pass
     finally:
@@ -179,9 +179,9 @@ async def _check_answers(address: str) -> None:
             process.kill()
             await process.wait()
     if process.returncode:
-        why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
+        problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
         raise PrerequisiteError(
-            f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_fix(why)
+            f"what listens at {address} is no head of a Ray cluster that works: {problem}", fix=_fix(problem)
         )
 
 

@@ -38,8 +38,8 @@ _INSTALL = "install the same versions on all machines (scripts/setup.sh train,ra
 
 def versions() -> dict[str, str]:
     """Versions that machines must share."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **found, "code of coderepairrl": source_digest()}
+    installed = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **installed, "code of coderepairrl": source_digest()}
 
 
 class WorkerActor:
@@ -168,19 +168,19 @@ def too_small(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: i
     >>> too_small([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
     'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
     """
-    found = {
+    memory_by_name = {
         str(each["NodeManagerHostname"]): int(each["Resources"].get("memory", 0))
         for each in machines
         if each["Alive"] and each["Resources"].get("CPU", 0.0) >= CPUS
     }
-    small = {name: size for name, size in found.items() if size < memory * capacity}
+    small = {name: size for name, size in memory_by_name.items() if size < memory * capacity}
     if not small:
         return ""
     fitting = min(small.values()) // memory
-    what = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
+    remedy = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
     listed = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in sorted(small.items()))
     claimed = f"an actor of {capacity} episodes claims {memory * capacity / 1e9:.1f} GB of memory"
-    return f"{claimed}, more than Ray has on {listed}: {what}"
+    return f"{claimed}, more than Ray has on {listed}: {remedy}"
 
 
 @asynccontextmanager
@@ -202,7 +202,7 @@ async def ray_executor(
     attempt, all that its sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError`
     for a missing cluster or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
+    arguments = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
     async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
@@ -219,7 +219,7 @@ async def ray_executor(
 
         async def connect(number: int) -> Connection:
             with _faults(ray, "an actor"):
-                actor = remote.remote(*given)
+                actor = remote.remote(*arguments)
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _faults(ray, "an actor"):
@@ -236,10 +236,10 @@ async def ray_executor(
             return connection
 
         def describe() -> str:
-            there, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+            total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
             small = too_small(ray.nodes(), memory=memory, capacity=capacity)
-            taken = f"an actor takes {CPUS:g} CPU, and of the cluster's {there:g} there are {free:g} free"
-            return f"{taken}; {small}" if small else taken
+            usage = f"an actor takes {CPUS:g} CPU, and of the cluster's {total:g} there are {free:g} free"
+            return f"{usage}; {small}" if small else usage
 
         async with RemoteExecutor(
             connect,

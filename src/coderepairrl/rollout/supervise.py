@@ -65,15 +65,15 @@ class SupervisedEngine(Engine):
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
         """See `Engine.load`. A dead engine is restarted with these weights; a rejected load is raised."""
-        wanted = (path, version, checksum)
+        weights = (path, version, checksum)
         try:
             try:
-                await self._take(wanted)
+                await self._take(weights)
             except _Refused:
                 raise
             except EngineFault:  # it died
-                await self._take(wanted)
-            self._weights = wanted
+                await self._take(weights)
+            self._weights = weights
         finally:
             self._awake.set()
         return version
@@ -147,8 +147,8 @@ class SupervisedEngine(Engine):
                     continue
                 if self._dead:
                     await self._restart()
-                if self._loaded is not self._weights and (wanted := weights or self._weights):
-                    await self._give(self._engine, wanted)
+                if self._loaded is not self._weights and (needed := weights or self._weights):
+                    await self._give(self._engine, needed)
                 return self._engine
 
     async def _restart(self) -> None:

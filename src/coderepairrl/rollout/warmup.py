@@ -62,8 +62,8 @@ async def _time_replies(engine: Engine, ids: Sequence[int], count: int, reply: i
         last = time.monotonic()
         return (first or last) - began + (last - (first or last)) * reply / TOKENS
 
-    made = await asyncio.gather(*(make_request(seed) for seed in range(count)), return_exceptions=True)
-    for each in made:
+    durations = await asyncio.gather(*(make_request(seed) for seed in range(count)), return_exceptions=True)
+    for each in durations:
         if isinstance(each, BaseException):
             raise each
-    return max(each for each in made if isinstance(each, float))
+    return max(each for each in durations if isinstance(each, float))

@@ -151,9 +151,9 @@ class ModelConfig:
             missing = [name for name in wrong if name in expected]
             raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
         for name, (dtype, shape) in tensors.items():
-            wanted = expected.get(name, expected[EMBEDDING])
-            if shape != wanted:
-                raise EngineFault(f"{path}: {name} is {shape}, not {wanted}")
+            expected_shape = expected.get(name, expected[EMBEDDING])
+            if shape != expected_shape:
+                raise EngineFault(f"{path}: {name} is {shape}, not {expected_shape}")
             if dtype not in FLOATS:
                 raise EngineFault(f"{path}: {name} is {dtype}, and the tiny engine reads {', '.join(FLOATS)}")
 
@@ -161,13 +161,13 @@ class ModelConfig:
 def _family(folder: Path, raw: Mapping[str, Any]) -> Family:
     kind = str(raw.get("model_type", "nothing named"))
     architectures = raw.get("architectures") or [_TYPES.get(kind.replace("_", ""), kind)]
-    found = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
-    if found is None:
+    family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
+    if family is None:
         raise ConfigError(
             f"the tiny engine serves {', '.join(FAMILIES)}, and {folder} is {', '.join(map(str, architectures))}",
             fix="set engine=vllm, which serves most architectures, or use one of these",
         )
-    return found
+    return family
 
 
 def _rope_type(rope: Mapping[str, Any]) -> str:
@@ -176,7 +176,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
     """Raise `ConfigError` for settings that would make logits slightly wrong."""
-    wanted: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),
         "layer_types": ({*(raw.get("layer_types") or ())} - {"full_attention"}, (set(),)),
@@ -185,6 +185,6 @@ def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Map
         "partial_rotary_factor": (rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,)),
         "quantization_config": (raw.get("quantization_config"), (None,)),
     }
-    for name, (value, allowed) in wanted.items():
+    for name, (value, allowed) in checks.items():
         if value not in allowed:
             raise ConfigError(f"the tiny engine does not know {name}={value!r} ({folder / 'config.json'})")

@@ -286,13 +286,13 @@ class TinyModel:
             query_NHGD = query_NHD[: attending.single[-1].rows.stop].view(-1, heads, group, dim)
             if group % MIN_ROWS:
                 query_NHGD = pad(query_NHGD, (0, 0, 0, -group % MIN_ROWS))
-            found = [
+            single_outputs = [
                 scaled_dot_product_attention(
                     query_NHGD[rows], keys_SHTD[slots, :, :keys], values_SHTD[slots, :, :keys], attn_mask=mask
                 )
                 for slots, rows, keys, mask in attending.single
             ]
-            outputs.append(torch.cat(found)[:, :, :group].reshape(-1, heads * group * dim))
+            outputs.append(torch.cat(single_outputs)[:, :, :group].reshape(-1, heads * group * dim))
         for slots, rows, keys, mask in attending.long:
             query = query_NHD[rows].view(-1, heads, group, dim).transpose(0, 1).reshape(1, heads, -1, dim)
             size = query.shape[2]
@@ -332,8 +332,8 @@ def _frequencies(config: ModelConfig) -> Tensor:
         float(config.rope[key]) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     turns = trained * plain / (2 * math.pi)  # of the positions that it was trained on
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * slow + kept * plain
+    plain_share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - plain_share) * slow + plain_share * plain
 
 
 def _alone(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
@@ -343,8 +343,8 @@ def _alone(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
     [Piece(slot=3, start=14, size=1), Piece(slot=7, start=0, size=1)]
     """
     rows = (Piece(piece.slot, piece.start + at, 1) for piece in pieces for at in range(piece.size))
-    kept = set(wanted)
-    return [piece for row, piece in enumerate(rows) if row in kept]
+    wanted_rows = set(wanted)
+    return [piece for row, piece in enumerate(rows) if row in wanted_rows]
 
 
 def _padded(position: int) -> int:

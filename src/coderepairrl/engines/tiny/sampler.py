@@ -87,12 +87,12 @@ def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 def _truncate(weights_V: Tensor, sampling: Sampling) -> None:
     """Zero, in place, what top-k, then top-p, then min-p exclude; the most likely token always stays."""
-    kept, order = weights_V.sort(descending=True, stable=True)
+    sorted_V, order = weights_V.sort(descending=True, stable=True)
     if sampling.top_k > 0:
-        kept[sampling.top_k :] = 0.0
+        sorted_V[sampling.top_k :] = 0.0
     if sampling.top_p < 1.0:
-        mass_before = kept.cumsum(0) - kept
-        kept[mass_before >= sampling.top_p * kept.sum()] = 0.0
+        mass_before = sorted_V.cumsum(0) - sorted_V
+        sorted_V[mass_before >= sampling.top_p * sorted_V.sum()] = 0.0
     if sampling.min_p > 0.0:
-        kept[kept < sampling.min_p * kept[0]] = 0.0
-    weights_V[order] = kept
+        sorted_V[sorted_V < sampling.min_p * sorted_V[0]] = 0.0
+    weights_V[order] = sorted_V

@@ -204,8 +204,8 @@ class Scheduler:
         """Assign a slot that begins with the `count` tokens computed in `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
-        others = [slot for slot in idle if slot != source or not count] or idle
-        slot = source if extends else min(others, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
+        reusable = [slot for slot in idle if slot != source or not count] or idle
+        slot = source if extends else min(reusable, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
         if count and slot != source:
             self._copy(source, slot, count)
             self._touched[slot] = max(self._touched[slot], count)

@@ -135,8 +135,8 @@ class VllmEngine(Engine):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        own = {"version": self.served.version, "adapters": len(self.served.adapters)}
-        return counters | own | self.served.suspension.seconds
+        local_counters = {"version": self.served.version, "adapters": len(self.served.adapters)}
+        return counters | local_counters | self.served.suspension.seconds
 
     async def close(self) -> None:
         """End a server started here; leave a joined one running. Open requests raise `EngineFault`."""
@@ -164,7 +164,7 @@ class VllmEngine(Engine):
         """Yield a request's chunks once their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []
-        given = 0
+        sent = 0
         async with contextlib.aclosing(self.server.events("/inference/v1/generate", request)) as events:
             async for event in events:
                 self._traffic.last_event = time.monotonic()
@@ -179,11 +179,11 @@ class VllmEngine(Engine):
                     elif stream.straddles:
                         continue
                     else:
-                        versions = [(stream.version, given, len(ids))]
+                        versions = [(stream.version, sent, len(ids))]
                     for version, start, end in versions:
-                        if (start := max(start, given)) < end:
+                        if (start := max(start, sent)) < end:
                             yield Chunk(tuple(ids[start:end]), tuple(logprobs[start:end]), version)
-                    given = len(ids)
+                    sent = len(ids)
 
     async def _watch_over(self) -> None:
         """End a server that has requests but sends nothing, so that they fail and another server can be started."""

@@ -87,19 +87,19 @@ class Argument:
 
 def parse(args: Sequence[str]) -> list[Argument]:
     """Split a command line into arguments."""
-    found: list[list[str]] = []
+    groups: list[list[str]] = []
     for word in args:
-        if not found or (word.startswith("-") and not _NUMBER.fullmatch(word)):
-            found.append([])
-        found[-1].append(word)
-    given = []
-    for first, *more in found:
+        if not groups or (word.startswith("-") and not _NUMBER.fullmatch(word)):
+            groups.append([])
+        groups[-1].append(word)
+    arguments = []
+    for first, *more in groups:
         name, equals, value = first.partition("=")
         value = value if equals else "".join(more[:1])
         if name.startswith("--"):
             name = name.partition(".")[0].replace("_", "-")
-        given.append(Argument(name, value, (first, *more)))
-    return given
+        arguments.append(Argument(name, value, (first, *more)))
+    return arguments
 
 
 def check(options: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ def check(options: Mapping[str, Any]) -> None:
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
     _check_args(options.get("args", ()))
-    if head == "fp32" and any(given.means("--hf-overrides") for given in parse(options.get("args", ()))):
+    if head == "fp32" and any(argument.means("--hf-overrides") for argument in parse(options.get("args", ()))):
         raise ConfigError(
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
@@ -136,14 +136,14 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def _check_args(args: Sequence[str]) -> None:
-    for given in parse(args):
-        if given.words[0] == "--" or not given.words[0].startswith("-"):
-            raise ConfigError(f"engine.options.args: {given.words[0]!r} belongs to no argument", fix="leave it out")
-        if " " in given.words[0].partition("=")[0]:
-            raise ConfigError(f"engine.options.args: {given.words[0]!r} is one word", fix="write it as two")
+    for argument in parse(args):
+        if argument.words[0] == "--" or not argument.words[0].startswith("-"):
+            raise ConfigError(f"engine.options.args: {argument.words[0]!r} belongs to no argument", fix="leave it out")
+        if " " in argument.words[0].partition("=")[0]:
+            raise ConfigError(f"engine.options.args: {argument.words[0]!r} is one word", fix="write it as two")
         for name, fix in _SET_OTHERWISE.items():
-            if given.means(name):
-                raise ConfigError(f"engine.options.args has {given.words[0].partition('=')[0]}", fix=fix)
+            if argument.means(name):
+                raise ConfigError(f"engine.options.args has {argument.words[0].partition('=')[0]}", fix=fix)
 
 
 def arguments(

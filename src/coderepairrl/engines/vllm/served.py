@@ -174,11 +174,11 @@ class ServedWeights:
         try:
             await self._swap(path, version)
         except Refused as refusal:
-            old, number, known = self.full
+            old, number, old_checksum = self.full
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} is there to go back to") from None
             await self._swap(old, number)
-            await asyncio.to_thread(weights.verify, old, known)  # only now: what was read must be unchanged
+            await asyncio.to_thread(weights.verify, old, old_checksum)  # only now: what was read must be unchanged
             return refusal
         self.full = (path, version, checksum)
         return None
@@ -215,7 +215,7 @@ class ServedWeights:
         adapter = Adapter(f"{self._policy}-v{version}", version, checksum)
         if adapter in self.adapters[-1:]:
             return
-        if any(there.version == version for there in self.adapters):
+        if any(served.version == version for served in self.adapters):
             raise EngineFault(f"{adapter.name} is served already: a version names one adapter")
         await self._free_adapter_slot()
         try:

@@ -139,8 +139,8 @@ class VllmServer:
         if on_cpu:
             command = [word for word in command if word != SLEEP]
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
-        own = {"TMPDIR": str(folder)}  # it leaves sockets there
-        variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
+        temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
+        variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         session = _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
         server = cls(session, f"vLLM {version}", patience)
@@ -204,8 +204,8 @@ class VllmServer:
     async def adapter_room(self) -> tuple[int, int] | None:
         """Largest adapter rank and number of adapters; None if not reported."""
         try:
-            said = await self.call("GET", "/server_info", query={"config_format": "json"})
-            lora = json.loads(said)["vllm_config"]["lora_config"] or {}
+            answer = await self.call("GET", "/server_info", query={"config_format": "json"})
+            lora = json.loads(answer)["vllm_config"]["lora_config"] or {}
             return lora.get("max_lora_rank", 0), lora.get("max_loras", 0)
         except (Refused, ValueError, LookupError, TypeError, AttributeError):
             return None
@@ -280,8 +280,8 @@ class VllmServer:
                         if line.startswith(b"data: "):
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
-                                what = f"{path} failed: {_reason(json.dumps(event))}"
-                                raise Refused(what) if await self.healthy() else Gone(self._with_log(what))
+                                message = f"{path} failed: {_reason(json.dumps(event))}"
+                                raise Refused(message) if await self.healthy() else Gone(self._with_log(message))
                             yield event
                 finally:
                     self._open.discard(response)
@@ -368,8 +368,8 @@ def _cache() -> str:
 
 def default_python() -> str:
     """The Python that ``make vllm-cpu`` installs into if it exists, else this one."""
-    own = Path(sys.prefix, "vllm/bin/python")
-    return str(own) if own.exists() else sys.executable
+    vllm_python = Path(sys.prefix, "vllm/bin/python")
+    return str(vllm_python) if vllm_python.exists() else sys.executable
 
 
 def version_at(url: str) -> str:

@@ -162,7 +162,7 @@ class Vllm(EngineSpec):
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
-        given = arguments(
+        server_arguments = arguments(
             model,
             context=self.context,
             slots=self.slots,
@@ -170,10 +170,10 @@ class Vllm(EngineSpec):
             head=self.head,
             lora=(self.lora_rank or 0, self.max_loras),
         )
-        given += [SLEEP] * self.sleeps
+        server_arguments += [SLEEP] * self.sleeps
         return await VllmServer.start(
             python,
-            [*given, *self.args],
+            [*server_arguments, *self.args],
             log=log_dir / "engine.log",
             env=self.env,
             seconds=self.start_seconds,

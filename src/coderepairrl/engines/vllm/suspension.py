@@ -57,8 +57,8 @@ class Suspension:
         """
         answer = await self._wake()
         if json.loads(answer)["status"] != "awake":
-            await self._server.end(why := f"the server did not wake up: {answer}")
-            raise Gone(why)
+            await self._server.end(reason := f"the server did not wake up: {answer}")
+            raise Gone(reason)
         self.asleep = False
 
     @asynccontextmanager
@@ -85,8 +85,8 @@ class Suspension:
         try:
             return await self._server.call("POST", path, query=query)
         except BaseException as error:  # also if cancelled
-            why = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
-            await self._server.end(why)
+            reason = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
+            await self._server.end(reason)
             if isinstance(error, EngineFault):
-                raise Gone(why) from error
+                raise Gone(reason) from error
             raise

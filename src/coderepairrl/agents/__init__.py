@@ -22,9 +22,9 @@ SHIPPED = {
 
 
 def make(name: str, /, **options: Any) -> Agent:
-    """Build an agent by its name in a configuration, a recipe file, or an import path ``module:Class``.
+    """Build an agent from its name, a recipe file, or an import path ``module:Class``.
 
-    Raises `ConfigError` for an unknown agent or option, and `PrerequisiteError` for a program that is not installed.
+    Raises `ConfigError` for an unknown agent or option, `PrerequisiteError` for a program that is not installed.
 
     >>> make("nano", nudge=False).name
     'nano'

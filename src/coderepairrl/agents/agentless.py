@@ -1,7 +1,7 @@
 """`agentless`: no tools. A script localises the defect (files, elements, lines), samples repairs, and takes a vote.
 
-After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without its
-embeddings and generated tests.
+After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without embeddings
+and generated tests.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AgentlessOptions:
 class Agentless(Agent):
     """Localise, repair, validate. Takes `AgentlessOptions` by name.
 
-    Every question is a separate conversation; all are trained.
+    Every question is a separate, trained conversation.
     """
 
     name = "agentless"
@@ -93,16 +93,15 @@ class Agentless(Agent):
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Request without files, which are known only in the sandbox; includes the examples."""
+        """Request with the examples, but without files, which only the sandbox has."""
         return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
 
-        An answer that matches nothing leaves the previous selection; a repair that does not apply has no vote. The
-        report has a call per question (``files``, ``elements``, ``lines``, ``repair``; ok if it matched or applied) and
-        per run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the questions; the repairs so far
-        then vote. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (no git, or the endpoint rejects a request).
+        The report has a call per question (``files``, ``elements``, ``lines``, ``repair``; ok if the answer matched or
+        applied) and per run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the questions; earlier
+        repairs still vote. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (no git, or a rejected request).
         """
         async with Chat(endpoint, {}) as chat:
             return await _Run(self.options, task, sandbox, endpoint, chat).report()
@@ -137,7 +136,6 @@ class _Run:
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
     async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
-        """Ask in a new conversation. Raises `LimitReached`."""
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
@@ -152,7 +150,7 @@ class _Run:
         self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
 
     async def _sources(self) -> list[Source]:
-        """Choose files: those that the model names, else those that the issue mentions, else the first."""
+        """Choose the files that the model names, else those that the issue mentions, else the first."""
         self.there = paths = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
             named = choose("oracle", self.task, paths)
@@ -178,7 +176,6 @@ class _Run:
         return sources
 
     async def _places(self, sources: Sequence[Source]) -> list[Place]:
-        """Narrow `sources` to the relevant lines with up to two questions."""
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
@@ -208,7 +205,7 @@ class _Run:
         return proposal
 
     async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
-        """Keep repairs that pass the repository's tests; keep all if none pass or time is up."""
+        """Keep repairs that pass the tests, or all if none does."""
         passed = []
         for repair in {each.key: each for each in repairs}.values():
             seconds = min(self.options.test_seconds, self.budget.seconds_left)
@@ -231,7 +228,7 @@ def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
 
 
 def _cut(parts: Sequence[str], chars: int) -> list[str]:
-    """Keep the first `chars` characters of `parts`, ending after a line.
+    """Keep the first `chars` characters, up to a line end.
 
     >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])

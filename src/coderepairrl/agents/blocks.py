@@ -1,4 +1,4 @@
-"""Search/replace blocks, the edit format of `direct.FORMAT`: lenient reading, writing, and applying."""
+"""Search/replace blocks (`direct.FORMAT`): lenient reading, writing, and applying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXACT = re.compile(r"(<++) SEARCH|(=++)|(>++) REPLACE")
 
 
 class Block(NamedTuple):
-    """One edit: lines to search, without line ends, and their replacement. An empty search creates the file.
+    """One edit: lines without ends, and their replacement. An empty search creates the file.
 
     >>> Block("a.py", ("x = 1",), ("x = 2",)).old
     'x = 1\\n'
@@ -47,11 +47,11 @@ class Block(NamedTuple):
 
 
 class Inexpressible(TaskError):
-    """The change cannot be written as blocks, such as one of line ends alone."""
+    """The change cannot be written as blocks, for example of line ends alone."""
 
 
 def answer(reply: str) -> str:
-    """Return the reply after its thought, or the part between ``<answer>`` tags if present.
+    """Return the reply without its thought, or the text in its ``<answer>`` tags.
 
     >>> answer("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer("y"), answer("<think>cut off")
     ('\\ny\\n', 'y', '')
@@ -62,10 +62,10 @@ def answer(reply: str) -> str:
 
 
 def read(text: str) -> list[Block]:
-    """Parse the complete blocks in order. The path is on the line above the block or its fence, if given.
+    """Parse complete blocks. A path is on the line above the block or its fence.
 
-    Markers are separate lines. Those written exactly as the block's first one (same length, no blanks) take precedence,
-    so the lines between may resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
+    Markers written exactly as the block's first one (same length, no blanks) take precedence, so lines between may
+    resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
 
     >>> read("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
     [Block(path='a.py', search=('  a', ''), replace=('  c',))]
@@ -86,7 +86,7 @@ def read(text: str) -> list[Block]:
 
 
 def write(blocks: Iterable[Block]) -> str:
-    """Format `blocks` so that `read` restores them; markers grow beyond `MARKER` when lines resemble them.
+    """Format blocks for `read`; markers grow beyond `MARKER` if lines resemble them.
 
     >>> write([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
     ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
@@ -95,9 +95,9 @@ def write(blocks: Iterable[Block]) -> str:
 
 
 def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
-    """Compute blocks that turn `before` into `after`, in order; an empty `before` is a new file.
+    """Compute the blocks that turn `before` into `after`; an empty `before` is a new file.
 
-    Each has `context_lines` lines around its change, and more if needed to be unique. Raises `Inexpressible`.
+    Each has `context_lines` around its change, more if needed to be unique. Raises `Inexpressible`.
 
     >>> between("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
     [Block(path='a.py', search=('y = 1',), replace=('y = 2',))]
@@ -149,7 +149,7 @@ class _Marks:
         self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
     def ends(self, head: int) -> tuple[int, int] | None:
-        """Divider and last line of the block that begins at `head`; None if another begins before its end."""
+        """Divider and last line of the block that begins at `head`, if complete before another begins."""
         size = self._length.get(head, 0)
         same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
         return (_ends(head, *same) if same else None) or _ends(head, self._dividers, self._closing, self.opening)
@@ -170,8 +170,6 @@ def _next(places: Sequence[int], at: int) -> int | None:
 
 
 def _path(lines: Sequence[str], head: int, free: int) -> str:
-    """Return the line above the edit or its fence, at or after line `free`."""
-
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
@@ -196,7 +194,7 @@ def _markers(size: int) -> tuple[str, str, str]:
 
 
 def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: int) -> list[tuple[int, int, int, int]]:
-    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once when applied in order."""
+    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     groups = [
         [group[0][1], group[-1][2], group[0][3], group[-1][4]] for group in matcher.get_grouped_opcodes(context_lines)

@@ -15,7 +15,7 @@ REPLY_FLOOR = 256
 
 
 class Budget:
-    """Limits and what remains of them; a limit of L calls allows exactly L actions.
+    """Limits and what remains of them. L calls allow exactly L actions.
 
     >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60), clock=lambda: 0.0)
     >>> budget.spent(), budget.act(), budget.spent()
@@ -36,7 +36,7 @@ class Budget:
 
     @property
     def tokens_left(self) -> int:
-        """Tokens left after the last reply; later tool results are counted with the next one."""
+        """Tokens left after the last reply, before later tool results."""
         return self._tokens_left
 
     @property
@@ -45,25 +45,25 @@ class Budget:
         return self._limits.seconds - (self._clock() - self._started)
 
     def act(self) -> None:
-        """Count one action: a tool call, failed or not, or a reply that did nothing."""
+        """Count a tool call, failed or not, or a reply that did nothing."""
         self._calls += 1
 
     def saw(self, tokens: int, remaining: int | None = None) -> None:
-        """Record the conversation's length, prompt and reply, as reported by the endpoint.
+        """Record the conversation's length in tokens as the endpoint reports it.
 
-        `remaining` is the endpoint's own count, which also considers the model's context.
+        `remaining` is the endpoint's own count, which considers the model's context.
         """
         left = self._limits.tokens - tokens
         self._tokens_left = left if remaining is None else min(left, remaining)
 
     def exhausted(self) -> Spent | None:
-        """Limit that forbids another action, if any; never tokens, since those of a call are already spent."""
+        """Limit that forbids another action; never tokens, which a call has already spent."""
         if self.calls_left <= 0:
             return "calls"
         return "time" if self.seconds_left <= 0 else None
 
     def spent(self) -> Spent | None:
-        """Limit that forbids another reply, if any."""
+        """Limit that forbids another reply."""
         return self.exhausted() or ("tokens" if self.tokens_left <= 0 else None)
 
     def reply_tokens(self) -> int:

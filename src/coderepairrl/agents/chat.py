@@ -28,8 +28,7 @@ class LimitReached(Exception):
 class Reply:
     """The model's message, and the exact length of the conversation including it.
 
-    Only our gateway sets the other fields: unparsed tool calls in the text, remaining tokens of episode and context,
-    index of the turn.
+    The other fields come only from our gateway.
     """
 
     message: Message
@@ -43,7 +42,7 @@ class Reply:
 
 
 class Chat:
-    """Client of Chat Completions without retries: a gateway fault voids the episode, which is then rerun."""
+    """Client of Chat Completions. It never retries: a gateway fault voids the episode, which is rerun."""
 
     def __init__(self, endpoint: Endpoint, options: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -65,10 +64,9 @@ class Chat:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int, seconds: float
     ) -> Reply:
-        """Request the model's next message.
+        """Request the next message.
 
-        Raises `LimitReached` at a limit of the endpoint or of time, `GatewayFault` when the endpoint fails, and
-        `AgentFault` when it rejects the request.
+        Raises `LimitReached`, `GatewayFault` for a failing endpoint, and `AgentFault` for a rejected request.
         """
         body = {
             "model": self._endpoint.model,

@@ -1,7 +1,6 @@
-"""`command`: any unmodified program as an agent inside the sandbox.
+"""`command`: any unmodified program as an agent in the sandbox, described by a `Recipe`.
 
-A `Recipe` says what to install, how to start it, and which exit codes mean success. The program reaches only the
-gateway's socket, bridged to the sandbox's loopback.
+It reaches only the gateway's socket, bridged to the sandbox's loopback.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
 class Program(Agent):
-    """The program of `recipe` as an agent; `source` is its name for ``crrl agents install``.
+    """The program of `recipe` as an agent, installed by ``crrl agents install SOURCE``.
 
-    Raises `PrerequisiteError` if it is not installed.
+    Raises `PrerequisiteError` if not installed.
     """
 
     placement: Literal["host", "sandbox"] = "sandbox"
@@ -51,9 +50,9 @@ class Program(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Run the program until it exits or time is up.
 
-        The report's `exit` is ``submitted`` or ``time``, its `log` the program's output. The gateway enforces limits of
-        calls and tokens. Raises `SandboxFault`, and `AgentFault` when the program cannot run or its exit code is not
-        among the recipe's.
+        The report's `exit` is ``submitted`` or ``time``, its `log` the output. The gateway limits calls and tokens.
+        Raises `SandboxFault`, and `AgentFault` for a program that cannot run or has another exit code than the
+        recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
@@ -102,7 +101,7 @@ class Command(Program):
 
 
 def _how(exit_code: int) -> str:
-    """Describe a shell's exit code in a word.
+    """Name a shell's exit code.
 
     >>> _how(1), _how(139), _how(255)
     ('exit 1', 'SIGSEGV', 'exit 255')
@@ -114,14 +113,12 @@ def _how(exit_code: int) -> str:
 
 
 async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
-    """URL of the endpoint in the sandbox. An endpoint without a socket is on a loopback that the sandbox shares."""
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
 async def _home(sandbox: Sandbox) -> str:
-    """Create a folder for the program's own files, outside the repository."""
     result = await _checked(sandbox, ["mktemp", "-d"])
     return result.output.decode().strip()
 

@@ -115,14 +115,14 @@ class Direct(Agent):
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Request without files, which are known only in the sandbox; complete with ``files="none"``."""
+        """Request without files, which only the sandbox has; complete with ``files="none"``."""
         return FirstRequest(self._messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask once and apply the reply's edits, each reported as a call of `edit`.
 
         The report's `exit` is ``submitted``, or the limit that prevented a reply. Raises `GatewayFault`,
-        `SandboxFault`, and `AgentFault` (no git, or the endpoint rejects the request).
+        `SandboxFault`, and `AgentFault` (no git, or a rejected request).
         """
         budget = Budget(endpoint.limits)
         paths = await files_of(sandbox) if task.workspace else []
@@ -144,7 +144,7 @@ class Direct(Agent):
     async def _make(
         self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
-        """Apply the reply's edits; an unreadable reply becomes one failed call with the problem."""
+        """Apply the reply's edits; an unreadable reply is a failed call."""
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
@@ -168,7 +168,7 @@ class Direct(Agent):
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
-        """Build the prompt, and list the files in it; without any, those that the issue names."""
+        """Build the prompt, and list its files; if none, those that the issue names."""
         files: dict[str, str] = {}
         for path in choose(self.options.files, task, there):
             try:
@@ -183,7 +183,7 @@ class Direct(Agent):
 
 
 def within(chars: int, limits: Limits) -> int:
-    """Limit `chars` so that the episode's tokens also suffice for the issue and a reply.
+    """Limit `chars` so that tokens for the issue and a reply remain.
 
     >>> within(20_000, Limits()), within(20_000, Limits(tokens=2_000))
     (20000, 4000)
@@ -192,7 +192,7 @@ def within(chars: int, limits: Limits) -> int:
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:
-    """Select the files to show by `which`: all if it matches none, none if it is ``none``.
+    """Select files by `which`: all if it matches none, none if ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
     >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
@@ -210,7 +210,7 @@ def choose(which: str, task: Task, paths: list[str]) -> list[str]:
 
 
 def edits(reply: str, path: str = "") -> list[dict[str, str]]:
-    """Read the edits in a reply's answer as arguments of `Tools.apply_patch`; `path` is the default file.
+    """Read an answer's edits as arguments of `Tools.apply_patch`; `path` is the default file.
 
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
@@ -222,11 +222,11 @@ def edits(reply: str, path: str = "") -> list[dict[str, str]]:
 async def read_edits(
     form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
-    """Read the reply's edits in the format `form`, in the form that `edits` returns.
+    """Read the reply's edits in the format `form`, like `edits`.
 
     An unnamed search/replace block belongs to the repository's only file, an unnamed fence to the only one of the shown
-    `files`, unnamed functions to the only one that defines any of them. Of several blocks of functions, at least one
-    must match its file. Raises `Unreadable`.
+    `files`, unnamed functions to the only one that defines any of them. At least one block of functions must match its
+    file. Raises `Unreadable`.
     """
     if form == "blocks":
         if block_edits := edits(reply, there[0] if len(there) == 1 else ""):
@@ -250,7 +250,6 @@ async def read_edits(
 
 
 async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
-    """List the `files` that define any function that `reply` defines."""
     names = set(_DEF.findall(reply))
     defining = []
     for path in files:

@@ -20,8 +20,8 @@ Request = dict[str, Any]
 class Answer:
     """Scripted response to one request.
 
-    `calls` are tool calls ``(name, arguments)``, with arguments as a mapping or raw text. `tokens` is the
-    conversation's length in `usage`; by default a quarter of its characters.
+    `calls` are ``(name, arguments)``, with arguments as a mapping or raw text. `tokens` is the conversation's length in
+    `usage`, by default a quarter of its characters.
     """
 
     text: str | None = None
@@ -40,9 +40,9 @@ Behaviour = Callable[[Request], Answer]
 
 @dataclass
 class ScriptedEndpoint:
-    """Serves ``/s/KEY/v1/chat/completions`` on a free loopback port and records the requests.
+    """Serves ``/s/KEY/v1/chat/completions`` on a loopback port and records requests.
 
-    `script` is a list of answers, the last repeated, or a function from request to answer.
+    `script` is a list of answers, the last repeated, or a function of the request.
     """
 
     script: Sequence[Answer] | Behaviour
@@ -113,7 +113,6 @@ def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]
 
 
 def _streamed(completion: dict[str, Any]) -> bytes:
-    """Encode a completion as server-sent events."""
     usage, [choice] = completion.pop("usage"), completion.pop("choices")
     message, reason = choice.pop("message"), choice.pop("finish_reason")
     for index, call in enumerate(message.get("tool_calls", ())):

@@ -1,4 +1,4 @@
-"""Few-shot examples: repairs of other tasks, shown to a model before the task."""
+"""Few-shot examples: repairs of other tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ what a run records."""
 
 
 def of(option: Examples) -> tuple[Example, ...]:
-    """Resolve an agent's `examples` option.
+    """Resolve an `examples` option.
 
     Raises `ConfigError` for an invalid file, and for a number, which only a run with training tasks can draw.
     """
@@ -55,10 +55,7 @@ def of(option: Examples) -> tuple[Example, ...]:
 
 
 def read(path: str) -> tuple[Example, ...]:
-    """Read examples from JSON lines with ``prompt``, ``path``, ``before``, ``after``, and optionally ``id``.
-
-    Raises `ConfigError`.
-    """
+    """Read JSON lines of ``prompt``, ``path``, ``before``, ``after``, and optionally ``id``. Raises `ConfigError`."""
     where = Path(path).expanduser()
     line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
     try:
@@ -76,9 +73,9 @@ def read(path: str) -> tuple[Example, ...]:
 def as_turns(
     examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
 ) -> list[Message]:
-    """Format examples as pairs of issue and reply in `form`, except the task's own.
+    """Format examples as issues and replies in `form`, without the task's own.
 
-    `code` includes the file, `question` is appended. Raises `ConfigError` if the format cannot express a repair.
+    Raises `ConfigError` if the format cannot express a repair.
     """
     messages: list[Message] = []
     for each in examples:
@@ -93,9 +90,9 @@ def as_turns(
 def as_calls(
     examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
 ) -> list[Message]:
-    """Format examples as Nano's tool calls: read the file, patch it, and report success.
+    """Format examples as tool calls that read the file, patch it, and report success.
 
-    `tools` maps the command tool and the patch tool, in this order, to their parameters; `patched` is the patch result.
+    `tools` maps the command tool, then the patch tool to its parameters; `patched` is the patch result.
     """
     messages: list[Message] = []
 
@@ -119,7 +116,7 @@ def as_calls(
 
 
 def _patches(example: Example) -> list[blocks.Block]:
-    """Split the change into passages that occur once. Raises `ConfigError`."""
+    """Split the change into passages that occur once."""
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(blocks.Inexpressible, NoMatch, Ambiguous):

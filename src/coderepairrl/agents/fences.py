@@ -1,6 +1,6 @@
 """Fenced code blocks in a reply, each a whole file or functions of a file (`direct`'s ``format``).
 
-File names are recognised as Aider does for its ``whole`` format (Aider-AI/aider, ``wholefile_coder.py``).
+File names are recognised as for Aider's ``whole`` format (Aider-AI/aider, ``wholefile_coder.py``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Unreadable(Exception):
 
 
 class Fence(NamedTuple):
-    """A fenced block: the last line of text above it, its info string, its text, and whether it is closed."""
+    """A fenced block, with the last line of text `above` it."""
 
     above: str
     info: str
@@ -44,7 +44,7 @@ class Fence(NamedTuple):
 
 
 def read(reply: str) -> list[Fence]:
-    """Parse the fenced blocks in order; the last may be unclosed. A fence's indentation is removed from its lines.
+    """Parse fenced blocks; the last may be unclosed. A fence's indentation is removed from its lines.
 
     >>> read("calc.py:\\n```python\\nx = 1\\n```")
     [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
@@ -82,7 +82,7 @@ class Named(NamedTuple):
 
 
 def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
-    """Group the reply's blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
+    """Group blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
 
     In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
     parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
@@ -115,7 +115,7 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
-    Returns the path, the code without such a line, and whether the name stands alone there.
+    Returns path, remaining code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
@@ -138,7 +138,7 @@ def _known(word: str, paths: Sequence[str]) -> str:
 
 
 def whole(before: str, code: str) -> str:
-    """Return `code` as a file with the leading and trailing empty lines of `before`. Raises `Unreadable` if empty.
+    """Return `code` with the outer empty lines of `before`. Raises `Unreadable` if empty.
 
     >>> whole("\\nx = 1\\n", "x = 2\\n")
     '\\nx = 2\\n'
@@ -153,7 +153,7 @@ def whole(before: str, code: str) -> str:
 
 
 def edit(path: str, before: str, after: str) -> dict[str, str]:
-    """Express one file's change as arguments of `Tools.apply_patch`, with enough context to be unique.
+    """Express a file's change as arguments of `Tools.apply_patch`, with enough context to be unique.
 
     >>> edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
@@ -177,7 +177,7 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
 
 
 class _Definition(NamedTuple):
-    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``), and the prefix that is its place."""
+    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``) and prefix."""
 
     name: str
     place: str
@@ -191,12 +191,10 @@ class _Definition(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Last line."""
         return self.node.end_lineno or self.node.lineno
 
     @property
     def decorators(self) -> list[str]:
-        """Source of each decorator."""
         return [ast.unparse(each) for each in self.node.decorator_list]
 
 
@@ -204,11 +202,11 @@ def functions(before: str, code: str) -> str:
     """Replace functions of the Python file `before` with those of the same name in `code`.
 
     Methods match by class, or by name if unique in the file; nested functions likewise. New functions and classes go
-    above the next matching one. Decorators stay if the block has none. Missing imports that its functions use are added
-    below the file's. Everything else in the block is ignored, unless it is the whole file: then it defines all that the
-    file does and differs in more than functions.
+    above the next matching one. Decorators stay if the block has none. Missing imports that the functions use are
+    added. All other code is ignored, unless the block is the whole file: then it defines all that the file does and
+    differs in more than functions.
 
-    Raises `Unreadable` for invalid Python, no function of the file, or one that the file has more than once.
+    Raises `Unreadable` for invalid Python, and for functions that the file lacks or repeats.
     """
     try:
         with warnings.catch_warnings():  # of invalid escapes
@@ -219,7 +217,7 @@ def functions(before: str, code: str) -> str:
 
 
 def replaced(before: str, codes: Sequence[str]) -> str:
-    """Apply `functions` for each block. Raises `Unreadable` if none matches the file."""
+    """Apply `functions` per block. Raises `Unreadable` if none matches."""
     text, problems = before, []
     for code in codes:
         try:
@@ -272,7 +270,7 @@ def _functions(before: str, code: str) -> str:
 
 
 def _parsed(code: str) -> tuple[ast.Module, list[str]]:
-    """Parse code with the indentation errors of small models: class-level indent, wrong first line, extra blank."""
+    """Parse code despite a class-level indent, a wrong first line, or an extra blank, as small models write."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
@@ -301,7 +299,7 @@ def _definitions(
 ) -> Iterator[_Definition]:
     """Yield the definitions in `body`.
 
-    With the file's names `known`, `body` is a block's: nested functions are skipped, and unknown classes kept whole.
+    With `known` names, `body` is a block's: nested functions are skipped, unknown classes kept whole.
     """
     for node in body:
         if isinstance(node, _Function):
@@ -320,8 +318,6 @@ def _definitions(
 
 
 def _classes(file: ast.Module) -> set[str]:
-    """Qualified names of the classes outside functions."""
-
     def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.ClassDef):
@@ -365,7 +361,7 @@ def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict
 def _helpers(
     number: int, given: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
-    """New definitions of the block between the previous matching function and `number`; after the last one too."""
+    """New definitions between the previous matching function and `number`, or after the last."""
     same = [at for at in sorted(targets) if given[at].place == given[number].place]
     before = max((at for at in same if at < number), default=-1)
     last = len(given) if number == same[-1] else number
@@ -375,7 +371,7 @@ def _helpers(
 
 
 def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
-    """Indent the block's definition as the file's, adding the file's decorators if it has none."""
+    """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
     block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
     fixed_lines = _kept_lines(own)
@@ -403,7 +399,7 @@ def _blanks(line: str) -> str:
 
 
 def _kept_lines(own: _Definition) -> set[int]:
-    """Lines inside multi-line strings, which must not be reindented; docstrings are."""
+    """Lines inside multi-line strings, except docstrings, which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(own.node)
@@ -419,7 +415,6 @@ def _kept_lines(own: _Definition) -> set[int]:
 
 
 def _first_comment(old: Sequence[str], start: int) -> int:
-    """First line of the comments directly above line `start`."""
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
@@ -442,7 +437,7 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    """Imports that the file lacks, by the line before which to insert them."""
+    """Missing imports, by the line to insert them at."""
     present = {_as_code(*each) for each in _imported(file.body)}
     lacking: dict[str, bool] = {}
     for node, alias in _imported(block.body):
@@ -471,7 +466,7 @@ def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
 
 
 def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
-    """Whether the block has everything in the file, and changes more than functions."""
+    """Whether the block has all of the file, and changes more than functions."""
     in_block, in_file = _statements(block), _statements(file)
     names = {each.name for each in given}
     return (
@@ -484,7 +479,6 @@ def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module,
 
 
 def _statements(tree: ast.Module) -> dict[str, str]:
-    """Other top-level statements, keyed by what they assign or test."""
     statements = {}
     for node in tree.body:
         match node:
@@ -508,7 +502,7 @@ def _statements(tree: ast.Module) -> dict[str, str]:
 
 
 def write(form: Format, path: str, before: bytes, after: bytes) -> str:
-    """Write a reply in the format `form` that turns `before` into `after`. Raises `blocks.Inexpressible`."""
+    """Write a reply in the format `form` that makes the change. Raises `blocks.Inexpressible`."""
     if form == "blocks":
         return blocks.write(blocks.between(path, before, after))
     try:
@@ -523,7 +517,7 @@ def write(form: Format, path: str, before: bytes, after: bytes) -> str:
 
 
 def _differing(old: str, new: str) -> str:
-    """New or changed functions of `new`, methods in their classes, below new imports."""
+    """New or changed functions, methods in their classes, below new imports."""
     trees = ast.parse(old), ast.parse(new)
     sides = [{each.name: each for each in _definitions(tree.body) if not each.nested} for tree in trees]
     texts = old.split("\n"), new.split("\n")
@@ -550,7 +544,7 @@ def shown(path: str, text: str) -> str:
 
 
 def fenced(text: str, info: str = "") -> str:
-    """Fence `text` with more backticks than any of its lines.
+    """Fence `text` with enough backticks.
 
     >>> fenced("x = 1")
     '```\\nx = 1\\n```'

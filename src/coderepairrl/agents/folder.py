@@ -1,4 +1,4 @@
-"""A temporary git repository with Sandbox's interface but NO isolation, only for exams and tests of agents."""
+"""A git repository with Sandbox's interface but NO isolation, only for exams and tests of agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDENTITY = ("-c", "user.name=exam", "-c", "user.email=exam@localhost")
 
 
 class FolderSandbox:
-    """A git repository of `files` in `workdir`. Commands run as ordinary child processes."""
+    """A git repository of `files`. Commands run as ordinary child processes."""
 
     def __init__(self, workdir: Path, files: Mapping[str, bytes]) -> None:
         self.workdir = str(workdir)
@@ -95,7 +95,7 @@ class FolderSandbox:
         raise SandboxFault("a folder is no sandbox: its commands reach the host's loopback directly")
 
     async def diff(self) -> bytes:
-        """Diff against the first commit, including new, staged and committed files."""
+        """Diff against the first commit, including new and committed files."""
         self._git("add", "-A", "-f")
         return self._git("diff", "--cached", "--binary", self._base)
 

@@ -1,7 +1,7 @@
 """Third-party programs, each in a separate environment (``crrl agents install NAME``).
 
-An installation is a folder named by a digest of its requirements, complete once ``installed.json`` (all versions) is
-written. Sandboxes see it read-only.
+A folder is named by a digest of its requirements, and complete once it has ``installed.json``. Sandboxes see it
+read-only.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 
 def folder(name: str, recipe: Recipe) -> Path:
-    """Installation folder of agent `name`, whether it exists or not."""
+    """Installation folder, whether it exists or not."""
     requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
     return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
 
 
 def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
-    """Installed versions by package, for ``pip`` and ``npm``; None if not installed."""
+    """Versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
         versions: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
@@ -44,9 +44,9 @@ def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of the recipe `source`, shipped or a file; return its folder and `installed`.
+    """Install the agent of a recipe, shipped or a file; return its folder and `installed`.
 
-    Raises as `install`, and `ConfigError` for an unknown agent or one that needs no installation.
+    Raises as `install`, and `ConfigError` if unknown or without installation.
     """
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, names()))
@@ -57,10 +57,10 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
 
 
 def install(name: str, recipe: Recipe) -> Path:
-    """Install agent `name` unless already installed; return its folder.
+    """Install the agent unless already installed; return its folder.
 
-    Installers write to stderr. Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder,
-    and `RunError` when an installer fails.
+    Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder, `RunError` when an installer
+    fails.
     """
     target = folder(name, recipe)
     with alone(target):

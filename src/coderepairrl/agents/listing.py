@@ -17,7 +17,7 @@ BUILT_IN = {
 
 
 class Listing(NamedTuple):
-    """An agent's placement, API, program and installation state."""
+    """An agent's properties and installation state."""
 
     name: str
     placement: str

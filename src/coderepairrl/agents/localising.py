@@ -1,7 +1,7 @@
 """Elements and lines of files, shown to a model and parsed from its answers.
 
-Parsing accepts only existing paths, names and line numbers and ignores everything else. Definitions are recognised by
-their first line and end with their indentation, in any language.
+Parsing accepts only existing paths, names and line numbers. Definitions in any language are recognised by their first
+line and end with their indentation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A definition: its name, and its lines `first` to `last`, counted from 1."""
+    """A definition at lines `first` to `last`, counted from 1."""
 
     name: str
     first: int
@@ -66,12 +66,12 @@ class Source:
 
     @property
     def whole(self) -> Place:
-        """All lines of the file."""
+        """All lines."""
         return Place(self, 1, len(self.lines))
 
     @property
     def outline(self) -> str:
-        """First line of each definition; empty without definitions."""
+        """First line of each definition; empty if none."""
         first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
         return "\n".join([self.path, "```", *first_lines, "```"]) if first_lines else ""
 
@@ -86,12 +86,11 @@ class Place:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Text of the lines."""
+        """Text."""
         return self.source.lines[self.first - 1 : self.last]
 
 
 def _elements(lines: Sequence[str]) -> Iterable[Element]:
-    """Find definitions; each ends before the first line indented no deeper, unless that only closes brackets."""
     open_: list[tuple[int, str, int]] = []
     elements: list[Element] = []
     last = 0
@@ -114,7 +113,7 @@ def _elements(lines: Sequence[str]) -> Iterable[Element]:
 
 
 def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
-    """List the `paths` mentioned in `answer`, in its order, without repeats.
+    """List `paths` in order of mention.
 
     >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
@@ -144,7 +143,7 @@ def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
 
 
 def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
-    """Lines whose numbers `answer` gives with their file, plus `around` on each side.
+    """Lines that `answer` numbers, plus `around` on each side.
 
     >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
     >>> [(place.first, place.last) for place in lines_named("a.py: 12-15\\na.py:40, 17", [source], 2)]
@@ -164,7 +163,6 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
 
 
 def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
-    """Yield the files that each line of `answer` is about, and the line without paths."""
     paths = {source.path: source for source in sources}
     current: Sequence[Source] = sources
     for line in answer.split("\n"):
@@ -178,7 +176,7 @@ def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[
 
 
 def _merged(places: Iterable[Place]) -> list[Place]:
-    """Merge touching ranges and drop repeats: files in order of mention, then by line, up to `_MOST_NAMES` places."""
+    """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
     first: dict[Place, None] = {}
     for place in places:

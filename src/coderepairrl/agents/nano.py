@@ -1,7 +1,7 @@
 """Nano: a mission, two tools, hard limits, and nothing else.
 
-The loop asks the model, executes its tool calls, and appends. History is never rewritten, so each request extends the
-previous one token for token. Exact semantics: ``docs/guides/nano.md``.
+History is never rewritten, so each request extends the previous one token for token. Exact semantics:
+``docs/guides/nano.md``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class NanoOptions:
             raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
 
     def check(self, wording: Wording) -> None:
-        """Raise `ConfigError` for keys that `wording` lacks, invalid tool names, or an unreadable system prompt."""
+        """Raise `ConfigError` for unknown keys, invalid tool names, or an unreadable system prompt."""
         for option, keys, allowed in (
             ("agent.options.names", self.names, list(wording.parameters)),
             ("agent.options.descriptions", self.descriptions, list(wording.descriptions)),
@@ -99,12 +99,12 @@ class NanoOptions:
         self.opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
-        """Nano's answers under these options."""
+        """Nano's answers."""
         wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
     def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
-        """Build a conversation's first messages."""
+        """Build the first messages."""
         wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
@@ -118,7 +118,7 @@ class NanoOptions:
 
 
 class Nano(Agent):
-    """Agent that runs in the controller, with tools in the sandbox. Takes `NanoOptions` by name."""
+    """Agent in the controller with tools in the sandbox. Takes `NanoOptions` by name."""
 
     name = "nano"
     placement: Literal["host", "sandbox"] = "host"
@@ -138,7 +138,6 @@ class Nano(Agent):
         return FirstRequest([*system, *self._shots(task), issue], tools)
 
     def _shots(self, task: Task) -> list[Message]:
-        """Messages of the examples."""
         options, parameters = self.options, self.wording.parameters
         tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
         called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
@@ -152,8 +151,7 @@ class Nano(Agent):
         """Repair `task` until the model submits or a limit is reached.
 
         The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` is the whole conversation as
-        JSON lines, including results that no reply has seen. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`
-        (the endpoint rejects a request).
+        JSON lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (a rejected request).
         """
         async with Chat(endpoint, self.options.request) as chat:
             return await _Run(self, task, sandbox, endpoint, chat).loop()
@@ -193,7 +191,7 @@ class _Run:
         return reply
 
     async def _submitted(self, reply: Reply) -> bool:
-        """Act on a reply; returns True if it was the last. A reply that does nothing also counts as an action."""
+        """Act on a reply; returns whether it was the last."""
         if not reply.tool_calls and not reply.malformed:
             if not self.options.nudge or await self.tools.changed():
                 return True
@@ -219,7 +217,6 @@ class _Run:
         return False
 
     async def _execute(self, call: Mapping[str, Any]) -> str:
-        """Execute a tool call; returns the text for the model."""
         function = call.get("function") or {}
         called, raw = str(function.get("name", "")), function.get("arguments", "")
         name = self.own.get(called, "")
@@ -241,7 +238,7 @@ class _Run:
         return text
 
     def _unread(self, text: str) -> str:
-        """Answer an unparsable tool call, recorded under any name found in it."""
+        """Answer an unparsable tool call."""
         named = re.search(r'"name"\s*:\s*"(\w+)"', text)
         answer = fill(self.texts.malformed, problem="the call cannot be read")
         self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
@@ -252,7 +249,7 @@ class _Run:
         self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
 
     def _warning(self) -> str:
-        """Most urgent warning, given what is left *after* the action that it accompanies."""
+        """Most urgent warning, given what is left *after* the current action."""
         if not self.options.warnings:
             return ""
         tokens, calls = self.budget.tokens_left, self.budget.calls_left
@@ -266,7 +263,7 @@ class _Run:
 
 
 def _parse(raw: object) -> tuple[dict[str, Any] | None, str]:
-    """Parse a call's arguments; returns None and the problem if invalid."""
+    """Parse arguments; returns None and the problem if invalid."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets

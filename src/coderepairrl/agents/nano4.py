@@ -82,7 +82,7 @@ NANO4 = Wording(
 
 
 class FourTools(Tools):
-    """The four tools on one sandbox; `bash` and `str_replace` are Nano's under other names."""
+    """The four tools; `bash` and `str_replace` are Nano's under other names."""
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
         """See `Tools.run`."""

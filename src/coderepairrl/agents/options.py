@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def parse(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
-    """Build the dataclass `cls` from `options`, checking names and types.
+    """Build the dataclass `cls`, checking names and types.
 
-    Raises `ConfigError` with the nearest option of `agent`, or the location of an invalid value.
+    Raises `ConfigError` with the nearest option, or the location of an invalid value.
     """
     from pydantic import TypeAdapter, ValidationError
 

@@ -1,7 +1,6 @@
 """Literal search and replace that preserves every other byte.
 
-Models write ``\\n``. Matching therefore reads ``\\r\\n`` as ``\\n``, and untouched lines keep their endings, even in
-files that mix both.
+Models write ``\\n``. Matching therefore reads ``\\r\\n`` as ``\\n``, and untouched lines keep their endings.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class NoMatch(Exception):
 
 
 class Ambiguous(Exception):
-    """The passage occurs `count` times; `context` says whether a given context failed to help."""
+    """The passage occurs `count` times, despite any `context`."""
 
     def __init__(self, count: int, context: bool) -> None:
         super().__init__(count)
@@ -57,10 +56,10 @@ class Text:
 
 
 def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
-    """Replace the only occurrence of `old` by `new`.
+    """Replace the only occurrence of `old`.
 
-    `context` selects among several: a passage that contains `old`, or a unique one before the intended `old`. Raises
-    `NoMatch`, `Ambiguous`, and UnicodeEncodeError.
+    `context` selects among several: a passage that contains `old`, or a unique one before it. Raises `NoMatch`,
+    `Ambiguous`, and UnicodeEncodeError.
 
     >>> replace_once(b"x = 1\\r\\ny = 1\\r\\n", "y = 1\\n", "y = 2\\nz = 3\\n")
     b'x = 1\\r\\ny = 2\\r\\nz = 3\\r\\n'
@@ -79,10 +78,10 @@ def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
 
 
 def replace_lines(data: bytes, old: str, new: str) -> bytes:
-    """Replace the only occurrence of the whole lines `old` by `new`, each ending in ``\\n``.
+    """Replace the only occurrence of the whole lines `old`, each ending in ``\\n``.
 
-    At the end of the file the last ``\\n`` is optional: a final line without one can be replaced, and an empty last
-    line in `new` or `old` adds or removes it. Raises as `replace_once`.
+    At the end of the file the last ``\\n`` is optional, and an empty last line in `new` or `old` adds or removes it.
+    Raises as `replace_once`.
 
     >>> replace_lines(b"ab\\nb", "b\\n", "c\\n"), replace_lines(b"b", "b\\n", "b\\n\\n")
     (b'ab\\nc', b'b\\n')
@@ -100,7 +99,7 @@ def replace_lines(data: bytes, old: str, new: str) -> bytes:
 
 
 def places_of_lines(text: str, lines: str) -> list[int]:
-    """Offsets at which the whole `lines` occur; the last ``\\n`` is optional at the end of `text`."""
+    """Offsets of the whole `lines`; at the end of `text` the last ``\\n`` is optional."""
 
     def begins(at: int) -> bool:
         return at == 0 or text[at - 1] == "\n"
@@ -118,7 +117,7 @@ def _put(file: Text, start: int, old: str, new: str) -> bytes:
 
 
 def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
-    """Line endings of the patched file: kept lines keep theirs, new ones take the neighbour's."""
+    """Line endings after a patch: new lines take the neighbour's."""
     before = file.text.count("\n", 0, start)
     replaced, added = old.count("\n"), new.count("\n")
     prefix = _shared(old, new)
@@ -138,7 +137,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:
-    """Yield up to `_MOST_PLACES` offsets of `part`, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
+    """Yield up to `_MOST_PLACES` offsets, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
     at = text.find(part)
     for _ in range(_MOST_PLACES):
         if at < 0:

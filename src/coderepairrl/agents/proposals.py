@@ -1,4 +1,4 @@
-"""Proposed repairs: whether they apply, whether tests pass with them, and which one wins."""
+"""Proposed repairs: whether they apply, pass tests, and win."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Proposal:
         return frozenset((path, tuple(_code(data))) for path, data in self.files.items())
 
     async def write(self, sandbox: Sandbox) -> bool:
-        """Write all files; returns False if any could not be written. Raises `SandboxFault`."""
+        """Write all files; returns False if any failed. Raises `SandboxFault`."""
         try:
             for path, data in self.files.items():
                 await sandbox.write(path, data)
@@ -48,7 +48,6 @@ class Proposal:
 
 
 def _code(data: bytes) -> list[str]:
-    """Lines of code with their indentation, without empty and comment lines."""
     lines = data.decode("utf-8", "replace").expandtabs().splitlines()
     indented = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
     return [f"{depth}:{text}" for depth, text in indented if text and not text.startswith(_COMMENTS)]
@@ -56,7 +55,7 @@ def _code(data: bytes) -> list[str]:
 
 @dataclass(slots=True)
 class _Draft:
-    """View of a sandbox's files for `Tools` that keeps changes in memory."""
+    """Sandbox files for `Tools`, with changes in memory."""
 
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
@@ -75,7 +74,7 @@ class _Draft:
 async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
     """Apply `edits` (`direct.edits`) in memory.
 
-    Returns None if an edit does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
+    Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
     """
     drawn = _Draft(sandbox)
     tools = Tools(drawn, FULL, output_chars=0)  # type: ignore[arg-type]  # which only reads and writes files here
@@ -96,7 +95,7 @@ async def _before(sandbox: Sandbox, path: str) -> bytes | None:
 
 
 def _parses(path: str, data: bytes) -> bool:
-    """Whether Python parses the file; True for other files and very large ones."""
+    """Whether Python parses the file; True for other and very large files."""
     if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
         return True
     with warnings.catch_warnings():  # of invalid escapes
@@ -109,10 +108,9 @@ def _parses(path: str, data: bytes) -> bool:
 
 
 async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: float) -> bool:
-    """Whether `command` exits with 0 with `proposal` applied; the workspace is restored afterwards.
+    """Whether `command` exits with 0 with `proposal` applied; then restore the workspace, except ``.git``.
 
-    Everything but ``.git`` is copied and put back, since tests write anywhere. Raises `SandboxFault`, and `AgentFault`
-    if the copy fails.
+    Raises `SandboxFault`, and `AgentFault` if the workspace cannot be copied.
     """
     result = await sandbox.exec(["mktemp", "-d"])
     copy = result.output.decode(errors="replace").strip()
@@ -133,7 +131,7 @@ async def _shell(sandbox: Sandbox, script: str, copy: str) -> None:
 
 
 def elect(proposals: Sequence[Proposal]) -> Proposal | None:
-    """Return the most common proposal by `Proposal.key`; the first wins ties.
+    """Return the most common proposal; the first wins ties.
 
     >>> one, other = Proposal({"a.py": b"x = 1\\n"}), Proposal({"a.py": b"x = 2\\n"})
     >>> elect([one, other, other]) == other, elect([one, other]) == one, elect([])

@@ -1,4 +1,4 @@
-"""Recipes: TOML files in ``recipes`` that say how to install and start a program as an agent."""
+"""Recipes: TOML files that say how to install and start a program as an agent."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def load(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
-    """Load a recipe (shipped or a file) with `options` over its fields; tables are merged by key."""
+    """Load a recipe with `options` over its fields; tables are merged by key."""
     fields = read(name)
     for key, value in (options or {}).items():
         before = fields.get(key)

@@ -1,4 +1,4 @@
-"""A scripted agent: the fake for tests of everything around an agent."""
+"""A scripted agent for tests of everything around an agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Call the model with the history and `text` as the next user message."""
+    """Call the model with `text` as the next user message."""
 
     text: str
     max_tokens: int = 64
@@ -68,9 +68,9 @@ Script = Sequence[Action] | Callable[[Task], Sequence[Action]]
 
 
 class ScriptedAgent(Agent):
-    """Performs `script`, a list of actions or a function from task to list, and reports `exit`.
+    """Performs `script`, a list of actions or a function of the task, and reports `exit`.
 
-    A gateway limit ends it normally; errors that actions raise in the sandbox are the test's.
+    Gateway limits end it normally; errors of actions are the test's.
     """
 
     name = "scripted"
@@ -108,7 +108,6 @@ class ScriptedAgent(Agent):
 
 
 async def _perform(action: Action, sandbox: Sandbox) -> tuple[bool, int]:
-    """Returns success and the length of the output."""
     if isinstance(action, Shell):
         done = await sandbox.exec(["bash", "-c", action.cmd], timeout=action.timeout)
         return done.ok, len(done.output)

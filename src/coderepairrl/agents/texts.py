@@ -1,9 +1,9 @@
-"""All texts that Nano sends to a model: system prompt, tools, warnings, errors.
+"""All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each.
 
 `FULL` is for instruction-tuned models of billions of parameters, `COMPACT` for a tiny policy with a context of about
-1,024 tokens. Nano's options can replace each text.
+1,024 tokens.
 
-Placeholders are literal ``{name}``, filled by `fill` instead of `str.format`, so other braces need no escaping.
+Placeholders are literal ``{name}``, filled by `fill`, so other braces need no escaping.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ _PLACEHOLDER = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")  # {{name}} belongs to anoth
 
 
 def fill(text: str, **values: object) -> str:
-    """Replace each ``{name}`` in `values`, leaving all other braces alone, including those in values.
+    """Replace each ``{name}`` in `values`; all other braces stay, even in values.
 
     >>> fill("{left} of {what}, {{left}}", left=3)
     '3 of {what}, {{left}}'
@@ -163,7 +163,7 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """All texts of a Nano-like agent: prompts, answers (full and compact), tools."""
+    """All texts of a Nano-like agent."""
 
     system: str
     compact_system: str
@@ -179,7 +179,7 @@ class Wording:
     """Parameters that are no text."""
 
     def renamed(self, names: Mapping[str, str]) -> Wording:
-        """Rename tools (`names` maps old to new) throughout prompts and answers."""
+        """Rename tools throughout prompts and answers."""
         if not names:
             return self
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")

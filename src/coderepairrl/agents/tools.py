@@ -1,6 +1,6 @@
 """Nano's two tools, executed in a sandbox.
 
-A model's mistake is a result with ``ok=False``, never an exception; `SandboxFault` passes through.
+A model's mistake is a result with ``ok=False``, never an exception.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tools:
     def __init__(
         self, sandbox: Sandbox, texts: Texts, output_chars: int, names: Mapping[str, str] | None = None
     ) -> None:
-        """Create the tools; `names` maps them to other names that the model knows."""
+        """Create the tools; `names` maps them to those that the model knows."""
         self._sandbox = sandbox
         self._texts = texts
         self._names = names or {}
@@ -51,20 +51,19 @@ class Tools:
         self._head = b""
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
-        """Execute the tool `name`, a command within `timeout` seconds; None for an unknown tool."""
+        """Execute a tool, a command within `timeout` seconds; None if unknown."""
         if name == "shell":
             return await self.shell(arguments, timeout)
         return await self.apply_patch(arguments) if name == "apply_patch" else None
 
     def command(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Command line of a call, empty if the tool runs none."""
+        """A call's command line, empty if it runs none."""
         return str(arguments.get("cmd", "")) if name == "shell" else ""
 
     async def shell(self, arguments: Mapping[str, Any], timeout: float) -> Result:
         """Run ``cmd`` with bash in the repository root.
 
-        ``pipefail`` is set, so ``false | head`` fails; a writer cut off by ``head`` and a search without a match do
-        not.
+        ``pipefail`` is set; a writer cut off by ``head`` and a search without a match succeed.
         """
         cmd = arguments.get("cmd")
         if problem := self._unusable("shell", cmd=cmd):
@@ -89,8 +88,7 @@ class Tools:
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
-        """Replace ``old_content`` by ``new_content`` in ``file_path``; with empty ``old_content``, fill a new or empty
-        file.
+        """Replace ``old_content`` in ``file_path``; if empty, fill a new or empty file.
 
         With `lines` both are whole lines (`patching.replace_lines`).
         """
@@ -142,8 +140,7 @@ class Tools:
     async def changed(self) -> bool:
         """Whether the repository differs from the task's commit.
 
-        Only after shell commands is git asked, about the working tree and a moved HEAD; a broken git counts as a
-        change.
+        Git, which runs only after shell commands, checks working tree and HEAD; a broken git counts as a change.
         """
         if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
             return True
@@ -169,14 +166,13 @@ class Tools:
             return None
 
     async def _text_of(self, path: str) -> bytes | None:
-        """Read a file to process in the controller. Raises OSError for a large one."""
+        """Read a file. Raises OSError for a large one, since it is processed in the controller."""
         data = await self._read(path)
         if data is not None and len(data) > _LARGEST_TEXT:
             raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_TEXT >> 20} MiB")
         return data
 
     def _relative(self, path: str) -> str:
-        """Make a path below the workspace relative to it; the sandbox checks all others."""
         requested = PurePosixPath(path)
         return str(
             requested.relative_to(self._sandbox.workdir)
@@ -185,7 +181,7 @@ class Tools:
         )
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
-        """Check arguments; returns an error result if they cannot be used."""
+        """Error result for unusable arguments."""
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
             return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)

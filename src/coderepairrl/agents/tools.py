@@ -140,7 +140,7 @@ class Tools:
     async def changed(self) -> bool:
         """Whether the repository differs from the task's commit.
 
-        Git, which runs only after shell commands, checks working tree and HEAD; a broken git counts as a change.
+        Asks git about working tree and HEAD unless the patches alone decide; a broken git counts as a change.
         """
         if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
             return True

@@ -1,7 +1,6 @@
-"""Inference engines behind one protocol: `make` an `EngineSpec` by name, then `start` its `Engine`.
+"""Inference engines: `make` an `EngineSpec` by name or import path, then `start` its `Engine`.
 
-Other engines are named by import path, ``package.module:Class``, and must pass the same exam
-(`coderepairrl.certify.engine`).
+Engines from ``package.module:Class`` must pass the same exam (`coderepairrl.certify.engine`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SHIPPED = {
 
 
 def make(name: str, /, **options: Any) -> EngineSpec:
-    """Build the spec of engine `name`, without starting it.
+    """Build the spec of engine `name`.
 
     Raises `ConfigError` for an unknown name or option (naming the nearest), a missing option, and invalid values.
 

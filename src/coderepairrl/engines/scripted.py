@@ -1,4 +1,4 @@
-"""A scripted engine, the fake for tests of everything above it."""
+"""A scripted engine, for tests of everything above it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Request:
 
 
 class ScriptedEngine(Engine):
-    """Emits scripted ids, with invented logprobs, in chunks.
+    """Emits scripted ids in chunks.
 
-    `script` has one reply per request in order of arrival, or is a function of ``(ids, sampling, seed)``. Replies end
+    `script` has a reply per request in order of arrival, or is a function of ``(ids, sampling, seed)``. Replies end
     after a stop id, at `max_tokens`, or when the context is full. The n-th token's logprob is ``-(n % 8 + 1) / 8``,
-    exact in binary. `requests` records all requests, `aborted` counts iterators closed early.
+    exact in binary. `aborted` counts iterators closed early.
 
         >>> async def demo():
         ...     engine = ScriptedEngine([[5, 6, 7]], chunk=2)
@@ -51,7 +51,7 @@ class ScriptedEngine(Engine):
         self._dead: str | None = None
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises `EngineFault` after `kill`, and when a list of replies is used up."""
+        """See `Engine.generate`. Raises `EngineFault` after `kill`, and beyond the last reply."""
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         self._alive()
@@ -118,7 +118,7 @@ class ScriptedEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(EngineSpec):
-    """Spec of a `ScriptedEngine`; ignores the model folder and logs."""
+    """Spec of a `ScriptedEngine`."""
 
     script: Script
     context: int = 4096

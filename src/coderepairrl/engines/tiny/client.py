@@ -17,7 +17,7 @@ from coderepairrl.types import Sampling
 
 
 class _Stream:
-    """Tokens of one request, between the reader task and its consumer."""
+    """Tokens of one request, from the reader task to its consumer."""
 
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
@@ -39,9 +39,8 @@ class TinyEngine(Engine):
     """Continuous batching on a CPU, in a child process.
 
     A request's tokens are a function of weights, ids, sampling and seed, bit for bit, whatever else runs
-    (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Logprobs follow `Sampling`;
-    at temperature 0 they use T = 1. Requests in flight during a `load` continue with the new weights and recomputed
-    keys; each token has the version that sampled it.
+    (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Requests in flight during a
+    `load` continue with the new weights and recomputed keys; each token has the version that sampled it.
     """
 
     def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
@@ -55,7 +54,7 @@ class TinyEngine(Engine):
         self._reader = asyncio.create_task(self._read())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
         self._check(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
@@ -84,16 +83,13 @@ class TinyEngine(Engine):
                     await self._send({"do": "abort", "key": key})
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. Takes merged weights only, no adapters."""
+        """See `Engine.load`. Takes merged weights only."""
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
     async def health(self) -> Mapping[str, float]:
-        """Counters.
-
-        ``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
-        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; ``kv_tokens_free``, cache cells without a
-        running request's tokens.
+        """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
+        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache cells ``kv_tokens_free``.
         """
         counters: dict[str, float] = (await self._ask("health"))["health"]
         return counters
@@ -147,7 +143,6 @@ class TinyEngine(Engine):
         return answer
 
     async def _read(self) -> None:
-        """Deliver frames until the child dies."""
         try:
             while True:
                 self._deliver(await self._child.receive())

@@ -1,4 +1,4 @@
-"""Model configs, read without torch so that the controller can reject an unsupported model at once."""
+"""Model configs, read without torch so that the controller can reject a model at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = ("F32", "BF16", "F16")
 
 
 class Family(NamedTuple):
-    """Differences of a model family from Llama without biases; a str is the key in ``config.json`` that decides."""
+    """Differences from Llama without biases; a str is the key in ``config.json`` that decides."""
 
     attention_bias: bool | str = False
     out_bias: bool | str = False
@@ -42,8 +42,8 @@ _TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 class ModelConfig:
     """Dimensions of a dense Llama-like model, named as in Hugging Face's ``config.json``.
 
-    `context` is ``max_position_embeddings``. With a `window`, a query attends to that many keys, including its own.
-    `rope` holds the parameters of scaled RoPE, else is empty.
+    With a `window`, a query attends to that many keys, including its own. `rope` holds the parameters of scaled RoPE,
+    else is empty.
     """
 
     vocab_size: int
@@ -144,7 +144,7 @@ class ModelConfig:
         return shapes
 
     def check_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Raise `EngineFault` unless `tensors` match `shapes` and have a type in `FLOATS`."""
+        """Raise `EngineFault` unless `tensors` have `shapes` and types in `FLOATS`."""
         expected = self.shapes()
         extra = {HEAD} if self.tied else set()  # a tied head may be stored a second time
         if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
@@ -175,7 +175,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for settings that would make logits slightly wrong."""
+    """Reject settings that would make logits slightly wrong."""
     checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),

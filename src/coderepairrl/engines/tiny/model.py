@@ -1,17 +1,17 @@
 """Inference of dense Llama-like models: packed rows of many requests, one preallocated cache.
 
-Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on other rows*: not on the step's requests,
-the chunks of a prompt, or a cached prefix. Three measures ensure this:
+Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on other rows*, chunks of a prompt, or cached
+prefixes, because:
 
 - MKL runs in its strict reproducible mode; otherwise processors with AMX sum in another order below 16 rows.
 - If that does not suffice (tested at the start), products have at least `MIN_ROWS` rows, attention a multiple of it.
-- A query attends over its own keys, padded (masked) to a multiple of `KEYS`, never over its neighbours' length.
+- A query attends over its own keys, padded (masked) to a multiple of `KEYS`.
 
 Models of more than `PACK_BYTES` use oneDNN with prepacked matrices: 1.0 to 2.7 times as fast as MKL when few rows meet
 matrices beyond the cache. Fewer than `PACKED_ROWS` rows are padded.
 
-Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere rows may differ in the last
-bits, and the exam tolerates only ties.
+Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere last bits may differ, and the
+exam tolerates only ties.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACKED_ROWS = 4
 
 
 def _least_rows() -> int:
-    """Return 1 if single rows have the same bits as batched ones, in a product and in attention, else 4."""
+    """Return 1 if single rows have the same bits as batched ones, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
     for compute, other in ((linear, weight_CC), (_attended, cached_TC)):
@@ -69,7 +69,7 @@ class Matrix(NamedTuple):
 
     @classmethod
     def join(cls, weights: Sequence[Tensor], biases: Sequence[Tensor], *, packed: bool) -> Matrix:
-        """Concatenate matrices that multiply the same rows; `biases` may be empty."""
+        """Join matrices that multiply the same rows."""
         weight_OI = torch.cat([*weights]) if len(weights) > 1 else weights[0]
         if packed:
             weight_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
@@ -78,7 +78,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer with joined matrices: q, k, v; gate, up. q and k are interleaved."""
+    """One decoder layer, with q, k, v and gate, up joined; q and k are interleaved."""
 
     norm_in: Tensor
     qkv: Matrix
@@ -91,7 +91,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Complete fp32 weights, ready to serve."""
+    """Complete fp32 weights."""
 
     embed_VC: Tensor
     layers: tuple[LayerWeights, ...]
@@ -100,7 +100,7 @@ class Weights:
 
     @classmethod
     def build(cls, config: ModelConfig, read: Callable[[str], Tensor]) -> Weights:
-        """Prepare a checkpoint for serving; `read` returns tensors by Hugging Face's names."""
+        """Prepare a checkpoint; `read` returns tensors by Hugging Face's names."""
         size = 4 * sum(math.prod(shape) for shape in config.shapes().values())
         packed = size > PACK_BYTES and torch._C._has_mkldnn
 
@@ -146,7 +146,7 @@ class Weights:
 
 
 class AttentionBlock(NamedTuple):
-    """Queries that attend in one call: `rows` over the first `keys` keys of `slots`."""
+    """Queries `rows` that attend in one call over the first `keys` keys of `slots`."""
 
     slots: slice
     rows: slice
@@ -155,17 +155,14 @@ class AttentionBlock(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """Attention blocks of a forward pass.
-
-    `single` blocks come first and have one row per slot; a `long` one has several rows of one slot.
-    """
+    """Attention blocks: first `single` ones with one row per slot, then `long` ones of one slot each."""
 
     single: list[AttentionBlock]
     long: list[AttentionBlock]
 
 
 class TinyModel:
-    """A forward pass over a cache of `slots` sequences of at most `context` tokens each."""
+    """A forward pass over a cache of `slots` sequences of at most `context` tokens."""
 
     def __init__(self, config: ModelConfig, *, slots: int, context: int) -> None:
         self.config = config
@@ -182,20 +179,20 @@ class TinyModel:
         self._positions = torch.arange(self.context)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the first `count` cached tokens from `source` to `target`."""
+        """Copy the first `count` cached tokens."""
         for cache in self._cache:
             cache[target, :, :count] = cache[source, :, :count]
 
     def wipe(self, slot: int, count: int) -> None:
-        """Zero the first `count` tokens of a slot: leftovers of broken weights would poison masked sums."""
+        """Zero the first `count` tokens: leftovers of broken weights would poison masked sums."""
         for cache in self._cache:
             cache[slot, :, :count] = 0.0
 
     @torch.inference_mode()
     def forward(self, weights: Weights, ids: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
-        """Run `pieces`, whose tokens are `ids` in order; returns logits (W, V) at the rows `wanted`, which ascend.
+        """Run `pieces`, whose tokens are `ids`; returns logits (W, V) at the rows `wanted`, which ascend.
 
-        Caches every token's keys and values. A slot appears in at most one piece.
+        Caches all keys and values. A slot appears in at most one piece.
         """
         config, rows = self.config, len(ids)
         eps, dim, queries = config.rms_norm_eps, config.head_dim, config.num_attention_heads
@@ -229,7 +226,7 @@ class TinyModel:
         return product(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
 
     def _places(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
-        """Each row's position in its sequence, and its cells in the flat cache."""
+        """Each row's position, and its cells in the flat cache."""
         slot_P, start_P, size_P = np.array(pieces).T
         before_P = size_P.cumsum() - size_P
         position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
@@ -238,7 +235,7 @@ class TinyModel:
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
     def _attending(self, pieces: Sequence[Piece]) -> Attending:
-        """Join single tokens of neighbouring slots with equal key counts; cut the rest where the key count changes."""
+        """Join single tokens of neighbouring slots with equal key counts; cut the rest at multiples of `KEYS`."""
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long
@@ -277,7 +274,7 @@ class TinyModel:
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def _attend(self, index: int, query_NHD: Tensor, attending: Attending) -> Tensor:
-        """Grouped-query attention over the cache of layer `index`; returns (N, heads * head_dim)."""
+        """Grouped-query attention; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)
         outputs: list[Tensor] = []
@@ -306,7 +303,7 @@ class TinyModel:
 
 
 def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
-    """Apply `linear` such that a row's bits do not depend on the number of rows."""
+    """Apply `linear` with bits that do not depend on the number of rows."""
     rows = rows_NC.shape[0]  # `len` is a call into Python
     weight, bias, packed = matrix
     least = PACKED_ROWS if packed else MIN_ROWS
@@ -320,7 +317,7 @@ def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
 
 
 def _frequencies(config: ModelConfig) -> Tensor:
-    """(D / 2,): radians per position for each rotated pair, computed as in transformers."""
+    """(D / 2,): radians per position, computed as in transformers."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     plain: Tensor = 1.0 / config.rope_theta**exponents
     if not config.rope:
@@ -348,12 +345,12 @@ def _alone(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
 
 
 def _padded(position: int) -> int:
-    """Number of keys that a query at `position` attends over, including masked ones."""
+    """Number of keys, including masked ones, for a query at `position`."""
     return (position // KEYS + 1) * KEYS
 
 
 def _cuts(start: int, count: int) -> list[slice]:
-    """Cut ``start : start + count`` at the multiples of `KEYS`.
+    """Cut at the multiples of `KEYS`.
 
     >>> _cuts(60, 10)
     [slice(60, 64, None), slice(64, 70, None)]

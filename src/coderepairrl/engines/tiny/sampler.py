@@ -16,7 +16,7 @@ LARGE, BLOCK = 8192, 512
 
 
 def uniforms(seed: int, count: int) -> list[float]:
-    """Return `count` random numbers in [0, 1) of 52 bits, one per token, a pure function of `seed` (Philox).
+    """Random numbers in [0, 1) of 52 bits, one per token: a pure function of `seed` (Philox).
 
     >>> uniforms(7, 2) == uniforms(7, 3)[:2]
     True
@@ -30,8 +30,7 @@ def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[flo
     """Sample one token and its logprob per row.
 
     The logprob is ``log softmax(logits / T)`` over the *whole* vocabulary, even with top-k, top-p or min-p; at
-    temperature 0 (greedy), T = 1. Tokens are drawn by inverting the cumulative distribution at `draws`. A non-finite
-    row has logprob nan.
+    temperature 0 (greedy), T = 1. `draws` invert the cumulative distribution. A non-finite row has logprob nan.
     """
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
@@ -70,7 +69,7 @@ def _draw_whole(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Seque
 
 
 def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
-    """Draw a block of the vocabulary, then the token in it. Sums are in float64, weights in float32."""
+    """Draw a block, then the token in it. Sums are in float64, weights in float32."""
     size = logprobs_BV.shape[1]
     weights_BNK = pad(logprobs_BV.exp(), (0, -size % BLOCK)).view(len(logprobs_BV), -1, BLOCK)
     sums_BN = weights_BNK.sum(-1, dtype=torch.float64)
@@ -86,7 +85,7 @@ def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _truncate(weights_V: Tensor, sampling: Sampling) -> None:
-    """Zero, in place, what top-k, then top-p, then min-p exclude; the most likely token always stays."""
+    """Zero what top-k, then top-p, then min-p exclude; the likeliest token stays."""
     sorted_V, order = weights_V.sort(descending=True, stable=True)
     if sampling.top_k > 0:
         sorted_V[sampling.top_k :] = 0.0

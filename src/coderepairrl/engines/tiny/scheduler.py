@@ -1,8 +1,7 @@
 """Continuous batching, without tensors: which tokens run next, and where the cache stores them.
 
-The cache has one row (slot) per sequence. A finished request's keys stay in its slot, and a later prompt with the same
-prefix reuses them: in place for a conversation's next turn, as a copy for a fork or another attempt. Requests wait in
-order of arrival while all slots are busy.
+The cache has one row (slot) per sequence. A finished request's keys stay in its slot, and later prompts with the same
+prefix reuse them, in place for a conversation's next turn, else as a copy. Requests wait in order of arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WORTH_WAITING = 32
 
 
 class Piece(NamedTuple):
-    """Tokens ``start : start + size`` of the sequence in `slot`, to be run through the model."""
+    """Tokens ``start : start + size`` of the sequence in `slot`."""
 
     slot: int
     start: int
@@ -58,7 +57,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass over the `ids` of all `pieces`; `samplers` get a token from the logits at rows `wanted`."""
+    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `wanted`."""
 
     ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -67,9 +66,9 @@ class Step:
 
 
 class Scheduler:
-    """Assigns slots to requests, reuses shared prefixes and fills forward passes.
+    """Assigns slots, reuses shared prefixes and fills forward passes.
 
-    `copy(source, target, count)` copies keys and values between slots.
+    `copy(source, target, count)` copies keys and values.
     """
 
     def __init__(self, *, slots: int, context: int, copy: Callable[[int, int, int], None]) -> None:
@@ -109,7 +108,7 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if request.key != key)
 
     def plan(self) -> Step:
-        """Admit requests, then fill a step: next tokens by slot, then prompts as far as they fit."""
+        """Admit requests, then fill a step: next tokens by slot, then prompts."""
         self._admit()
         step = Step()
         budget = STEP_TOKENS
@@ -135,7 +134,7 @@ class Scheduler:
                 request.computed = end
 
     def emit(self, request: SequenceRequest, token: int) -> bool:
-        """Append a sampled token; returns whether the request ended and released its slot."""
+        """Append a token; returns whether the request ended and released its slot."""
         slot = request.slot
         self._ids[slot, len(request.tokens)] = token
         self._known[slot] += 1
@@ -151,7 +150,7 @@ class Scheduler:
     def forget(self) -> list[tuple[int, int]]:
         """Invalidate the cache for new weights; running requests are recomputed.
 
-        Returns the slots written to, and the number of tokens in each.
+        Returns the written slots with their token counts.
         """
         written = [(int(slot), int(self._touched[slot])) for slot in np.flatnonzero(self._touched)]
         self._computed[:] = 0
@@ -192,16 +191,14 @@ class Scheduler:
         self.waiting.extendleft(reversed(later))
 
     def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Number of leading ids that each slot shares with a prompt, without its last, which always runs for its
-        logits.
-        """
+        """Number of leading ids shared with each slot, without the prompt's last, which always runs for its logits."""
         size = len(tokens) - 1
         differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
     def _place(self, request: SequenceRequest, source: int, count: int) -> None:
-        """Assign a slot that begins with the `count` tokens computed in `source`."""
+        """Assign a slot that begins with `count` tokens of `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
         reusable = [slot for slot in idle if slot != source or not count] or idle

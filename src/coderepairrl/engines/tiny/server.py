@@ -1,8 +1,8 @@
 """The tiny engine's process: one thread that answers frames and runs forward passes.
 
 Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: ``{"version", "tokens"}``, with
-``[key, ids, logprobs, ended]`` per request, at once for ended ones and every `SEND_SECONDS` for all others with new
-tokens; ``{"failed", "error"}`` for a failed request; ``{"answer", ...}`` for a numbered command.
+``[key, ids, logprobs, ended]`` per request, at once for ended ones, else every `SEND_SECONDS`; ``{"failed", "error"}``
+for a failed request; ``{"answer", ...}`` for a numbered command.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEND_SECONDS = 0.05
 
 
 def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
-    """Raise `EngineFault` unless the weights in `path` (folder or file) match `config` and are finite."""
+    """Raise `EngineFault` unless the weights match `config` and are finite."""
     if checksum is not None:
         weights.verify(path, checksum)
     config.check_tensors(path, weights.tensors(path))
@@ -53,7 +53,7 @@ def read_weights(config: ModelConfig, path: Path) -> Weights:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Yield a function that reads a tensor by name from whichever file has it."""
+    """Yield a reader of tensors by name, from all files."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -86,7 +86,7 @@ class TinyServer:
                 parent.send(reply)
 
     def handle(self, frame: Frame) -> list[Frame]:
-        """Handle a frame; returns the answer to a numbered command, after tokens sampled before a load."""
+        """Handle a frame; returns a numbered command's answer, after tokens sampled before a load."""
         do = frame["do"]
         if do == "generate":
             self.scheduler.add(self._request(frame))
@@ -133,7 +133,7 @@ class TinyServer:
         }
 
     def step(self) -> list[Frame]:
-        """Run one forward pass; returns at most one frame of tokens, and frames for failed requests."""
+        """Run one forward pass; returns frames of tokens and failed requests."""
         step = self.scheduler.plan()
         if not step.pieces:
             return []
@@ -160,7 +160,6 @@ class TinyServer:
         return self._tokens(ended, ended)
 
     def _tokens(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
-        """Frame with the unsent tokens of the requests `keys`, if any."""
         tokens = [[key, *self._unsent.pop(key), key in ended] for key in keys]
         return [{"version": self.version, "tokens": tokens}] if tokens else []
 

@@ -1,4 +1,4 @@
-"""Options of the tiny engine, and how its child is started."""
+"""Options of the tiny engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tiny(EngineSpec):
         check_positive(vars(self), "kv_gib")
 
     def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` for an unsupported model, or options that leave no room for a sequence."""
+        """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
         self._room(ModelConfig.read(model))
 
     def require(self) -> None:
@@ -77,7 +77,7 @@ class Tiny(EngineSpec):
         return self.engine(child, config, context)
 
     def _room(self, config: ModelConfig) -> tuple[int, int]:
-        """Longest sequence, and how many of that length fit: at least one."""
+        """Longest sequence, and how many of that length fit."""
         context = config.context if self.context is None else self.context
         if context > config.context:
             raise ConfigError(

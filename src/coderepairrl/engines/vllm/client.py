@@ -1,4 +1,4 @@
-"""The `Engine` protocol over a vLLM server: token ids in and out, and weights that change while it serves."""
+"""The `Engine` protocol over a vLLM server, with weights that change while it serves."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _COUNTERS = {
 class VllmEngine(Engine):
     """A vLLM server, started and supervised or joined by URL.
 
-    Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): vLLM then returns those of the
+    Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): then they are those of the
     truncated distribution. Full weights are replaced in place while requests are held; keys of requests in flight are
-    recomputed, and each token has the version that sampled it. Such a request yields nothing between the swap and its
-    end, when the server reports where the version changed. Adapters have versioned names: a request in flight keeps its
-    adapter.
+    recomputed, and each token has the version that sampled it. Such a request yields nothing until its end, when the
+    server reports where the version changed. Adapters have versioned names: a request in flight keeps its adapter.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class VllmEngine(Engine):
         self._watch = asyncio.create_task(self._watch_over())
 
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
         return self.sample(ids, sampling, seed, None)
 
     def at(self, version: int) -> Engine:
@@ -105,7 +104,7 @@ class VllmEngine(Engine):
         return await self.served.load(path, version, checksum)
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`; a server that fails to sleep or wake is ended, so that another can be started."""
+        """See `Engine.sleep`; a server that fails to sleep or wake is ended."""
         await self.served.sleep()
 
     async def wake(self) -> None:
@@ -113,21 +112,18 @@ class VllmEngine(Engine):
         await self.served.wake()
 
     async def receivers(self) -> int:
-        """Number of the server's workers, which all receive an offer's weights."""
+        """Number of workers, which all receive an offer's weights."""
         return await self.served.receivers()
 
     @property
     def patience(self) -> float:
-        """Seconds without an answer after which the server counts as hung."""
+        """Seconds without an answer after which the server has hung."""
         return self.server.patience
 
     async def health(self) -> Mapping[str, float]:
-        """Counters.
-
-        ``version``; requests ``running`` and ``waiting``, including those waiting here; tokens since the start:
-        ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; ``kv_used``,
-        the share of the cache in use; ``adapters`` at the server; ``sleep_seconds`` and ``wake_seconds`` of its last
-        sleep.
+        """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
+        of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; the used share of the cache
+        ``kv_used``; ``adapters``; ``sleep_seconds`` and ``wake_seconds`` of the last sleep.
         """
         await self.server.call("GET", "/health")
         counters = dict.fromkeys(_COUNTERS.values(), 0.0)
@@ -139,7 +135,7 @@ class VllmEngine(Engine):
         return counters | local_counters | self.served.suspension.seconds
 
     async def close(self) -> None:
-        """End a server started here; leave a joined one running. Open requests raise `EngineFault`."""
+        """End a server started here. Open requests raise `EngineFault`."""
         self.server.die("the engine was closed")
         self._watch.cancel()
         await asyncio.wait([self._watch])
@@ -186,7 +182,7 @@ class VllmEngine(Engine):
                     sent = len(ids)
 
     async def _watch_over(self) -> None:
-        """End a server that has requests but sends nothing, so that they fail and another server can be started."""
+        """End a silent server, so that its requests fail and another can be started."""
         while True:
             await asyncio.sleep(1.0)
             if self._traffic.silence() > self.server.patience:
@@ -196,7 +192,7 @@ class VllmEngine(Engine):
 
 
 class _Pinned(Engine):
-    """Requests to one version of an engine that keeps several."""
+    """Requests to one version of an engine."""
 
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self.context = engine.context
@@ -210,7 +206,6 @@ class _Pinned(Engine):
         raise EngineFault(f"version {self._version} is served beside others, and stays")
 
     async def health(self) -> Mapping[str, float]:
-        """Counters of the shared engine."""
         return await self._engine.health()
 
     async def close(self) -> None:
@@ -218,7 +213,7 @@ class _Pinned(Engine):
 
 
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-    """Convert `Sampling` to vLLM's parameters: stop on our ids only, logprobs of the sampled token only."""
+    """Convert `Sampling` to vLLM's parameters, with only our stop ids."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -234,7 +229,7 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
 
 
 def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
-    """Read a token's logprob. Raises `EngineFault` if not finite."""
+    """Raises `EngineFault` if not finite."""
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")
@@ -242,7 +237,7 @@ def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
 
 
 def vocabulary(model: Path) -> int:
-    """Vocabulary size of the model in a folder. Raises `ConfigError` if its config has none."""
+    """Vocabulary size of a model folder. Raises `ConfigError` if not stated."""
     try:
         config = json.loads((model / "config.json").read_text())
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -1,4 +1,4 @@
-"""Checks of the vLLM engine's options, with arguments parsed as vLLM does."""
+"""Checks of the vLLM engine's options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
 def enough(rank: int) -> int:
-    """Smallest ``--max-lora-rank`` for adapters of this `rank`. Raises `ConfigError`.
+    """Smallest sufficient ``--max-lora-rank``. Raises `ConfigError`.
 
     >>> enough(24)
     32
@@ -80,7 +80,7 @@ class Argument:
     """As they stand, with all that follows up to the next one."""
 
     def means(self, *names: str) -> bool:
-        """Whether it is one of `names`, which vLLM allows to be shortened."""
+        """Whether it is one of `names`, perhaps shortened, as vLLM allows."""
         short = self.name.startswith("--") and len(self.name) > 2
         return self.name in names or (short and any(name.startswith(self.name) for name in names))
 
@@ -103,7 +103,7 @@ def parse(args: Sequence[str]) -> list[Argument]:
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of `Vllm` that are invalid on any machine, for any model."""
+    """Raise `ConfigError` for options of `Vllm` that are always invalid."""
     check_whole(options, "context", 1)
     check_whole(options, "slots", 1)
     check_whole(options, "lora_rank", 0, RANKS[-1])
@@ -149,7 +149,7 @@ def _check_args(args: Sequence[str]) -> None:
 def arguments(
     model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
-    """Build a server's arguments; docs/guides/engines.md lists them for users who start their own.
+    """Build a server's arguments, which docs/guides/engines.md also lists.
 
     `lora` is the largest adapter rank and the number of adapters.
     """

@@ -26,12 +26,12 @@ class Adapter(NamedTuple):
 
 
 class ServedWeights:
-    """Full weights, replaced in place, and adapters on them, served in parallel."""
+    """Full weights, replaced in place, and adapters, served in parallel."""
 
     def __init__(
         self, server: VllmServer, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
     ) -> None:
-        """Track a server that serves the folder `model` under the name `policy` as version 0."""
+        """Track a server that serves `model` as version 0 under the name `policy`."""
         self.adapters: list[Adapter] = []
         """Oldest first; new requests use the last one."""
         self.full = (model, 0, checksum)
@@ -50,7 +50,7 @@ class ServedWeights:
         return self.adapters[-1].version if self.adapters else self.full[1]
 
     def stream(self, version: int | None = None) -> Stream:
-        """Create a request to the newest weights, or to `version`. Raises `EngineFault` if it is not served."""
+        """Create a request to the newest weights or `version`. Raises `EngineFault` if not served."""
         _, number, checksum = self.full
         for each in (*reversed(self.adapters), Adapter(self._policy, number, checksum)):
             if version in (None, each.version):
@@ -58,7 +58,7 @@ class ServedWeights:
         raise EngineFault(f"version {version} is not served any more")
 
     async def begin(self, left: Sequence[str] | None) -> None:
-        """Make the server serve version 0. A server started here (`left` is None) only needs the label.
+        """Make the server serve version 0; one started here (`left` is None) only needs the label.
 
         On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
         """
@@ -102,11 +102,11 @@ class ServedWeights:
                 pass
 
     async def receivers(self) -> int:
-        """Number of the server's workers, which all receive an offer's weights."""
+        """Number of workers, which all receive an offer's weights."""
         return int(json.loads(await self._server.call("GET", "/get_world_size"))["world_size"])
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
-        """Ranges ``(version, start, end)`` of a finished request's tokens. Raises `Gone` for an unexpected version."""
+        """Ranges ``(version, start, end)`` of a request's tokens. Raises `Gone` for an unexpected version."""
         if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
         try:
@@ -120,7 +120,7 @@ class ServedWeights:
         return ranges
 
     def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
-        """Return the fault if a request failed because the server was restarted and lost its weights, else None."""
+        """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
@@ -130,7 +130,7 @@ class ServedWeights:
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
-        """Let the workers receive the offered weights into memory. If it fails, they serve as before."""
+        """Let the workers receive weights into memory. If it fails, they serve as before."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._check_layout(offer)
@@ -152,7 +152,7 @@ class ServedWeights:
             raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self.version} stays")
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
-        """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
+        """Replace the full weights while requests are held; restore the old ones after a refusal."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._check_layout, path)
@@ -170,7 +170,7 @@ class ServedWeights:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
 
     async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> Refused | None:
-        """Swap; returns a refusal after restoring the old weights. Raises `EngineFault` if they cannot be."""
+        """Swap, or restore the old weights and return the refusal. Raises `EngineFault` if that fails."""
         try:
             await self._swap(path, version)
         except Refused as refusal:
@@ -198,7 +198,7 @@ class ServedWeights:
         await self._server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
-        """Raise `EngineFault` for other names or shapes: vLLM would keep the old values and only log it."""
+        """Reject other names or shapes: vLLM would keep the old values and only log it."""
         offered = weights.tensors(path)
         extra = {"lm_head.weight"}  # a tied head may be stored a second time
         if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
@@ -208,7 +208,7 @@ class ServedWeights:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
-        """Load an adapter next to those in use, unless it is already the newest (from a restarted learner)."""
+        """Load an adapter, unless already the newest (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
@@ -233,10 +233,7 @@ class ServedWeights:
         self.adapters.append(adapter)
 
     async def _free_adapter_slot(self) -> None:
-        """Make room for an adapter: unload the oldest unused one, or wait for requests to end.
-
-        vLLM itself would drop one that is in use.
-        """
+        """Unload the oldest unused adapter, or wait for requests to end: vLLM would drop one in use."""
         patience = self._server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
@@ -261,7 +258,7 @@ class ServedWeights:
 
 @contextmanager
 def _as_folder(path: Path) -> Iterator[Path]:
-    """Yield a folder with a link to the file, next to it where the server sees it: vLLM reads no single files."""
+    """Yield a folder with a link to the file, next to it: vLLM reads no single files."""
     if path.is_dir():
         yield path.resolve()
         return

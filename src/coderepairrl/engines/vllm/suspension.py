@@ -13,11 +13,10 @@ from coderepairrl.errors import EngineFault
 
 
 class Suspension:
-    """Pauses and sleeps of one server, whose requests stay (vLLM's mode ``keep``) and continue afterwards.
+    """Pauses and sleeps of a server, whose requests stay (vLLM's mode ``keep``) and continue afterwards.
 
-    It sleeps at vLLM's level 1: weights and adapters move to host memory, the KV cache is dropped and recomputed for
-    kept requests. Level 2 would save a copy that full weights make redundant, but lose what vLLM derives from weights
-    and no file has.
+    It sleeps at vLLM's level 1: weights and adapters move to host memory, the KV cache is dropped and recomputed. Level
+    2 would save the copy, but lose what vLLM derives from weights and no file has.
     """
 
     def __init__(self, server: VllmServer, traffic: Traffic) -> None:
@@ -42,7 +41,7 @@ class Suspension:
             await self._server.call("POST", "/resume")
 
     async def sleep(self) -> None:
-        """Fall asleep. A server that fails is ended, since it may still hold GPU memory."""
+        """Fall asleep. A failing server is ended, since it may still hold GPU memory."""
         self._traffic.hold()
         self.asleep = True
         self.seconds = dict.fromkeys(self.seconds, 0.0)
@@ -53,7 +52,7 @@ class Suspension:
     async def wake(self) -> None:
         """Wake completely and continue kept requests; new ones begin after `awake_at_end`.
 
-        A server that fails is ended; raises `Gone` with its reason.
+        A failing server is ended; raises `Gone`.
         """
         answer = await self._wake()
         if json.loads(answer)["status"] != "awake":
@@ -63,7 +62,7 @@ class Suspension:
 
     @asynccontextmanager
     async def awake_at_end(self) -> AsyncIterator[None]:
-        """Ensure on exit that a sleeping server is awake or dead, and new requests can begin."""
+        """Ensure on exit that a sleeping server is awake or dead, and release new requests."""
         slept = self.asleep
         try:
             yield

@@ -1,4 +1,4 @@
-"""Requests at a vLLM server, and those waiting for a slot or the end of a load."""
+"""Open and waiting requests of a vLLM server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Stream:
 
 
 class Traffic:
-    """At most `slots` open streams; none begins from `hold` until `release`, nor while `held`."""
+    """At most `slots` open streams; none begins from `hold` until `release`."""
 
     def __init__(self, slots: int) -> None:
         self.streams: set[Stream] = set()
@@ -40,7 +40,7 @@ class Traffic:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and for a load in progress: no request begins with weights being replaced."""
+        """Wait for a slot and for a load in progress."""
         self.queued += 1
         try:
             await self._room.acquire()
@@ -92,12 +92,12 @@ class Traffic:
             self._admit.set()
 
     def end(self) -> None:
-        """Stop holding: the server is dead, and waiting requests must fail."""
+        """Stop holding, so that waiting requests fail: the server is dead."""
         self._ended = True
         self._admit.set()
 
     def silence(self) -> float:
-        """Seconds for which the server has had requests but sent nothing."""
+        """Seconds without events while the server had requests."""
         if not self.streams or self.holding:
             self.last_event = time.monotonic()
         return time.monotonic() - self.last_event

@@ -1,6 +1,6 @@
 """Methods for vLLM's workers (``--worker-extension-cls crrl_worker.Extension``, with this folder on PYTHONPATH).
 
-Runs in vLLM's Python, which may lack this project: only `sync/wire.py` is loaded, by its path.
+vLLM's Python may lack this project: only `sync/wire.py` is loaded, by its path.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ wire = _load(WIRE)
 
 
 def _mend_adapters() -> None:
-    """Compute tokens without an adapter correctly in mixed batches.
-
-    vLLM 0.32 on a CPU takes their index, -1, for the last place, and applies the adapter there.
-    """
+    """Compute tokens without an adapter correctly: vLLM 0.32 on a CPU takes their index, -1, for the last adapter."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
 
@@ -60,7 +57,7 @@ class Extension:
     _arrived: dict[str, torch.Tensor]
 
     def reload_policy(self, path: str) -> dict[str, str]:
-        """Load and check the weights in the folder `path`; the caller has paused the server.
+        """Load and check the weights in the folder `path`, while the server is paused.
 
         Returns an empty dict, or the ``error`` (`_refusal`).
         """
@@ -73,9 +70,9 @@ class Extension:
         return {}
 
     def receive_policy(self, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
-        """Receive the weights of the offer in the file `offer` into host memory, without loading them.
+        """Receive the weights of the offer in the file `offer` into host memory.
 
-        `receivers` is the number of the server's workers. Returns the ``checksum``, or the ``error`` (`_refusal`).
+        `receivers` counts all workers. Returns the ``checksum``, or the ``error`` (`_refusal`).
         """
         config = self.vllm_config.parallel_config
         place = config.data_parallel_index * config.world_size + self.rank
@@ -102,17 +99,17 @@ class Extension:
     def _refusal(self, error: Exception) -> dict[str, str]:
         """Return `error` as a result: an exception would break the caller's connection and lose the reason.
 
-        With several replicas (``--data-parallel-size``), vLLM 0.32 returns only the first one's results: the others
-        must raise errors to be noticed, which ends the use of this server.
+        With several replicas (``--data-parallel-size``), vLLM 0.32 returns only the first one's results: others must
+        raise, which ends the use of this server.
         """
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error
         return {"error": f"{type(error).__name__}: {error}"}
 
     def _reload(self, **source: Any) -> None:
-        """Reload, and repack a tied head. Raises ValueError for weights that are not finite.
+        """Reload, and repack a tied head, of which vLLM 0.32 on a CPU would keep a packed old copy.
 
-        No file has a tied head, and vLLM 0.32 on a CPU would keep serving a packed copy of the old one.
+        Raises ValueError for weights that are not finite.
         """
         self.reload_weights(**source)
         model = self.model_runner.get_model()

@@ -1,7 +1,7 @@
 """Gateway between agents and the policy (docs/reference/gateway.md).
 
 `server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, `tree` places conversations, `generation`
-samples, and `call` outlives its connections.
+samples, `call` outlives its connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model call, independent of the connections that follow it (a client and its retries)."""
+"""A model call, independent of the connections that follow it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
 class Call:
     """A generation and its followers, aborted when the last one leaves early.
 
-    `prompt` and `cached` are provisional; `Completion.usage` is final.
+    `prompt` and `cached` are provisional.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -70,7 +70,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name unique in the session, the base of response ids."""
+        """Session-wide unique name, the base of response ids."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
@@ -85,11 +85,11 @@ class Call:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client left before the whole response was written."""
+        """Whether the client left before the response was complete."""
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
-        """The model's id for the call at `position`, or one unique in the session."""
+        """The model's id of a call, or a unique one."""
         return call.id or f"call_{self.ordinal}_{position}"
 
     def start(
@@ -100,7 +100,7 @@ class Call:
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
-        """Stop sampling; what was sampled is recorded."""
+        """Stop sampling and record what was sampled."""
         if not (self._finishing or self.aborted):
             self.aborted = True
             if self._work is not None:
@@ -137,7 +137,7 @@ class Call:
                 self.abort()
 
     async def follow(self, heartbeat: float) -> AsyncIterator[Delta | None]:
-        """Yield all deltas, and None after every `heartbeat` silent seconds. Raises the call's `ApiError`."""
+        """Yield deltas, and None after every `heartbeat` silent seconds. Raises the call's `ApiError`."""
         position = 0
         while True:
             changed = self._changed

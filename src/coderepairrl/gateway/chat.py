@@ -1,7 +1,4 @@
-"""OpenAI's Chat Completions.
-
-Clients that send the older ``functions`` get a ``function_call``, the first of several.
-"""
+"""OpenAI's Chat Completions, with the older ``functions`` too."""
 
 from __future__ import annotations
 
@@ -93,7 +90,7 @@ class _Tool(Lenient):
 
 
 class _Tools(Lenient):
-    """Validates tools; the prompt has them as the client wrote them."""
+    """Validates tools, which the prompt has as written."""
 
     tools: list[_Tool]
     functions: list[_Signature]
@@ -161,7 +158,6 @@ def parse(raw: bytes) -> Request:
 
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Return tools as written, and the types left out."""
     function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
         _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
@@ -231,7 +227,7 @@ class ChunkWriter:
         return b": still here\n\n"
 
     def end(self, completion: Completion) -> bytes:
-        """Write the finish reason, requested usage, and ``[DONE]``."""
+        """Write finish reason, requested usage, and ``[DONE]``."""
         events = self._beginning() + self._chunk({}, _finish_reason(self._request, completion), crrl=extras(completion))
         if self._request.stream_usage:
             events += sse({**self._header, "choices": [], "usage": _usage(completion)})

@@ -1,4 +1,4 @@
-"""Limits on the size, time and number of arriving request bodies, and estimated parsing cost."""
+"""Limits on arriving request bodies, and estimated parsing cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIGHT = 4000
 
 
 class Body:
-    """A request body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
+    """A body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
         self.pieces: list[bytes] = []
@@ -58,7 +58,7 @@ class Body:
 
     @property
     def light(self) -> bool:
-        """Whether parsing takes at most 4 ms, estimated from bytes and number of values."""
+        """Whether parsing takes an estimated 4 ms at most."""
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
@@ -67,7 +67,7 @@ class Body:
 
 
 class Incoming:
-    """One session's connections and unfinished bodies; `most` bytes per body."""
+    """A session's connections and unfinished bodies of up to `most` bytes."""
 
     def __init__(self, most: int = MAX_BODY) -> None:
         self._most = most
@@ -85,7 +85,7 @@ class Incoming:
             raise ApiError(429, "too_many_requests", f"an episode has at most {CONNECTIONS} connections")
 
     async def body(self, request: web.Request, dialect: str) -> Body:
-        """Read a body. Raises `ApiError` if it is too large, too slow, or one too many."""
+        """Read a body. Raises `ApiError` if too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1

@@ -1,7 +1,7 @@
 """Anthropic's Messages.
 
-Tools that the vendor runs or that only its models know (``web_search_...``, ``bash_...``) are hidden from the policy
-and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
+Tools that the vendor runs or only its models know (``web_search_...``, ``bash_...``) are hidden from the policy and
+recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def error(failure: ApiError) -> dict[str, Any]:
 
 
 class MessageWriter:
-    """Writes one message's events, one content block at a time."""
+    """Writes a message's events, one content block at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -262,7 +262,7 @@ def _thoughts(completion: Completion) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Parse arguments as an object; other values are wrapped as ``value``."""
+    """Parse arguments; other values than objects become a ``value``."""
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either

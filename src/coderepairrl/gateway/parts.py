@@ -1,7 +1,7 @@
-"""Message content as text, for all dialects.
+"""Message content as text.
 
-Other content becomes a placeholder that depends only on it, such as ``[image: image/png, 12345 bytes, not shown]``. It
-often comes from the policy's tools, so it is not refused.
+Other content, often from the policy's tools, becomes a placeholder that depends only on it, such as ``[image:
+image/png, 12345 bytes, not shown]``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LONGEST = 100
 
 
 class ContentReader:
-    r"""Reads one request's content; `hidden` lists replaced parts as (`at`, description).
+    r"""Reads a request's content; `hidden` lists replaced parts as (`at`, description).
 
-    `known` reads a dialect's special parts; it returns None for others.
+    `known` reads a dialect's special parts, or returns None.
 
     >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
@@ -42,7 +42,7 @@ class ContentReader:
         self._known = known
 
     def text(self, content: object, between: str = "") -> str:
-        """Join `content` (a string, parts, or other JSON) with `between`; placeholders get their own line."""
+        """Join `content` (a string, parts, or other JSON); placeholders get their own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
@@ -85,7 +85,7 @@ class ContentReader:
 
 
 def described(part: Mapping[str, Any]) -> str:
-    """Describe a part by kind and available name, media type and size.
+    """Describe a part by kind, name, media type and size.
 
     >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
     'file: a.pdf, application/pdf, 3 bytes'

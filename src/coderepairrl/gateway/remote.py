@@ -1,7 +1,7 @@
 """Another provider's model behind the gateway, for evaluation and collection.
 
-Every dialect is relayed as Chat Completions. Replies lack ids and logprobs, so turns are masked as ``relayed``. A busy
-or unreachable remote is retried until part of a reply was passed on; then it is a `RemoteFault`.
+Every dialect is relayed as Chat Completions. Turns lack ids and logprobs and are masked as ``relayed``. Failures are
+retried until part of a reply was passed on; then they are a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BYTES_PER_TOKEN = 4
 
 
 class _Retryable(Exception):
-    """A failure that may pass after at least `after` seconds."""
+    """A failure that may pass, after `after` seconds at least."""
 
     def __init__(self, fault: RemoteFault, after: float = 0.0) -> None:
         super().__init__(str(fault))
@@ -60,7 +60,7 @@ class _Retryable(Exception):
 
 
 class Remote:
-    """An OpenAI-compatible API as source of a gateway's replies.
+    """An OpenAI-compatible API as source of replies.
 
     Args:
         url: base address, usually ending in ``/v1``.
@@ -72,8 +72,8 @@ class Remote:
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.
 
-    Entering raises `RemoteFault` when the remote is unreachable or refuses the key, and `UsageError` for an ambiguous
-    empty `model`.
+    Entering raises `RemoteFault` for an unreachable remote or refused key, and `UsageError` for an ambiguous empty
+    `model`.
     """
 
     masked = "relayed"
@@ -122,12 +122,12 @@ class Remote:
         return TextTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Client settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
+        """Settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
-        """Prepare a reply. The seed is not sent, since few servers use it."""
+        """Prepare a reply. Few servers use a seed, so none is sent."""
         request = replace(request, messages=placement.relayed)
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
@@ -154,7 +154,7 @@ class Remote:
         }
 
     async def ask(self, body: Mapping[str, Any]) -> AsyncGenerator[RemoteAnswer, None]:
-        """Yield the response to `body`, or its chunks. Raises `_Retryable`, `RemoteFault`, `ApiError`."""
+        """Yield the response or its chunks. Raises `_Retryable`, `RemoteFault`, `ApiError`."""
         raw = json.dumps(body).encode(errors="surrogatepass")
         headers = {"Content-Type": "application/json"}
         url = f"{self.url}/chat/completions"
@@ -256,7 +256,7 @@ class Remote:
 
 
 class Relayed:
-    """One reply of a `Remote` (`source.Generating`)."""
+    """A reply of a `Remote`."""
 
     def __init__(self, remote: Remote, request: Request, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -268,7 +268,7 @@ class Relayed:
         self._passed_on = False
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Retry until the reply is whole. Raises `RemoteFault` and, for a full context, `ApiError`."""
+        """Retry until the reply is whole. Raises `RemoteFault`, and `ApiError` for a full context."""
         clock = asyncio.timeout_at(deadline)
         try:
             async with clock:
@@ -318,7 +318,7 @@ class Relayed:
 
     @property
     def usage(self) -> Usage:
-        """Token counts from the remote, else estimated from text lengths."""
+        """Reported token counts, else estimates from text lengths."""
         used = self._received.usage
         if used is None:
             prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
@@ -337,7 +337,7 @@ class Relayed:
         return {"url": self._remote.url, **received.extra, **returned, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the whole reply; tool calls are passed on only here, and only if it is complete."""
+        """Return the reply; only here are tool calls passed on, if complete."""
         received = self._received
         rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.whole else []
         complete = received.calls if received.finish else []
@@ -376,7 +376,7 @@ def _too_long(text: str) -> bool:
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """Parse ``Retry-After``, relative to the server's ``date``; 0 if missing or invalid."""
+    """Parse ``Retry-After``, relative to the server's ``date``; 0 if invalid."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

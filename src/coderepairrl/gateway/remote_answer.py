@@ -1,4 +1,4 @@
-"""Parsing of remotes' Chat Completions responses and chunks."""
+"""Parsing of remotes' responses and chunks."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class _Usage(Lenient):
 
 
 class RemoteAnswer(Lenient):
-    """A remote's response or chunk; all fields are optional, since servers differ."""
+    """A remote's response or chunk; servers differ, so all fields are optional."""
 
     id: str | None = None
     model: str | None = None
@@ -115,7 +115,7 @@ class Received:
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
-        """Add `answer`; returns a stream's deltas, none for a plain response."""
+        """Add `answer`; returns a stream's deltas."""
         if answer.usage and answer.usage.prompt_tokens is not None:
             self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):
@@ -146,7 +146,7 @@ class Received:
 
     @property
     def returned(self) -> dict[str, Any]:
-        """`RETURNED` fields of the message, and of each call under ``tool_calls``."""
+        """`RETURNED` fields of the message and, under ``tool_calls``, of each call."""
         calls = [call["returned"] for call in self.calls]
         return {**self._fields, **({"tool_calls": calls} if any(calls) else {})}
 
@@ -200,7 +200,7 @@ def _kind(item: Any) -> Any:
 
 
 def event_data(line: bytes) -> bytes:
-    """Data of a server-sent event line; empty for comments and other fields."""
+    """Data of a server-sent event line, else empty."""
     return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
 
 

@@ -1,8 +1,8 @@
 """OpenAI's Responses.
 
 ``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses, ``store``
-or not. The policy sees custom tools as functions of one string, and the vendor's client-run tools as functions
-(`vendor_tools`). Tools that the vendor runs are hidden and recorded in `Turn.overridden`.
+or not. The policy sees custom and the vendor's client-run tools (`vendor_tools`) as functions; tools that the vendor
+runs are hidden and recorded in `Turn.overridden`.
 """
 
 from __future__ import annotations
@@ -117,10 +117,7 @@ def parse(raw: bytes) -> Request:
 
 
 def resolve(request: Request, find: Find) -> Request:
-    """Look up ``item_reference`` items in the episode's responses.
-
-    Raises `ApiError` (404) for an unknown item.
-    """
+    """Look up ``item_reference`` items. Raises `ApiError` (404)."""
     at = request.opening
     items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
     return _read(replace(request, unread=False), request.messages[:at], items)
@@ -183,7 +180,7 @@ def error(failure: ApiError) -> dict[str, Any]:
 
 
 class ResponseWriter:
-    """Writes one response's events, one output item at a time."""
+    """Writes a response's events, one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -358,7 +355,7 @@ def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
 def _tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
-    """Return tools shown to the policy, (namespace, name, type) by function name, and the types left out."""
+    """Return visible tools, (namespace, name, type) by function name, and types left out."""
     visible: list[Mapping[str, Any]] = []
     names_by_function: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class _Placed(NamedTuple):
-    """A call with a known place in the tree, being sampled."""
+    """A call being sampled, with its place in the tree."""
 
     placement: Placement
     budget: ReplyBudget
@@ -38,7 +38,7 @@ class _Placed(NamedTuple):
 
 
 class Session:
-    """Recorded calls of one episode; `fault` is the first infrastructure fault, which voids it."""
+    """Recorded calls of an episode; `fault` is the first infrastructure fault, which voids it."""
 
     def __init__(
         self,
@@ -89,17 +89,17 @@ class Session:
 
     @property
     def spent(self) -> bool:
-        """Whether it answers no further call."""
+        """Whether further calls are refused."""
         return self.closed or self.fault is not None or self._budget.exhausted
 
     @property
     def untouched(self) -> bool:
-        """Whether no turn is recorded and no call runs."""
+        """Whether it has neither turns nor running calls."""
         return not self._tree.turns and not self._running
 
     @property
     def abandoned(self) -> bool:
-        """Whether the latest call's client left before the whole response was written."""
+        """Whether the latest client left before its response was complete."""
         return self._latest is not None and self._latest.abandoned
 
     @property
@@ -109,18 +109,18 @@ class Session:
 
     @property
     def answered(self) -> bool:
-        """Whether the model has sampled at least part of a reply."""
+        """Whether the model has sampled anything."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def start_clock(self) -> None:
-        """Count seconds from now, not from the opening."""
+        """Count seconds from now."""
         self._budget.start_clock()
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
         """Start a call, or join the one that `request` repeats. Raises `ApiError`.
 
-        `retry` is ``x-stainless-retry-count``: 0 starts a call even for a known body, more is a retry. With None, a
-        repeated body is a retry until the first response is completely written.
+        `retry` is ``x-stainless-retry-count``: 0 always starts a call, more is a retry. With None, a repeated body is a
+        retry until the first response is completely written.
         """
         self._check_open()
         if repeated := self._repeated(digest, retry):
@@ -146,31 +146,31 @@ class Session:
         self._stored.pop(name, None)
 
     def check_requests(self) -> None:
-        """Count a request before reading it. Raises `ApiError` when there are too many."""
+        """Count a request before reading it. Raises `ApiError` beyond the limit."""
         self._check_open()
         self._budget.count_request()
 
     def count_refusal(self, error: ApiError) -> None:
-        """Count a refused request as a call, to stop an agent that keeps sending invalid ones."""
+        """Count a refused request as a call, to stop an agent that repeats invalid ones."""
         if error.code not in ("episode_limit_reached", "not_supported"):  # some clients try to count tokens first
             self._budget.calls += 1
 
     async def read(self, name: str, body: Body) -> Request:
-        """Parse `body` as dialect or counter `name`. Raises `ApiError`."""
+        """Parse as dialect or counter `name`. Raises `ApiError`."""
         try:
             return await self._offload.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
 
     async def count(self, request: Request) -> int:
-        """Count prompt tokens, without recording. Raises `ApiError`."""
+        """Count prompt tokens. Raises `ApiError`."""
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
-        """Refuse later requests, abort running calls, and return every turn."""
+        """Refuse requests, abort running calls, and return every turn."""
         self.closed = True
         running = list(self._running)
         for call in running:
@@ -294,7 +294,7 @@ class Session:
         call.completion = self._outcome(turn, placed.generation, reply)
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
-        """Record the turn, first in the log; `unfinished` is why the reply is incomplete, or empty."""
+        """Log, then record the turn; `unfinished` is why the reply is incomplete, or empty."""
         async with self._commits:  # keeps the order of the log and the tree the same
             turn = self._turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
@@ -386,7 +386,7 @@ class Session:
 
 
 def request_seed(seed: int, ordinal: int) -> int:
-    """Seed (63 bits) of a session's call `ordinal`, counted by admission without retries.
+    """Seed (63 bits) of a session's call `ordinal`, without retries.
 
     >>> request_seed(7, 0) == request_seed(7, 0) != request_seed(7, 1)
     True

@@ -40,7 +40,7 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
 
 
 class _Histories:
-    """Whether a turn's history contains a reply of the turns in `belongs`."""
+    """Tests whether a history contains a reply of the turns in `belongs`."""
 
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
@@ -82,7 +82,7 @@ def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two system prompts differ at one place, in less than half of the longer one.
+    """Whether system prompts differ at one place, in less than half of the longer one.
 
     >>> _alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _alike("Repair code.", "Summarize.")
     (True, False)

@@ -1,4 +1,4 @@
-"""Sources of replies: the policy, token by token, or another provider's server (`remote`)."""
+"""Sources of replies: the policy or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Generating(Protocol):
     out_of_time: bool
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample to the end or until `deadline` (loop time). Cancelling aborts.
+        """Sample until the end or `deadline` (loop time). Cancelling aborts.
 
         Raises a `Fault`, and `ApiError` for a refused request.
         """
         ...
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the whole reply and unpublished deltas."""
+        """Return the reply and unpublished deltas."""
         ...
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """The output, and the dropped tail after a stop string."""
+        """Output, and dropped tail after a stop string."""
         ...
 
     @property
@@ -45,7 +45,7 @@ class Generating(Protocol):
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, or empty."""
+        """Stop string that ended it, or empty."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class Generating(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """Token counts, known at the end."""
+        """Final token counts."""
         ...
 
 
 class ReplySource(Protocol):
-    """Generates replies for a gateway's sessions."""
+    """Generates replies."""
 
     masked: str
     """Reason its tokens cannot be trained on (`Turn.masked`); else empty."""
@@ -95,7 +95,7 @@ class ReplySource(Protocol):
 
 
 class PolicySource:
-    """The policy: an engine that samples ids, with its codec."""
+    """An engine with its codec."""
 
     masked = ""
     counts = True
@@ -118,7 +118,7 @@ class PolicySource:
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
-        """Prepare a generation after `placement.prompt`, with the request's stop strings added."""
+        """Prepare a generation, adding the request's stop strings."""
         prompt = placement.prompt
         sampling = replace(
             sampling,

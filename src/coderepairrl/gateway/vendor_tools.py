@@ -1,7 +1,7 @@
 """Client-run tools of the Responses dialect with special item types.
 
-Clients give only a tool's type, so the policy sees a function, whose calls become items of that type. Calls with
-invalid arguments stay a ``function_call``.
+Clients give only the type, so the policy sees a function, whose calls become items. Invalid arguments stay a
+``function_call``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class VendorTool:
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def item(self, arguments: str) -> dict[str, Any] | None:
-        """Tool-specific field of a call's item; None for invalid arguments."""
+        """Tool-specific field of an item; None for invalid arguments."""
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -69,7 +69,7 @@ class VendorTool:
         return fitted and {self.field: fitted}
 
     def arguments(self, item: Mapping[str, Any]) -> str:
-        """JSON arguments of an item that a client returns."""
+        """JSON arguments of a returned item."""
         action = item.get(self.field)
         fields = action.items() if isinstance(action, dict) else ()
         return json.dumps({key: value for key, value in fields if key in self.properties and value}, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""Process that parses, hashes and renders requests too large for the event loop (see `workers`).
+"""Process for requests too large for the event loop (see `workers`).
 
-It may be killed at any time and is replaced, so an agent's costly job does not affect other sessions.
+It may be killed at any time and is replaced, so a costly job affects only its session.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Jobs:
         self._codec: Codec | None = None
 
     def parse(self, about: bytes, *body: bytes) -> list[bytes]:
-        """Parse a body; return a request without messages, then message batches. Raises `ApiError`, `TooLong`."""
+        """Parse a body; returns a request, then message batches. Raises `ApiError`, `TooLong`."""
         name, loaded_from, most = pickle.loads(about)
         request = PARSERS[name](b"".join(body))
         if most is not None:
@@ -72,7 +72,7 @@ class Jobs:
         return [rest, *batches(request.messages)]
 
     def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
-        """The tools' default arguments, then the joined `PrefixKeys.of`."""
+        """Default arguments, then joined `PrefixKeys.of`."""
         prefix_keys = PrefixKeys()
         keys = prefix_keys.of(unpacked(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """Pool of processes, started on demand, with its queue."""
+    """Pool of processes, started on demand."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -69,7 +69,7 @@ class Workers:
         self._children.clear()
 
     async def ask(self, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        """Run job `kind` (a method of `worker.Jobs`). Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
+        """Run job `kind` of `worker.Jobs`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
         task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -170,9 +170,9 @@ class Workers:
 
 
 class Offload:
-    """Parses, hashes and renders one session's requests, large ones in `workers`.
+    """Parses, hashes and renders a session's requests, large ones in `workers`.
 
-    `most` is the longest prompt in tokens, None if unknown.
+    `most` is the longest prompt in tokens.
     """
 
     def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
@@ -186,7 +186,7 @@ class Offload:
         self._most = most
 
     async def parse(self, name: str, body: Body) -> Request:
-        """Parse `body` as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
+        """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.light:
             return PARSERS[name](body.whole())
         setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
@@ -239,7 +239,7 @@ class Offload:
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raise `TooLong` for a prompt beyond the limit."""
+        """Raise `TooLong` beyond the limit."""
         if self._most is not None and len(prompt) > self._most:
             raise TooLong(len(prompt))
 

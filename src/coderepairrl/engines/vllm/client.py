@@ -229,7 +229,7 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
 
 
 def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
-    """Raises `EngineFault` if not finite."""
+    """Logprob of a token. Raises `EngineFault` if not finite."""
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")

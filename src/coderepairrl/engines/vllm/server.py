@@ -86,7 +86,7 @@ class Model(NamedTuple):
 
 
 class VllmServer:
-    """A server's address and connection. Every call may raise `Refused` or `Gone`, and `EngineFault` after its death."""
+    """A server's address and connection. Calls may raise `Refused` or `Gone`, and `EngineFault` after its death."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where

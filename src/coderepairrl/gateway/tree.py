@@ -20,7 +20,7 @@ from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A request's place: `given` ids follow the sequence of `base`, or of its beginning at `fork`."""
+    """A request's place: `given` ids follow the sequence of `base`, or the beginning that `fork` names."""
 
     base: int | None
     prompt: list[int]

@@ -1,6 +1,6 @@
 """One attempt at one task: the only place where agent, sandbox and gateway meet.
 
-Training, evaluation, ``crrl fix`` and the exam of agent programs all attempt in this way, and blame alike.
+Training, evaluation, ``crrl fix`` and the exam of agent programs share it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]
 class Attempt:
     """Result of an attempt.
 
-    `reason` is the limit that ended it, the agent's failure or own account; if VOID the boundary of the fault.
+    `reason` is the limit that ended it, or the agent's failure or own account; if VOID, the fault's boundary.
     """
 
     ending: Ending
@@ -59,9 +59,9 @@ async def attempt(
     sampling: Sampling | None = None,
     at_end: AtEnd | None = None,
 ) -> Attempt:
-    """Let `agent` work on `task` in a sandbox of `backend`, with a `gateway` session called `name`.
+    """Let `agent` work on `task` in a sandbox, with a `gateway` session called `name`.
 
-    `sampling` may replace the gateway's. A broken part is named in the result; no `Fault` is raised.
+    The result names a broken part; no `Fault` is raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
     outcome: AgentOutcome | None = None
@@ -102,7 +102,7 @@ async def attempt(
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
-    """Run the agent; its errors become an `AgentFault` with the traceback. Raises other parts' `Fault`s."""
+    """Run the agent; its errors become an `AgentFault`. Raises other parts' `Fault`s."""
     # its bugs end its episode and are counted, and end neither the run nor (by ``sys.exit``) the process
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:

@@ -24,7 +24,7 @@ _PRINTED_CHARS = 8_000
 class LocalExecutor(Executor):
     """Agents and sandboxes on this machine, with sessions of `gateway`.
 
-    `kinds` are terms by kind of task, ``""`` for other kinds.
+    `kinds` are terms by kind of task; ``""`` covers all others.
     """
 
     def __init__(self, gateway: Gateway, kinds: Mapping[str, Terms]) -> None:
@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
 
 
 def unfinished(ticket: Ticket) -> Episode:
-    """Episode of `ticket` before any result."""
+    """Episode before any result."""
     return Episode(
         id=ticket.episode,
         task_id=ticket.task.id,
@@ -94,7 +94,6 @@ def unfinished(ticket: Ticket) -> Episode:
 
 
 def _ended(episode: Episode, made: Attempt) -> Episode:
-    """Add the attempt's results, except scores."""
     report = made.outcome if isinstance(made.outcome, AgentReport) else None
     calls = None if report is None or made.fault is not None else report.tool_calls
     episode = replace(
@@ -111,7 +110,7 @@ def _ended(episode: Episode, made: Attempt) -> Episode:
 
 
 def void(episode: Episode, fault: Fault) -> Episode:
-    """Mark `episode` as VOID by `fault`."""
+    """Mark `episode` as VOID."""
     words = _shortened(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 

@@ -1,4 +1,4 @@
-"""Ray cluster: joining it, and noticing a lost head, for which Ray would wait, or end the process."""
+"""Joining a Ray cluster, and noticing a lost head, for which Ray would wait, or end the process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def imported() -> Any:
 def head(address: str) -> str | None:
     """HOST:PORT of the cluster's head; None for ``local``, a cluster to start here.
 
-    ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` for none, or without
-    a listener.
+    ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
     """
     ray = imported()
     try:
@@ -63,7 +62,7 @@ def head(address: str) -> str | None:
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """Connect Ray for the duration; an existing connection stays. Raises `PrerequisiteError`."""
+    """Connect Ray for the duration, unless already connected. Raises `PrerequisiteError`."""
     ray = imported()
     if ray.is_initialized():
         yield ray
@@ -97,7 +96,7 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _leave(ray: Any, code: ExitCode) -> None:
-    """Disconnect. If the head does not answer, the process ends at once with `code`: Ray would wait, or crash."""
+    """Disconnect, or end the process with `code` if the head does not answer: Ray would wait, or crash."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     ends = time.monotonic() + LEAVE_SECONDS
@@ -114,14 +113,13 @@ def _end(code: ExitCode) -> None:
 
 
 def full_disks(least: int = 100 << 20) -> str:
-    """Ray's folders on this machine with fewer than `least` bytes free, which its own errors do not mention."""
+    """Ray's folders with fewer than `least` bytes free, which its errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
     free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
     return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < least)
 
 
 def _fix(error: str) -> str:
-    """Advice for a machine that Ray rejects."""
     if "mismatch" in error:
         return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
     if "AuthenticationError" in error or "InvalidAuthToken" in error:
@@ -130,9 +128,7 @@ def _fix(error: str) -> str:
 
 
 async def watch_head(ray: Any) -> None:
-    """Raise `RunError` after `GONE_SECONDS` without a listener at the cluster's head, or `ANSWER_SECONDS` without an
-    answer.
-    """
+    """Raise `RunError` after `GONE_SECONDS` without a listener at the head, or `ANSWER_SECONDS` without an answer."""
     # a minute after losing the head Ray ends the process, without an exception; for one that hangs it waits
     address = ray.get_runtime_context().gcs_address
     client = ray._private.worker.global_worker.gcs_client
@@ -155,7 +151,7 @@ async def watch_head(ray: Any) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raise `PrerequisiteError` without a listener at HOST:PORT, for which Ray would wait for minutes."""
+    """Raise `PrerequisiteError` without a listener, for which Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
@@ -164,7 +160,6 @@ def check_listens(address: str) -> None:
 
 
 async def _check_answers(address: str) -> None:
-    """Raise `PrerequisiteError` unless a working Ray head listens there."""
     none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-c", _ASK, address)
     process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
@@ -186,7 +181,7 @@ async def _check_answers(address: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Ray's message on one line, without ids, so that repeated events have equal texts.
+    """Ray's message on one line, without ids, so that repeats have equal texts.
 
     >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'

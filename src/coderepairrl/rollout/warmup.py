@@ -1,4 +1,4 @@
-"""Warm-up: an engine answers before an attempt's clock runs. The first request may take a minute."""
+"""Warm-up: the first request may take a minute, so an engine answers before an attempt's clock runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
     """Sample a few tokens after a real prompt, alone and then in a batch of `concurrency`.
 
     Returns a warning if replies are too slow for `limits`, or "". Raises `EngineFault` after `SECONDS`; a dying engine
-    is left to the attempts. Skips servers behind a URL: their tokens cost money.
+    is left to the attempts. Skips remote models, whose tokens cost money.
     """
     if not isinstance(source, PolicySource):
         return ""

@@ -99,9 +99,8 @@ class Agentless(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
 
-        The report has a call per question (``files``, ``elements``, ``lines``, ``repair``; ok if the answer matched or
-        applied) and per run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the questions; earlier
-        repairs still vote. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (no git, or a rejected request).
+        The report has a call per question, ok if the answer matched or applied, and per run of ``tests``. Its `exit` is
+        ``submitted``, or the limit that ended the questions. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, {}) as chat:
             return await _Run(self.options, task, sandbox, endpoint, chat).report()
@@ -205,7 +204,6 @@ class _Run:
         return proposal
 
     async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
-        """Keep repairs that pass the tests, or all if none does."""
         passed = []
         for repair in {each.key: each for each in repairs}.values():
             seconds = min(self.options.test_seconds, self.budget.seconds_left)

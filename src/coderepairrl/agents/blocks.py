@@ -86,7 +86,7 @@ def read(text: str) -> list[Block]:
 
 
 def write(blocks: Iterable[Block]) -> str:
-    """Format blocks for `read`; markers grow beyond `MARKER` if lines resemble them.
+    """Format blocks for `read`; markers lengthen if lines resemble them.
 
     >>> write([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
     ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
@@ -135,8 +135,6 @@ def applied(before: bytes, blocks: Iterable[Block]) -> bytes:
 
 
 class _Marks:
-    """Line numbers of the markers."""
-
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
         self._dividers = [at for at, line in enumerate(lines) if _DIVIDER.fullmatch(line)]

@@ -50,9 +50,8 @@ class Program(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Run the program until it exits or time is up.
 
-        The report's `exit` is ``submitted`` or ``time``, its `log` the output. The gateway limits calls and tokens.
-        Raises `SandboxFault`, and `AgentFault` for a program that cannot run or has another exit code than the
-        recipe's.
+        The report's `exit` is ``submitted`` or ``time``, its `log` the output. Raises `SandboxFault`, and `AgentFault`
+        for a program that cannot run or has another exit code than the recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)

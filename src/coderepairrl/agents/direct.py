@@ -122,7 +122,7 @@ class Direct(Agent):
         """Ask once and apply the reply's edits, each reported as a call of `edit`.
 
         The report's `exit` is ``submitted``, or the limit that prevented a reply. Raises `GatewayFault`,
-        `SandboxFault`, and `AgentFault` (no git, or a rejected request).
+        `SandboxFault`, and `AgentFault`.
         """
         budget = Budget(endpoint.limits)
         paths = await files_of(sandbox) if task.workspace else []
@@ -144,7 +144,6 @@ class Direct(Agent):
     async def _make(
         self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
-        """Apply the reply's edits; an unreadable reply is a failed call."""
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:

@@ -20,8 +20,8 @@ Request = dict[str, Any]
 class Answer:
     """Scripted response to one request.
 
-    `calls` are ``(name, arguments)``, with arguments as a mapping or raw text. `tokens` is the conversation's length in
-    `usage`, by default a quarter of its characters.
+    `calls` are ``(name, arguments)``, the arguments a mapping or raw text. `tokens` in `usage` is by default a quarter
+    of the characters.
     """
 
     text: str | None = None

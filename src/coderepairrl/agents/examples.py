@@ -116,7 +116,6 @@ def as_calls(
 
 
 def _patches(example: Example) -> list[blocks.Block]:
-    """Split the change into passages that occur once."""
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(blocks.Inexpressible, NoMatch, Ambiguous):

@@ -115,7 +115,7 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
     """Find the file that a block names in its info string, above it, or in its first line.
 
-    Returns path, remaining code, and whether the name stands alone.
+    Returns path, code, and whether the name stands alone.
     """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
@@ -201,10 +201,9 @@ class _Definition(NamedTuple):
 def functions(before: str, code: str) -> str:
     """Replace functions of the Python file `before` with those of the same name in `code`.
 
-    Methods match by class, or by name if unique in the file; nested functions likewise. New functions and classes go
-    above the next matching one. Decorators stay if the block has none. Missing imports that the functions use are
-    added. All other code is ignored, unless the block is the whole file: then it defines all that the file does and
-    differs in more than functions.
+    Methods match by class, or by name if unique; nested functions likewise. New functions and classes go above the next
+    matching one. Decorators stay if the block has none. Missing imports that the functions use are added. Other code is
+    ignored, unless the block is the whole file and changes more than functions.
 
     Raises `Unreadable` for invalid Python, and for functions that the file lacks or repeats.
     """
@@ -270,7 +269,7 @@ def _functions(before: str, code: str) -> str:
 
 
 def _parsed(code: str) -> tuple[ast.Module, list[str]]:
-    """Parse code despite a class-level indent, a wrong first line, or an extra blank, as small models write."""
+    """Parse code despite the wrong indentation of small models."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
@@ -399,7 +398,7 @@ def _blanks(line: str) -> str:
 
 
 def _kept_lines(own: _Definition) -> set[int]:
-    """Lines inside multi-line strings, except docstrings, which must not be reindented."""
+    """Lines inside multi-line strings (not docstrings), which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(own.node)

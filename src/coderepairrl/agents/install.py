@@ -46,7 +46,7 @@ def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
     """Install the agent of a recipe, shipped or a file; return its folder and `installed`.
 
-    Raises as `install`, and `ConfigError` if unknown or without installation.
+    Raises as `install`, and `ConfigError` if there is nothing to install.
     """
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, names()))

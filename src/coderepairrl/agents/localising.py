@@ -1,6 +1,6 @@
 """Elements and lines of files, shown to a model and parsed from its answers.
 
-Parsing accepts only existing paths, names and line numbers. Definitions in any language are recognised by their first
+Answers may name only existing paths, names and line numbers. Definitions in any language are recognised by their first
 line and end with their indentation.
 """
 

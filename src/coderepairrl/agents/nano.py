@@ -150,8 +150,8 @@ class Nano(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Repair `task` until the model submits or a limit is reached.
 
-        The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` is the whole conversation as
-        JSON lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault` (a rejected request).
+        The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` is the conversation as JSON
+        lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, self.options.request) as chat:
             return await _Run(self, task, sandbox, endpoint, chat).loop()
@@ -238,7 +238,6 @@ class _Run:
         return text
 
     def _unread(self, text: str) -> str:
-        """Answer an unparsable tool call."""
         named = re.search(r'"name"\s*:\s*"(\w+)"', text)
         answer = fill(self.texts.malformed, problem="the call cannot be read")
         self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
@@ -263,7 +262,6 @@ class _Run:
 
 
 def _parse(raw: object) -> tuple[dict[str, Any] | None, str]:
-    """Parse arguments; returns None and the problem if invalid."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets

@@ -132,7 +132,6 @@ def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

@@ -95,7 +95,6 @@ async def _before(sandbox: Sandbox, path: str) -> bytes | None:
 
 
 def _parses(path: str, data: bytes) -> bool:
-    """Whether Python parses the file; True for other and very large files."""
     if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
         return True
     with warnings.catch_warnings():  # of invalid escapes

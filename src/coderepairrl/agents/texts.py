@@ -1,9 +1,7 @@
 """All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each.
 
 `FULL` is for instruction-tuned models of billions of parameters, `COMPACT` for a tiny policy with a context of about
-1,024 tokens.
-
-Placeholders are literal ``{name}``, filled by `fill`, so other braces need no escaping.
+1,024 tokens. Placeholders are literal ``{name}``, so other braces need no escaping.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class Tools:
             return None
 
     async def _text_of(self, path: str) -> bytes | None:
-        """Read a file. Raises OSError for a large one, since it is processed in the controller."""
+        """Read a file. Raises OSError for a large one."""
         data = await self._read(path)
         if data is not None and len(data) > _LARGEST_TEXT:
             raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_TEXT >> 20} MiB")
@@ -181,7 +181,6 @@ class Tools:
         )
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
-        """Error result for unusable arguments."""
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
             return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)

@@ -90,8 +90,6 @@ class _Tool(Lenient):
 
 
 class _Tools(Lenient):
-    """Validates tools, which the prompt has as written."""
-
     tools: list[_Tool]
     functions: list[_Signature]
 

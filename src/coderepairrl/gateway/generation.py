@@ -46,7 +46,7 @@ class Generation:
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the engine ends, a stop string, or `deadline` (loop time). Cancelling aborts.
 
-        Raises `EngineFault` for a dead engine or invalid output.
+        Raises `EngineFault`.
         """
         async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)
@@ -85,7 +85,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """Exact counts; the context excludes a tail after a stop string."""
+        """Exact counts; the context excludes the tail."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)

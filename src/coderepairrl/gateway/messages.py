@@ -56,7 +56,6 @@ class _Tool(Lenient):
 
     @property
     def ours(self) -> bool:
-        """Whether the client describes and runs the tool."""
         return self.type in (None, "custom")
 
 
@@ -262,7 +261,6 @@ def _thoughts(completion: Completion) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Parse arguments; other values than objects become a ``value``."""
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either

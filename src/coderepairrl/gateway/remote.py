@@ -72,8 +72,7 @@ class Remote:
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.
 
-    Entering raises `RemoteFault` for an unreachable remote or refused key, and `UsageError` for an ambiguous empty
-    `model`.
+    Entering raises `RemoteFault`, and `UsageError` for an ambiguous empty `model`.
     """
 
     masked = "relayed"
@@ -376,7 +375,6 @@ def _too_long(text: str) -> bool:
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """Parse ``Retry-After``, relative to the server's ``date``; 0 if invalid."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

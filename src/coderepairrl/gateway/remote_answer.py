@@ -76,7 +76,6 @@ class _Usage(Lenient):
     completion_tokens_details: _CompletionDetails | None = None
 
     def counts(self) -> dict[str, int]:
-        """Prompt and reply tokens; the latter from the total if missing."""
         prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
         sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
         return {"prompt_tokens": prompt, "completion_tokens": sampled}

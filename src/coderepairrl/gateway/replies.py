@@ -30,12 +30,11 @@ async def send(request: web.Request, dialect: Dialect, asked: Request, call: Cal
 
 
 async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """Send the reply, with whitespace, which may precede JSON, as keep-alive."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     while not await call.ended_within(HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
-        await response.write(b" ")
+        await response.write(b" ")  # a keep-alive: whitespace may precede JSON
     try:
         body = json.dumps(dialect.reply(asked, call, await call.result())).encode()
     except ApiError:

@@ -222,7 +222,6 @@ class Gateway:
         )
 
     async def _session_and_body(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
-        """Return a call's session, and its body if already read."""
         if self.keyless_session is None or not self._may_be_keyless(request):
             return self._session(request), None
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
@@ -319,7 +318,6 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    """Count requests, and refusals as calls. Raises `ApiError` if none are left."""
     session.check_requests()
     try:
         yield
@@ -330,7 +328,6 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _void_on_bug(session: Session) -> Iterator[None]:
-    """Turn unexpected exceptions into gateway faults."""
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):
@@ -341,11 +338,8 @@ def _void_on_bug(session: Session) -> Iterator[None]:
 
 
 def _listen(listener: asyncio.Server) -> asyncio.Server:
-    """Set the backlog to `BACKLOG`.
-
-    asyncio accepts up to the original backlog (1) per turn of the event loop; more clients that connect and hang up
-    would stall all calls.
-    """
+    # asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and
+    # hang up would stall all calls
     for each in listener.sockets:
         with sockets.fromfd(each.fileno(), each.family, each.type) as same:
             same.listen(BACKLOG)
@@ -369,10 +363,8 @@ def _cannot_listen(error: OSError, where: str) -> UsageError:
 
 
 class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """Logs malformed HTTP, a client's mistake, at debug level."""
-
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        if isinstance(exc_info, HttpProcessingError):
+        if isinstance(exc_info, HttpProcessingError):  # a client's mistake
             self.debug("bad HTTP: %s", type(exc_info).__name__)
         else:
             super().exception(msg, *args, exc_info=exc_info, **more)

@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 
 class _Placed(NamedTuple):
-    """A call being sampled, with its place in the tree."""
-
     placement: Placement
     budget: ReplyBudget
     generation: Generating
@@ -294,7 +292,6 @@ class Session:
         call.completion = self._outcome(turn, placed.generation, reply)
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
-        """Log, then record the turn; `unfinished` is why the reply is incomplete, or empty."""
         async with self._commits:  # keeps the order of the log and the tree the same
             turn = self._turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)

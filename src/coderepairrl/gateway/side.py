@@ -40,8 +40,6 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
 
 
 class _Histories:
-    """Tests whether a history contains a reply of the turns in `belongs`."""
-
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
         self._keys: dict[int, bytes] = {}

@@ -26,7 +26,7 @@ class Generating(Protocol):
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
         """Sample until the end or `deadline` (loop time). Cancelling aborts.
 
-        Raises a `Fault`, and `ApiError` for a refused request.
+        Raises a `Fault`, and `ApiError` if refused.
         """
         ...
 

@@ -106,7 +106,6 @@ class Tree(ABC):
         return None, 0
 
     def _recorded(self, reply: Message, last: int) -> int | None:
-        """Find the turn that sampled `reply`, preferably the next after turn `last`."""
         name = next_key(b"", reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
@@ -210,9 +209,8 @@ class TurnTree(Tree):
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the turn with the longest matching conversation by the remaining messages.
 
-        Recorded ids are never re-tokenized. If the model's family does not allow splicing, the whole conversation is
-        rendered. A prompt that extends no turn is attached where its longest common prefix with a recorded sequence
-        ends.
+        Recorded ids are never re-tokenized, unless the model's family does not allow splicing. A prompt that extends no
+        turn is attached where its longest common prefix with a recorded sequence ends.
         """
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
@@ -285,7 +283,6 @@ class TurnTree(Tree):
         return False
 
     async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        """Return the turn that sampled reply `at` (else `last`), and the reply's ids."""
         await asyncio.sleep(0)  # there may be thousands: let other sessions run
         index = self._recorded(messages[at], last)
         if index is None:

@@ -102,7 +102,6 @@ async def attempt(
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
-    """Run the agent; its errors become an `AgentFault`. Raises other parts' `Fault`s."""
     # its bugs end its episode and are counted, and end neither the run nor (by ``sys.exit``) the process
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
@@ -127,10 +126,9 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
 
 
 def _ended(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
-    """Ending and reason without a fault. An agent that breaks at a gateway's `limit` ended there."""
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
-    if limit:
+    if limit:  # also for an agent that broke at it
         return Ending.LIMIT, limit
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 

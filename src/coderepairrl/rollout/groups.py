@@ -121,8 +121,7 @@ async def make_group(
     """Make the attempts of `slot` at once, up to the rollout's concurrency.
 
     Void episodes are retried up to `retries` times with the same seed. `finished` are episodes of an interrupted group.
-    `tried`, which is updated, counts attempts begun. `verified` are further references by task id. `began` is called at
-    each beginning.
+    `tried`, which is updated, counts attempts begun. `began` is called at each beginning.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
@@ -154,7 +153,6 @@ async def make_group(
 
 
 async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run `jobs` at once; an error cancels the others."""
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]

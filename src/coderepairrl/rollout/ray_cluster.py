@@ -96,13 +96,12 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _leave(ray: Any, code: ExitCode) -> None:
-    """Disconnect, or end the process with `code` if the head does not answer: Ray would wait, or crash."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     ends = time.monotonic() + LEAVE_SECONDS
     while leaving.is_alive() and time.monotonic() < ends:
         await asyncio.sleep(0.01)
-    if leaving.is_alive():
+    if leaving.is_alive():  # Ray would wait for the head, or crash
         atexit.register(_end, code)
 
 

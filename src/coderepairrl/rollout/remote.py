@@ -108,11 +108,10 @@ class RemoteWorker:
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
-        """Wait for `result`. Cancellation cancels the attempt, and waits for its last turns."""
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._send(CancelAttempt(ticket.episode))
+            self._send(CancelAttempt(ticket.episode))  # its last turns still come
             with contextlib.suppress(TimeoutError, WorkerFault):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await asyncio.shield(result)
@@ -238,7 +237,6 @@ class RemoteExecutor(Executor):
         self._supervisors: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Wait for the first worker. Raises as `connect`, and `RunError`."""
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
         self._supervisors += [asyncio.create_task(self._supervise_cluster(self._watch))] if self._watch else []
         try:
@@ -262,7 +260,6 @@ class RemoteExecutor(Executor):
             self._notify()
 
     async def _wait_for_worker(self) -> RemoteWorker:
-        """Wait for a worker; returns the one with the most free capacity."""
         while True:
             if self._failed is not None:
                 raise self._failed
@@ -286,7 +283,6 @@ class RemoteExecutor(Executor):
         self._changed = asyncio.Event()
 
     async def _supervise(self, number: int) -> None:
-        """Start a worker, again after each loss."""
         losses = 0
         try:
             while True:

@@ -124,7 +124,6 @@ class SupervisedEngine(Engine):
         await self._engine.close()
 
     async def _bury(self, engine: Engine, fault: EngineFault) -> bool:
-        """Check whether `engine` is dead after `fault`."""
         if engine is not self._engine:
             return True
         try:

@@ -1,4 +1,4 @@
-"""Warm-up: the first request may take a minute, so an engine answers before an attempt's clock runs."""
+"""Warm-up before an attempt's clock runs: the first request may take a minute."""
 
 from __future__ import annotations
 
@@ -52,8 +52,6 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
 
 
 async def _time_replies(engine: Engine, ids: Sequence[int], count: int, reply: int) -> float:
-    """Make `count` requests at once; returns the slowest's seconds for `reply` tokens."""
-
     async def make_request(seed: int) -> float:
         began, first = time.monotonic(), 0.0
         async with contextlib.aclosing(engine.generate(ids, Sampling(max_tokens=TOKENS), seed)) as chunks:

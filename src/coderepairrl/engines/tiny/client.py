@@ -17,8 +17,6 @@ from coderepairrl.types import Sampling
 
 
 class _Stream:
-    """Tokens of one request, from the reader task to its consumer."""
-
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
         self.ended = False

@@ -175,7 +175,7 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Reject settings that would make logits slightly wrong."""
+    # better no engine than one whose logits are a little wrong
     checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),

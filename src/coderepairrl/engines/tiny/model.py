@@ -52,7 +52,6 @@ def _least_rows() -> int:
 
 
 def _attended(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
-    """Attend over two heads, with keys as values."""
     query, keys = (tensor.view(1, -1, 2, 32).transpose(1, 2) for tensor in (rows_NC, cached_TC))
     return scaled_dot_product_attention(query, keys, keys).transpose(1, 2).reshape(rows_NC.shape)
 
@@ -226,7 +225,6 @@ class TinyModel:
         return product(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
 
     def _places(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
-        """Each row's position, and its cells in the flat cache."""
         slot_P, start_P, size_P = np.array(pieces).T
         before_P = size_P.cumsum() - size_P
         position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
@@ -235,7 +233,6 @@ class TinyModel:
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
     def _attending(self, pieces: Sequence[Piece]) -> Attending:
-        """Join single tokens of neighbouring slots with equal key counts; cut the rest at multiples of `KEYS`."""
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long

@@ -191,14 +191,13 @@ class Scheduler:
         self.waiting.extendleft(reversed(later))
 
     def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Number of leading ids shared with each slot, without the prompt's last, which always runs for its logits."""
-        size = len(tokens) - 1
+        """Number of leading ids shared with each slot, at most all but the last."""
+        size = len(tokens) - 1  # the last one always runs, for its logits
         differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
     def _place(self, request: SequenceRequest, source: int, count: int) -> None:
-        """Assign a slot that begins with `count` tokens of `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
         reusable = [slot for slot in idle if slot != source or not count] or idle

@@ -53,7 +53,6 @@ def read_weights(config: ModelConfig, path: Path) -> Weights:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
-    """Yield a reader of tensors by name, from all files."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -192,8 +192,6 @@ class VllmEngine(Engine):
 
 
 class _Pinned(Engine):
-    """Requests to one version of an engine."""
-
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self.context = engine.context
         self._engine = engine
@@ -213,7 +211,6 @@ class _Pinned(Engine):
 
 
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-    """Convert `Sampling` to vLLM's parameters, with only our stop ids."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -229,7 +226,6 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
 
 
 def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
-    """Logprob of a token. Raises `EngineFault` if not finite."""
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")

@@ -52,7 +52,8 @@ def main() -> None:
 
 
 def _kill(group: int) -> None:
-    """Kill the group, resource trackers last: once the others are gone they clear /dev/shm and exit."""
+    """Kill the group, resource trackers last."""
+    # once the others are gone, resource trackers clear /dev/shm and exit
     deadline = time.monotonic() + SWEEP
     while time.monotonic() < deadline and (alive := list(_alive(group))):
         for pid, tracks in alive:
@@ -64,7 +65,6 @@ def _kill(group: int) -> None:
 
 
 def _alive(group: int) -> Iterator[tuple[int, bool]]:
-    """Living processes, and whether each is a resource tracker."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, _, of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]

@@ -58,7 +58,7 @@ class ServedWeights:
         raise EngineFault(f"version {version} is not served any more")
 
     async def begin(self, left: Sequence[str] | None) -> None:
-        """Make the server serve version 0; one started here (`left` is None) only needs the label.
+        """Make the server serve version 0.
 
         On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
         """
@@ -102,7 +102,7 @@ class ServedWeights:
                 pass
 
     async def receivers(self) -> int:
-        """Number of workers, which all receive an offer's weights."""
+        """See `VllmEngine.receivers`."""
         return int(json.loads(await self._server.call("GET", "/get_world_size"))["world_size"])
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
@@ -130,7 +130,6 @@ class ServedWeights:
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
-        """Let the workers receive weights into memory. If it fails, they serve as before."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._check_layout(offer)
@@ -170,7 +169,6 @@ class ServedWeights:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
 
     async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> Refused | None:
-        """Swap, or restore the old weights and return the refusal. Raises `EngineFault` if that fails."""
         try:
             await self._swap(path, version)
         except Refused as refusal:
@@ -198,7 +196,7 @@ class ServedWeights:
         await self._server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
-        """Reject other names or shapes: vLLM would keep the old values and only log it."""
+        # vLLM would keep the old values for other names or shapes, and only log it
         offered = weights.tensors(path)
         extra = {"lm_head.weight"}  # a tied head may be stored a second time
         if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
@@ -208,12 +206,11 @@ class ServedWeights:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
-        """Load an adapter, unless already the newest (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
         adapter = Adapter(f"{self._policy}-v{version}", version, checksum)
-        if adapter in self.adapters[-1:]:
+        if adapter in self.adapters[-1:]:  # from a restarted learner
             return
         if any(served.version == version for served in self.adapters):
             raise EngineFault(f"{adapter.name} is served already: a version names one adapter")
@@ -233,12 +230,13 @@ class ServedWeights:
         self.adapters.append(adapter)
 
     async def _free_adapter_slot(self) -> None:
-        """Unload the oldest unused adapter, or wait for requests to end: vLLM would drop one in use."""
+        """Unload the oldest unused adapter, or wait for requests to end."""
         patience = self._server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
             self._traffic.fewer.clear()
             used = {stream.model for stream in self._traffic.streams}
+            # vLLM itself would drop an adapter that is in use
             if idle := [adapter for adapter in self.adapters[:-1] if adapter.name not in used]:
                 await self._unload(idle[0].name)
                 self.adapters.remove(idle[0])

@@ -358,7 +358,7 @@ def first_error(log: str) -> str:
 
 
 def _cache() -> str:
-    """Shared folder for torch's compiled code: servers' own temporary folders are removed."""
+    # for torch's compiled code, shared by all servers: their own temporary folders are removed
     return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
@@ -413,7 +413,7 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """Create a session. `connector` must not reuse connections: a closed idle one looks like a death."""
+    # the connector must not reuse connections: a closed idle one looks like a death
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 

@@ -142,7 +142,6 @@ class Vllm(EngineSpec):
             raise
 
     async def _check_room(self, server: VllmServer) -> None:
-        """Raise `ConfigError` for a server that reports too little room for adapters."""
         if not self.lora_rank or (room := await server.adapter_room()) is None:
             return
         rank, count = room
@@ -182,6 +181,5 @@ class Vllm(EngineSpec):
 
 
 def _mixture(model: Path) -> bool:
-    """Whether the model has experts."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

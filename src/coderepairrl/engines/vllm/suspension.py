@@ -13,10 +13,10 @@ from coderepairrl.errors import EngineFault
 
 
 class Suspension:
-    """Pauses and sleeps of a server, whose requests stay (vLLM's mode ``keep``) and continue afterwards.
+    """Pauses and sleeps of a server, whose requests stay and continue afterwards.
 
-    It sleeps at vLLM's level 1: weights and adapters move to host memory, the KV cache is dropped and recomputed. Level
-    2 would save the copy, but lose what vLLM derives from weights and no file has.
+    At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level 2 would save
+    the copy, but lose what vLLM derives from weights and no file has.
     """
 
     def __init__(self, server: VllmServer, traffic: Traffic) -> None:

@@ -30,7 +30,7 @@ wire = _load(WIRE)
 
 
 def _mend_adapters() -> None:
-    """Compute tokens without an adapter correctly: vLLM 0.32 on a CPU takes their index, -1, for the last adapter."""
+    """Compute tokens without an adapter correctly."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
 
@@ -38,6 +38,7 @@ def _mend_adapters() -> None:
 
     def mended(inputs: Any, lora: Any, output: torch.Tensor, indices: torch.Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, lora, output, indices, scaling)
+        # vLLM 0.32 on a CPU takes the index of no adapter, -1, for the last place, and applies the adapter there
         output[indices < 0] = 0.0
 
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = mended
@@ -97,21 +98,17 @@ class Extension:
         return {}
 
     def _refusal(self, error: Exception) -> dict[str, str]:
-        """Return `error` as a result: an exception would break the caller's connection and lose the reason.
-
-        With several replicas (``--data-parallel-size``), vLLM 0.32 returns only the first one's results: others must
-        raise, which ends the use of this server.
-        """
+        """Return `error` as a result: an exception would break the caller's connection and lose the reason."""
+        # with several replicas (--data-parallel-size) vLLM 0.32 returns the results of the first one only: the others
+        # must raise to be noticed, which ends the use of this server
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error
         return {"error": f"{type(error).__name__}: {error}"}
 
     def _reload(self, **source: Any) -> None:
-        """Reload, and repack a tied head, of which vLLM 0.32 on a CPU would keep a packed old copy.
-
-        Raises ValueError for weights that are not finite.
-        """
+        """Reload the weights. Raises ValueError if they are not finite."""
         self.reload_weights(**source)
+        # a tied head is in no file, and vLLM 0.32 on a CPU would keep serving a packed copy of the old one
         model = self.model_runner.get_model()
         for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):

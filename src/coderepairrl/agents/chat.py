@@ -28,7 +28,7 @@ class LimitReached(Exception):
 class Reply:
     """The model's message, and the exact length of the conversation including it.
 
-    The other fields come only from our gateway.
+    Only our gateway sets `remaining_tokens`, `malformed` and `turn`.
     """
 
     message: Message

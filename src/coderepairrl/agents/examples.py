@@ -92,7 +92,7 @@ def as_calls(
 ) -> list[Message]:
     """Format examples as tool calls that read the file, patch it, and report success.
 
-    `tools` maps the command tool, then the patch tool to its parameters; `patched` is the patch result.
+    `tools` maps the command tool, then the patch tool to its parameters.
     """
     messages: list[Message] = []
 

@@ -203,7 +203,7 @@ def functions(before: str, code: str) -> str:
 
     Methods match by class, or by name if unique; nested functions likewise. New functions and classes go above the next
     matching one. Decorators stay if the block has none. Missing imports that the functions use are added. Other code is
-    ignored, unless the block is the whole file and changes more than functions.
+    ignored, unless the block is the whole file and changes more than functions: then it replaces the file.
 
     Raises `Unreadable` for invalid Python, and for functions that the file lacks or repeats.
     """
@@ -436,7 +436,6 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    """Missing imports, by the line to insert them at."""
     present = {_as_code(*each) for each in _imported(file.body)}
     lacking: dict[str, bool] = {}
     for node, alias in _imported(block.body):

@@ -55,8 +55,6 @@ def _code(data: bytes) -> list[str]:
 
 @dataclass(slots=True)
 class _Draft:
-    """Sandbox files for `Tools`, with changes in memory."""
-
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
 

@@ -88,7 +88,7 @@ class Tools:
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
-        """Replace ``old_content`` in ``file_path``; if empty, fill a new or empty file.
+        """Replace ``old_content`` in ``file_path``; an empty one fills a new or empty file.
 
         With `lines` both are whole lines (`patching.replace_lines`).
         """

@@ -81,7 +81,7 @@ class Tree(ABC):
         """Prompt tokens, as far as known."""
 
     def add(self, turn: Turn, placement: Placement | None) -> None:
-        """Record `turn`, without `placement` if no client got the reply and can continue it."""
+        """Record `turn`; if `placement` is None, no client can continue it."""
         self.turns.append(turn)
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults

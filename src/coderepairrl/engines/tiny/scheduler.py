@@ -108,7 +108,7 @@ class Scheduler:
         self.waiting = deque(request for request in self.waiting if request.key != key)
 
     def plan(self) -> Step:
-        """Admit requests, then fill a step: next tokens by slot, then prompts."""
+        """Admit requests, then fill a step: next tokens, then prompts."""
         self._admit()
         step = Step()
         budget = STEP_TOKENS

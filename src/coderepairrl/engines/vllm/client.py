@@ -157,7 +157,7 @@ class VllmEngine(Engine):
             raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
 
     async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """Yield a request's chunks once their versions are certain."""
+        """Yield chunks once their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []
         sent = 0

@@ -1,4 +1,4 @@
-"""Agents: things that repair code by calling a model. `make` builds one from its name in a configuration."""
+"""Agents: programs that repair code by calling a model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ SHIPPED = {
 
 
 def make(name: str, /, **options: Any) -> Agent:
-    """The agent called `name` in a configuration, of a recipe file, or the class at an import path ``module:Class``.
+    """Build an agent from its name, a recipe file, or an import path ``module:Class``.
 
-    Raises `ConfigError`, which names the nearest known name, for an unknown agent or option, and `PrerequisiteError`
-    for a program that is not installed.
+    Raises `ConfigError` for an unknown agent or option, `PrerequisiteError` for a program that is not installed.
 
     >>> make("nano", nudge=False).name
     'nano'
@@ -34,6 +33,6 @@ def make(name: str, /, **options: Any) -> Agent:
         from coderepairrl.agents.command import Program
 
         return Program(recipe.label(name), recipe.load(name, options), name)
-    known = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
-    agent: Agent = registry.make("agent", name, known, Agent, options)
+    classes = SHIPPED | dict.fromkeys(recipe.names(), SHIPPED["command"])
+    agent: Agent = registry.make("agent", name, classes, Agent, options)
     return agent

@@ -1,8 +1,7 @@
-"""`agentless`: no tools. A script asks where the defect is (files, elements, lines), samples repairs, and takes a vote.
+"""`agentless`: no tools. A script localises the defect (files, elements, lines), samples repairs, and takes a vote.
 
-After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without its
-embeddings and the tests that it has written: a hierarchical localisation, several repairs as search-and-replace edits,
-and of those that apply, parse and (on request) pass tests of the repository's own the one that most agree on.
+After Xia et al., Agentless: Demystifying LLM-based Software Engineering Agents (arXiv 2407.01489), without embeddings
+and generated tests.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AgentlessOptions:
-    """How much the model is shown and how often it is asked. Raises `ConfigError` for an option that cannot work."""
+    """Options of `agentless`. Raises `ConfigError` for invalid values."""
 
     files: Literal["model", "oracle"] = "model"
     """Who says which files: the model, or the task's reference (an upper bound for any search)."""
@@ -78,7 +77,7 @@ class AgentlessOptions:
 class Agentless(Agent):
     """Localise, repair, validate. Takes `AgentlessOptions` by name.
 
-    Every question is a conversation of its own; all of them are part of the repair, and trained.
+    Every question is a separate, trained conversation.
     """
 
     name = "agentless"
@@ -90,29 +89,24 @@ class Agentless(Agent):
 
     @property
     def reads_reference(self) -> bool:
-        """With ``files="oracle"``."""
+        """True with ``files="oracle"``."""
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox; with examples the first for a repair, which has them."""
+        """Request with the examples, but without files, which only the sandbox has."""
         return FirstRequest(_messages(task.prompt, _shots(self.options, task)))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Ask for files, elements, lines and repairs, and leave in the tree what most repairs agree on.
+        """Ask for files, elements, lines and repairs, then apply the repair that most samples agree on.
 
-        An answer that names nothing that is there leaves what was asked of before; a repair that does not apply has no
-        vote. The report has a call for each question (``files``, ``elements``, ``lines``, ``repair``; ok if it named
-        something, or applies) and for each run of ``tests``. Its `exit` is ``submitted``, or the limit that ended the
-        questions: then the repairs vote that there are. Raises `GatewayFault`, `AgentFault` (no git, or the endpoint
-        refuses our requests) and `SandboxFault`.
+        The report has a call per question, ok if the answer matched or applied, and per run of ``tests``. Its `exit` is
+        ``submitted``, or the limit that ended the questions. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, {}) as chat:
             return await _Run(self.options, task, sandbox, endpoint, chat).report()
 
 
 class _Run:
-    """The state of one episode."""
-
     def __init__(self, options: AgentlessOptions, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options, self.task, self.sandbox, self.chat = options, task, sandbox, chat
         self.budget = Budget(endpoint.limits)
@@ -130,8 +124,8 @@ class _Run:
             sources = await self._sources()
             places = await self._places(sources)
             for _ in range(self.options.samples):
-                if (made := await self._repair(places)) is not None:
-                    repairs.append(made)
+                if (repair := await self._repair(places)) is not None:
+                    repairs.append(repair)
         except LimitReached as reached:
             exit = reached.limit
         if self.options.tests:
@@ -141,7 +135,6 @@ class _Run:
         return AgentReport(exit, tuple(self.done), "\n".join(map(json.dumps, self.log)))
 
     async def _ask(self, question: str, shown: Sequence[str], shots: Sequence[Message] = ()) -> str:
-        """The reply in a conversation of its own. Raises `LimitReached`."""
         if limit := self.budget.exhausted():
             raise LimitReached(limit)
         self.budget.act()
@@ -156,16 +149,16 @@ class _Run:
         self.done.append(ToolCall(self.turn, name, json.dumps(arguments), ok, seconds=seconds))
 
     async def _sources(self) -> list[Source]:
-        """The files to look into: those that the model names, else those that the issue mentions, else the first."""
-        self.there = there = await files_of(self.sandbox) if self.task.workspace else []
+        """Choose the files that the model names, else those that the issue mentions, else the first."""
+        self.there = paths = await files_of(self.sandbox) if self.task.workspace else []
         if self.options.files == "oracle":
-            named = choose("oracle", self.task, there)
-        elif there:
-            mentioned = choose("mentioned", self.task, there)
-            ordered = list(dict.fromkeys([*mentioned, *there]))
+            named = choose("oracle", self.task, paths)
+        elif paths:
+            mentioned = choose("mentioned", self.task, paths)
+            ordered = list(dict.fromkeys([*mentioned, *paths]))
             listing = "Files of the repository:\n" + "\n".join(ordered)
             answer = await self._ask(_FILES.format(most=self.options.most_files), [listing])
-            named = paths_named(answer, there)
+            named = paths_named(answer, paths)
             self._note("files", {"answer": answer}, bool(named))
             named = named or ordered
         else:
@@ -182,37 +175,35 @@ class _Run:
         return sources
 
     async def _places(self, sources: Sequence[Source]) -> list[Place]:
-        """What is shown of `sources`: all of them, narrowed by two questions."""
         places = [source.whole for source in sources]
         if outlines := [source.outline for source in sources if source.elements]:
             answer = await self._ask(_ELEMENTS, outlines)
-            found = elements_named(answer, sources)
-            self._note("elements", {"answer": answer}, bool(found))
-            places = found or places
+            named = elements_named(answer, sources)
+            self._note("elements", {"answer": answer}, bool(named))
+            places = named or places
         if places:
             answer = await self._ask(_LINES, [numbered(place) for place in places])
-            found = lines_named(answer, sources, self.options.around)
-            self._note("lines", {"answer": answer}, bool(found))
-            places = found or places
+            named = lines_named(answer, sources, self.options.around)
+            self._note("lines", {"answer": answer}, bool(named))
+            places = named or places
         return places
 
     async def _repair(self, places: Sequence[Place]) -> Proposal | None:
         form = self.options.format
         sources = list(dict.fromkeys(place.source for place in places))
-        shown = places if form == "blocks" else [source.whole for source in sources]
+        excerpted = places if form == "blocks" else [source.whole for source in sources]
         question = _REPAIR.format(format=FORMATS[form])
-        answer = await self._ask(question, [excerpt(place) for place in shown], _shots(self.options, self.task))
+        answer = await self._ask(question, [excerpt(place) for place in excerpted], _shots(self.options, self.task))
         paths = [source.path for source in sources]
         try:
-            made = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
+            edits = await read_edits(form, answer, self.sandbox, self.there, paths, cut_off=self.cut_off)
         except Unreadable:
-            made = []
-        found = await draft(self.sandbox, made)
-        self._note("repair", {"answer": answer}, found is not None)
-        return found
+            edits = []
+        proposal = await draft(self.sandbox, edits)
+        self._note("repair", {"answer": answer}, proposal is not None)
+        return proposal
 
     async def _tested(self, repairs: Sequence[Proposal]) -> list[Proposal]:
-        """Those with which the repository's own tests pass; all where there are none, or the time is up."""
         passed = []
         for repair in {each.key: each for each in repairs}.values():
             seconds = min(self.options.test_seconds, self.budget.seconds_left)
@@ -235,16 +226,16 @@ def _shots(options: AgentlessOptions, task: Task) -> list[Message]:
 
 
 def _cut(parts: Sequence[str], chars: int) -> list[str]:
-    """`parts` from the first on, at most `chars` of them all, the last of them cut after a line.
+    """Keep the first `chars` characters, up to a line end.
 
     >>> _cut(["one\\ntwo", "three"], 6), _cut(["one", "three"], 8)
     (['one\\n(cut off)'], ['one', 'three'])
     """
-    shown: list[str] = []
+    parts_kept: list[str] = []
     for part in parts:
         if len(part) > chars:
-            kept = part[:chars].rpartition("\n")[0]
-            return [*shown, f"{kept}\n(cut off)"] if kept else shown
-        shown.append(part)
+            lines = part[:chars].rpartition("\n")[0]
+            return [*parts_kept, f"{lines}\n(cut off)"] if lines else parts_kept
+        parts_kept.append(part)
         chars -= len(part)
-    return shown
+    return parts_kept

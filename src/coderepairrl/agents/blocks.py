@@ -1,4 +1,4 @@
-"""Search/replace blocks: how a model writes edits (`direct.FORMAT`), read with patience, made to apply."""
+"""Search/replace blocks (`direct.FORMAT`): lenient reading, writing, and applying."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _EXACT = re.compile(r"(<++) SEARCH|(=++)|(>++) REPLACE")
 
 
 class Block(NamedTuple):
-    """One edit: lines of a file, without their ends, and those that replace them. Without lines to search, a new file.
+    """One edit: lines without ends, and their replacement. An empty search creates the file.
 
     >>> Block("a.py", ("x = 1",), ("x = 2",)).old
     'x = 1\\n'
@@ -37,58 +37,56 @@ class Block(NamedTuple):
 
     @property
     def old(self) -> str:
-        """The lines searched, as text."""
+        """Searched lines as text."""
         return _text(self.search)
 
     @property
     def new(self) -> str:
-        """The lines that replace them, as text."""
+        """Replacement lines as text."""
         return _text(self.replace)
 
 
 class Inexpressible(TaskError):
-    """No blocks make this change: of line ends alone, say."""
+    """The change cannot be written as blocks, for example of line ends alone."""
 
 
 def answer(reply: str) -> str:
-    """What a reply says after its thought; what stands between ``<answer>`` tags, if it has them.
+    """Return the reply without its thought, or the text in its ``<answer>`` tags.
 
     >>> answer("<think>x</think>\\n<answer>\\ny\\n</answer>"), answer("y"), answer("<think>cut off")
     ('\\ny\\n', 'y', '')
     """
-    said = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
-    _, tag, rest = said.partition("<answer>")
-    return rest.partition("</answer>")[0] if tag else said
+    text = reply.partition("</think>")[2] if reply.lstrip().startswith("<think>") else reply
+    _, tag, rest = text.partition("<answer>")
+    return rest.partition("</answer>")[0] if tag else text
 
 
 def read(text: str) -> list[Block]:
-    """The complete blocks of `text`, in order, with the path on the line above each or above the fence above it, if
-    there is one.
+    """Parse complete blocks. A path is on the line above the block or its fence.
 
-    Markers are lines of their own. Those of a block that are written as the first one is (as many signs, no blanks) are
-    taken first, so that lines between them may look like others; else any that can be meant are, of two signs or
-    more (five for the divider), with blanks around them.
+    Markers written exactly as the block's first one (same length, no blanks) take precedence, so lines between may
+    resemble markers; otherwise two signs suffice (five for the divider), with optional blanks.
 
     >>> read("a.py\\n<<<< SEARCH>\\n  a\\n\\n=====\\n  c\\n>> REPLACE")
     [Block(path='a.py', search=('  a', ''), replace=('  c',))]
     """
     lines = text.replace("\r\n", "\n").split("\n")
     marks = _Marks(lines)
-    found: list[Block] = []
+    blocks: list[Block] = []
     free = 0  # lines before are of earlier blocks
     for head in marks.opening:
         if head < free or not (ends := marks.ends(head)):
             continue
         divider, tail = ends
-        found.append(
+        blocks.append(
             Block(_path(lines, head, free), tuple(lines[head + 1 : divider]), tuple(lines[divider + 1 : tail]))
         )
         free = tail + 1
-    return found
+    return blocks
 
 
 def write(blocks: Iterable[Block]) -> str:
-    """`blocks` as text that `read` reads back. Markers are longer than `MARKER` where lines look like them.
+    """Format blocks for `read`; markers lengthen if lines resemble them.
 
     >>> write([Block("a.py", ("x = 1",), ("x = 2",))]).split("\\n")[:4]
     ['a.py', '<<<<<<< SEARCH', 'x = 1', '=======']
@@ -97,9 +95,9 @@ def write(blocks: Iterable[Block]) -> str:
 
 
 def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> list[Block]:
-    """The blocks that make `after` of `before`, one after the other; a new file of nothing.
+    """Compute the blocks that turn `before` into `after`; an empty `before` is a new file.
 
-    Each has `context_lines` lines around its change, and as many more as single it out. Raises `Inexpressible`.
+    Each has `context_lines` around its change, more if needed to be unique. Raises `Inexpressible`.
 
     >>> between("a.py", b"x = 1\\ny = 1\\n", b"x = 1\\ny = 2\\n", context_lines=0)
     [Block(path='a.py', search=('y = 1',), replace=('y = 2',))]
@@ -113,19 +111,19 @@ def between(path: str, before: bytes, after: bytes, context_lines: int = 3) -> l
     if a[-1] == b[-1] == "":
         del a[-1], b[-1]
         end = "\n"
-    whole = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
-    for ranges in (_singled_out(a, b, end, context_lines), whole):
-        found = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
+    whole_file = [(0, len(a), 0, len(b))]  # which keeps line ends that a file in between may lack
+    for ranges in (_singled_out(a, b, end, context_lines), whole_file):
+        blocks = created + [Block(path, tuple(a[i:j]), tuple(b[k:m])) for i, j, k, m in ranges]
         with suppress(UnicodeEncodeError):  # a file in Latin-1 that becomes one in UTF-8
-            if applied(before, found) == after:
-                return found
+            if applied(before, blocks) == after:
+                return blocks
     raise Inexpressible(
         f"{path}: search/replace blocks cannot make this change", fix="leave it out: it is of line ends"
     )
 
 
 def applied(before: bytes, blocks: Iterable[Block]) -> bytes:
-    """The file after all of `blocks`. Raises `patching.NoMatch`, `patching.Ambiguous` and UnicodeEncodeError.
+    """Apply `blocks` in order. Raises `patching.NoMatch`, `patching.Ambiguous` and UnicodeEncodeError.
 
     >>> applied(b"x\\r\\n", [Block("", ("x",), ("y", "z"))])
     b'y\\r\\nz\\r\\n'
@@ -137,21 +135,19 @@ def applied(before: bytes, blocks: Iterable[Block]) -> bytes:
 
 
 class _Marks:
-    """Where the markers are, each by its line number."""
-
     def __init__(self, lines: Sequence[str]) -> None:
         self.opening = [at for at, line in enumerate(lines) if _OPEN.fullmatch(line)]
         self._dividers = [at for at, line in enumerate(lines) if _DIVIDER.fullmatch(line)]
         self._closing = [at for at, line in enumerate(lines) if _CLOSE.fullmatch(line)]
         self._exact: dict[tuple[str, int], list[int]] = {}
         for at, line in enumerate(lines):
-            if found := _EXACT.fullmatch(line):
-                signs = found[found.lastindex or 0]
+            if match := _EXACT.fullmatch(line):
+                signs = match[match.lastindex or 0]
                 self._exact.setdefault((signs[0], len(signs)), []).append(at)
         self._length = {at: size for (sign, size), places in self._exact.items() if sign == "<" for at in places}
 
     def ends(self, head: int) -> tuple[int, int] | None:
-        """The divider and the last line of the block that begins at `head`, if it is whole before another begins."""
+        """Divider and last line of the block that begins at `head`, if complete before another begins."""
         size = self._length.get(head, 0)
         same = [self._exact.get((sign, size), []) for sign in "=><"] if size else []
         return (_ends(head, *same) if same else None) or _ends(head, self._dividers, self._closing, self.opening)
@@ -167,22 +163,20 @@ def _ends(head: int, dividers: Sequence[int], closing: Sequence[int], opening: S
 
 
 def _next(places: Sequence[int], at: int) -> int | None:
-    found = bisect_right(places, at)
-    return places[found] if found < len(places) else None
+    index = bisect_right(places, at)
+    return places[index] if index < len(places) else None
 
 
 def _path(lines: Sequence[str], head: int, free: int) -> str:
-    """The line above an edit, or above the fence above it, from line `free` on."""
-
     def named(at: int) -> bool:
         return at >= free and lines[at] != "" and not lines[at][0].isspace()
 
-    found = ""
+    line = ""
     if named(head - 2) and lines[head - 1].startswith("```"):
-        found = lines[head - 2]
+        line = lines[head - 2]
     elif named(head - 1):
-        found = lines[head - 1]
-    return found.strip("`* :#")
+        line = lines[head - 1]
+    return line.strip("`* :#")
 
 
 def _written(block: Block) -> str:
@@ -198,7 +192,7 @@ def _markers(size: int) -> tuple[str, str, str]:
 
 
 def _singled_out(a: list[str], b: list[str], end_of_file: str, context_lines: int) -> list[tuple[int, int, int, int]]:
-    """Ranges of lines of `a` and of `b` that replace each other, so wide that each is found once, in its turn."""
+    """Ranges of lines of `a` and `b` that replace each other, widened until each matches once, applied in order."""
     matcher = SequenceMatcher(None, a, b, autojunk=False)
     groups = [
         [group[0][1], group[-1][2], group[0][3], group[-1][4]] for group in matcher.get_grouped_opcodes(context_lines)

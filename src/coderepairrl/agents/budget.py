@@ -1,4 +1,4 @@
-"""What an episode may still spend, to the call, the token and the second."""
+"""Remaining calls, tokens and seconds of an episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPLY_FLOOR = 256
 
 
 class Budget:
-    """Limits and what is left of them. With a limit of L calls, exactly L actions are allowed.
+    """Limits and what remains of them. L calls allow exactly L actions.
 
     >>> budget = Budget(Limits(calls=1, tokens=1000, seconds=60), clock=lambda: 0.0)
     >>> budget.spent(), budget.act(), budget.spent()
@@ -31,12 +31,12 @@ class Budget:
 
     @property
     def calls_left(self) -> int:
-        """Actions that may still be taken."""
+        """Remaining actions."""
         return self._limits.calls - self._calls
 
     @property
     def tokens_left(self) -> int:
-        """Tokens left after the last reply. Tool results since then are counted by the next one."""
+        """Tokens left after the last reply, before later tool results."""
         return self._tokens_left
 
     @property
@@ -45,29 +45,29 @@ class Budget:
         return self._limits.seconds - (self._clock() - self._started)
 
     def act(self) -> None:
-        """Count one action: a tool call, whatever came of it, or a reply that did nothing."""
+        """Count a tool call, failed or not, or a reply that did nothing."""
         self._calls += 1
 
     def saw(self, tokens: int, remaining: int | None = None) -> None:
-        """Note the exact length of the conversation, prompt and reply, as the endpoint reports it.
+        """Record the conversation's length in tokens as the endpoint reports it.
 
-        `remaining` is the endpoint's own account, which also knows the length of the model's context.
+        `remaining` is the endpoint's own count, which considers the model's context.
         """
         left = self._limits.tokens - tokens
         self._tokens_left = left if remaining is None else min(left, remaining)
 
     def exhausted(self) -> Spent | None:
-        """The limit that forbids another action, if any. Tokens do not: those of a call are spent already."""
+        """Limit that forbids another action; never tokens, which a call has already spent."""
         if self.calls_left <= 0:
             return "calls"
         return "time" if self.seconds_left <= 0 else None
 
     def spent(self) -> Spent | None:
-        """The limit that forbids another reply, if any."""
+        """Limit that forbids another reply."""
         return self.exhausted() or ("tokens" if self.tokens_left <= 0 else None)
 
     def reply_tokens(self) -> int:
-        """Longest reply to ask for: half of what is left beyond a reserve of a tenth.
+        """Longest reply to request: half of the remaining tokens beyond a reserve of a tenth.
 
         >>> Budget(Limits(tokens=10_240)).reply_tokens(), Budget(Limits(tokens=1_000)).reply_tokens()
         (4096, 450)

@@ -1,4 +1,4 @@
-"""One conversation with an OpenAI-compatible endpoint, over real HTTP."""
+"""A conversation with an OpenAI-compatible endpoint over HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 class LimitReached(Exception):
-    """The endpoint will not go on: `limit` is ``calls``, ``tokens`` or ``time``. An ending, not an error."""
+    """The endpoint's `limit` (``calls``, ``tokens`` or ``time``) ended the conversation. Not an error."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(limit)
@@ -26,10 +26,9 @@ class LimitReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The model's message, and the exact length of the conversation with it.
+    """The model's message, and the exact length of the conversation including it.
 
-    The other fields come from our own gateway alone: tool calls in the text that could not be read, the tokens that the
-    episode and the model's context have left, and the index of the turn.
+    Only our gateway sets `remaining_tokens`, `malformed` and `turn`.
     """
 
     message: Message
@@ -43,7 +42,7 @@ class Reply:
 
 
 class Chat:
-    """A client of Chat Completions. Nothing is retried: a gateway's fault voids the episode, which is run again."""
+    """Client of Chat Completions. It never retries: a gateway fault voids the episode, which is rerun."""
 
     def __init__(self, endpoint: Endpoint, options: Mapping[str, Any]) -> None:
         self._endpoint = endpoint
@@ -65,10 +64,9 @@ class Chat:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int, seconds: float
     ) -> Reply:
-        """The model's next message.
+        """Request the next message.
 
-        Raises `LimitReached` when the endpoint's or the time limit ends the conversation, `GatewayFault` when the
-        endpoint breaks, and `AgentFault` when it takes our request for a wrong one.
+        Raises `LimitReached`, `GatewayFault` for a failing endpoint, and `AgentFault` for a rejected request.
         """
         body = {
             "model": self._endpoint.model,
@@ -109,14 +107,14 @@ def _reply(answer: Any) -> Reply:
     try:
         message = answer["choices"][0]["message"]
         # Null fields are not part of the conversation; everything else is sent back as it came.
-        kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+        fields = {key: value for key, value in message.items() if value is not None or key == "content"}
         exact = answer.get("crrl") or {}
         usage = answer.get("usage") or {}
         tokens = exact.get("context_tokens")
         if tokens is None:
             tokens = usage["prompt_tokens"] + usage["completion_tokens"]
         return Reply(
-            message=kept,
+            message=fields,
             tool_calls=tuple(message.get("tool_calls") or ()),
             context_tokens=int(tokens),
             remaining_tokens=exact.get("remaining_tokens"),

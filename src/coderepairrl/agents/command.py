@@ -1,7 +1,6 @@
-"""`command`: any program as an agent, unmodified, inside the sandbox.
+"""`command`: any unmodified program as an agent in the sandbox, described by a `Recipe`.
 
-All that such an agent is stands in a `Recipe`: what to install, how to start it, when it is done. The gateway's
-socket, bridged to the sandbox's own loopback, is all that the program reaches.
+It reaches only the gateway's socket, bridged to the sandbox's loopback.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _WRITE = 'mkdir -p "$(dirname "$1")" && cat > "$1"'
 
 
 class Program(Agent):
-    """The program of `recipe` as an agent called `name`; `source` is what ``crrl agents install`` knows it by.
+    """The program of `recipe` as an agent, installed by ``crrl agents install SOURCE``.
 
-    Raises `PrerequisiteError` when what the recipe installs is not there.
+    Raises `PrerequisiteError` if not installed.
     """
 
     placement: Literal["host", "sandbox"] = "sandbox"
@@ -49,11 +48,10 @@ class Program(Agent):
             self.binds = (str(folder(name, recipe)),)
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Run the program to its end or until time is up.
+        """Run the program until it exits or time is up.
 
-        The report's `exit` is ``submitted`` or ``time``, its `log` what the program printed. Limits of calls and
-        tokens are the gateway's, whose session knows of them. Raises `AgentFault` when the program cannot be run or
-        ends with another exit code than the recipe's, and `SandboxFault`.
+        The report's `exit` is ``submitted`` or ``time``, its `log` the output. Raises `SandboxFault`, and `AgentFault`
+        for a program that cannot run or has another exit code than the recipe's.
         """
         recipe, deadline = self.recipe, time.monotonic() + endpoint.limits.seconds
         base = await _base_url(sandbox, endpoint)
@@ -88,8 +86,8 @@ class Program(Agent):
         if done.timed_out:
             return AgentReport("time", None, log)
         if done.exit_code not in recipe.exit_codes:
-            what = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
-            words = f"{self.name} {what}: {log[-_LAST_WORDS:].strip()}"
+            failure = "cannot be run" if done.exit_code in _CANNOT_RUN else f"ended with exit code {done.exit_code}"
+            words = f"{self.name} {failure}: {log[-_LAST_WORDS:].strip()}"
             raise AgentFault(words, how=_how(done.exit_code), printed=log)
         return AgentReport("submitted", None, log)
 
@@ -102,7 +100,7 @@ class Command(Program):
 
 
 def _how(exit_code: int) -> str:
-    """How a program ended, in a word, from its exit code as a shell gives it.
+    """Name a shell's exit code.
 
     >>> _how(1), _how(139), _how(255)
     ('exit 1', 'SIGSEGV', 'exit 255')
@@ -114,16 +112,14 @@ def _how(exit_code: int) -> str:
 
 
 async def _base_url(sandbox: Sandbox, endpoint: Endpoint) -> str:
-    """The endpoint as the program sees it; one without a socket is on a loopback that the sandbox shares."""
     if not endpoint.socket:
         return endpoint.base_url.rstrip("/")
     return await sandbox.reach(endpoint.socket) + urlsplit(endpoint.base_url).path.rstrip("/")
 
 
 async def _home(sandbox: Sandbox) -> str:
-    """A fresh folder for the program's own files, outside the repository."""
-    made = await _checked(sandbox, ["mktemp", "-d"])
-    return made.output.decode().strip()
+    result = await _checked(sandbox, ["mktemp", "-d"])
+    return result.output.decode().strip()
 
 
 async def _checked(sandbox: Sandbox, argv: Sequence[str], stdin: bytes = b"") -> ExecResult:

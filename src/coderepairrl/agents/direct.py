@@ -74,7 +74,7 @@ _DEF = re.compile(r"^[ \t]*(?:async[ \t]+)?def[ \t]+(\w+)", re.M)
 
 @dataclass(frozen=True, slots=True)
 class DirectOptions:
-    """What the model is shown. Raises `ConfigError` for an option that cannot work."""
+    """Options of `direct`. Raises `ConfigError` for invalid values."""
 
     files: Literal["mentioned", "oracle", "all", "none"] = "mentioned"
     """Which files: those whose path or name the issue has, those that the reference changes (an upper bound for any
@@ -101,7 +101,7 @@ class DirectOptions:
 
 
 class Direct(Agent):
-    """One turn. Takes `DirectOptions` by name."""
+    """Single-turn agent. Takes `DirectOptions` by name."""
 
     name = "direct"
     placement: Literal["host", "sandbox"] = "host"
@@ -111,22 +111,22 @@ class Direct(Agent):
 
     @property
     def reads_reference(self) -> bool:
-        """With ``files="oracle"``."""
+        """True with ``files="oracle"``."""
         return self.options.files == "oracle"
 
     def first_request(self, task: Task) -> FirstRequest:
-        """Without files, which are only known in the sandbox: all of it with ``files="none"``."""
+        """Request without files, which only the sandbox has; complete with ``files="none"``."""
         return FirstRequest(self._messages(task, task.prompt))
 
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
-        """Ask once and apply the edits of the reply, each a call of `edit` in the report.
+        """Ask once and apply the reply's edits, each reported as a call of `edit`.
 
-        The report's `exit` is ``submitted``, or the limit that left no room for a reply. Raises `GatewayFault`,
-        `AgentFault` (no git, or the endpoint refuses our request) and `SandboxFault`.
+        The report's `exit` is ``submitted``, or the limit that prevented a reply. Raises `GatewayFault`,
+        `SandboxFault`, and `AgentFault`.
         """
         budget = Budget(endpoint.limits)
-        there = await files_of(sandbox) if task.workspace else []
-        prompt, files = await self._prompt(task, sandbox, there, within(self.options.context_chars, endpoint.limits))
+        paths = await files_of(sandbox) if task.workspace else []
+        prompt, files = await self._prompt(task, sandbox, paths, within(self.options.context_chars, endpoint.limits))
         messages = self._messages(task, prompt)
         done: list[ToolCall] = []
         exit = "submitted"
@@ -138,21 +138,19 @@ class Direct(Agent):
         else:
             messages.append(reply.message)
             text = str(reply.message.get("content") or "")
-            done = await self._make(text, sandbox, there, files, cut_off=reply.cut_off)
+            done = await self._make(text, sandbox, paths, files, cut_off=reply.cut_off)
         return AgentReport(exit, tuple(done), "\n".join(map(json.dumps, messages)))
 
     async def _make(
         self, reply: str, sandbox: Sandbox, there: list[str], files: list[str], *, cut_off: bool
     ) -> list[ToolCall]:
-        """Make the edits of a reply, each a call of `edit`; one that cannot be read is a call that failed, and says
-        why."""
         done: list[ToolCall] = []
         tools = Tools(sandbox, FULL, output_chars=0)
         try:
-            found = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
+            requested = await read_edits(self.options.format, reply, sandbox, there, files, cut_off=cut_off)
         except Unreadable as problem:
             return [ToolCall(0, "edit", json.dumps({"problem": str(problem)}), False, len(str(problem)))]
-        for each in found:
+        for each in requested:
             started = time.monotonic()
             changes = self.options.format == "blocks" or each["old_content"] != each["new_content"]
             result = await tools.apply_patch(each, lines=True) if changes else Result("nothing changes", True)
@@ -163,13 +161,13 @@ class Direct(Agent):
     def _messages(self, task: Task, prompt: str) -> list[Message]:
         options = self.options
         system = _SYSTEM.format(format=FORMATS[options.format]) if options.system is None else options.system
-        asked = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
-        opening: list[Message] = [{"role": "system", "content": asked}] if asked else []
+        instructions = "\n\n".join(filter(None, (system, TAGS if options.tags else "")))
+        opening: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
         shots = as_turns(of(options.examples), task.id, options.format, code=options.files != "none")
         return [*opening, *shots, {"role": "user", "content": prompt}]
 
     async def _prompt(self, task: Task, sandbox: Sandbox, there: list[str], room: int) -> tuple[str, list[str]]:
-        """The issue with files below, and which these are; without any those that the issue names."""
+        """Build the prompt, and list its files; if none, those that the issue names."""
         files: dict[str, str] = {}
         for path in choose(self.options.files, task, there):
             try:
@@ -184,7 +182,7 @@ class Direct(Agent):
 
 
 def within(chars: int, limits: Limits) -> int:
-    """At most `chars`, and so few that the episode's tokens suffice for the issue and a reply, too.
+    """Limit `chars` so that tokens for the issue and a reply remain.
 
     >>> within(20_000, Limits()), within(20_000, Limits(tokens=2_000))
     (20000, 4000)
@@ -193,7 +191,7 @@ def within(chars: int, limits: Limits) -> int:
 
 
 def choose(which: str, task: Task, paths: list[str]) -> list[str]:
-    """The files among `paths` to show, all of them where the choice `which` finds none; none if it is ``none``.
+    """Select files by `which`: all if it matches none, none if ``none``.
 
     >>> task = Task("t", "add() in calc.py subtracts", "python", "dir:x", b"--- a/calc.py\\n+++ b/calc.py\\n")
     >>> choose("mentioned", task, ["calc.py", "other.py"]), choose("oracle", task, ["a.py", "calc.py"])
@@ -211,33 +209,32 @@ def choose(which: str, task: Task, paths: list[str]) -> list[str]:
 
 
 def edits(reply: str, path: str = "") -> list[dict[str, str]]:
-    """The edits in a reply's answer (`blocks.answer`), as arguments of `Tools.apply_patch`; those that name no file are
-    of the file `path`.
+    """Read an answer's edits as arguments of `Tools.apply_patch`; `path` is the default file.
 
     >>> edits("So:\\n\\na.py\\n<<<<<<< SEARCH\\nx = 1\\n=======\\nx = 2\\n>>>>>>> REPLACE\\n")
     [{'file_path': 'a.py', 'old_content': 'x = 1\\n', 'new_content': 'x = 2\\n'}]
     """
-    found = blocks.read(blocks.answer(reply))
-    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in found]
+    searches = blocks.read(blocks.answer(reply))
+    return [{"file_path": each.path or path, "old_content": each.old, "new_content": each.new} for each in searches]
 
 
 async def read_edits(
     form: Format, reply: str, sandbox: Sandbox, there: Sequence[str], files: Sequence[str], *, cut_off: bool
 ) -> list[dict[str, str]]:
-    """The edits of a reply in the format `form`, as `edits` gives them.
+    """Read the reply's edits in the format `form`, like `edits`.
 
-    A block that names no file is of the only one of `files`, which were shown, of all `there`; a search/replace block
-    of the only one there is; functions of the only one that defines one of them. Of several blocks of functions one at
-    least must have one of its file. Raises `Unreadable`.
+    An unnamed search/replace block belongs to the repository's only file, an unnamed fence to the only one of the shown
+    `files`, unnamed functions to the only one that defines any of them. At least one block of functions must match its
+    file. Raises `Unreadable`.
     """
     if form == "blocks":
-        if found := edits(reply, there[0] if len(there) == 1 else ""):
-            return found
+        if block_edits := edits(reply, there[0] if len(there) == 1 else ""):
+            return block_edits
         raise Unreadable("no search/replace block")
     candidates = (
         await _defining(reply, sandbox, files) if form == "function" and 1 < len(files) <= _MOST_FILES else files
     )
-    made = []
+    changes = []
     for path, codes in named(form, reply, there, candidates[0] if len(candidates) == 1 else "", cut_off):
         before = ""
         try:
@@ -247,26 +244,25 @@ async def read_edits(
                 raise Unreadable(f"{path} does not exist") from None
         except OSError as error:
             raise Unreadable(f"{path}: {error.strerror or error}") from None
-        made.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
-    return made
+        changes.append(edit(path, before, whole(before, codes[0]) if form == "whole" else replaced(before, codes)))
+    return changes
 
 
 async def _defining(reply: str, sandbox: Sandbox, files: Sequence[str]) -> list[str]:
-    """List the `files` that define a function of a name that `reply` defines."""
     names = set(_DEF.findall(reply))
-    found = []
+    defining = []
     for path in files:
         try:
             text = Text.parse(await sandbox.read(path)).text
         except OSError:  # gone since it was shown: the message about the block says enough
             continue
         if not names.isdisjoint(_DEF.findall(text)):
-            found.append(path)
-    return found
+            defining.append(path)
+    return defining
 
 
 async def files_of(sandbox: Sandbox) -> list[str]:
-    """Paths of the task's commit, in order. Raises `AgentFault` without git."""
+    """List the paths of the task's commit, sorted. Raises `AgentFault` without git."""
     done = await sandbox.exec(["git", "ls-files", "-z"], timeout=_LISTING_SECONDS, max_bytes=1 << 24)
     if not done.ok:
         raise AgentFault(f"git cannot list the files: {done.output.decode(errors='replace')}")

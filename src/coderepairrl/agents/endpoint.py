@@ -1,4 +1,4 @@
-"""A scripted OpenAI-compatible server: real HTTP, replies from a list. For exams and tests of agents."""
+"""A scripted OpenAI-compatible HTTP server, for exams and tests of agents."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the server says to one request.
+    """Scripted response to one request.
 
-    `calls` are tool calls ``(name, arguments)``, the arguments a mapping or the raw text of them. `tokens` is the
-    length of the conversation that `usage` states; by default a quarter of its characters.
+    `calls` are ``(name, arguments)``, the arguments a mapping or raw text. `tokens` in `usage` is by default a quarter
+    of the characters.
     """
 
     text: str | None = None
@@ -40,9 +40,9 @@ Behaviour = Callable[[Request], Answer]
 
 @dataclass
 class ScriptedEndpoint:
-    """Serves ``/s/KEY/v1/chat/completions`` on a free port of the loopback and remembers the requests.
+    """Serves ``/s/KEY/v1/chat/completions`` on a loopback port and records requests.
 
-    `script` is a list of answers, the last of which repeats, or a function from the request to an answer.
+    `script` is a list of answers, the last repeated, or a function of the request.
     """
 
     script: Sequence[Answer] | Behaviour
@@ -50,7 +50,7 @@ class ScriptedEndpoint:
     authorizations: list[str] = field(default_factory=list)
 
     def endpoint(self, limits: Limits | None = None) -> Endpoint:
-        """Where the agent finds it."""
+        """Address and limits for the agent."""
         return Endpoint(f"http://127.0.0.1:{self._port}/s/KEY/v1", "KEY", "policy", limits or Limits())
 
     async def __aenter__(self) -> Self:
@@ -113,7 +113,6 @@ def _completion(request: Request, answer: Answer, number: int) -> dict[str, Any]
 
 
 def _streamed(completion: dict[str, Any]) -> bytes:
-    """A completion as server-sent events."""
     usage, [choice] = completion.pop("usage"), completion.pop("choices")
     message, reason = choice.pop("message"), choice.pop("finish_reason")
     for index, call in enumerate(message.get("tool_calls", ())):

@@ -1,4 +1,4 @@
-"""Worked examples: repairs of other tasks that a model is shown before its own (few-shot)."""
+"""Few-shot examples: repairs of other tasks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ what a run records."""
 
 
 def of(option: Examples) -> tuple[Example, ...]:
-    """The examples that an agent's option names. Raises `ConfigError` for a file that has none, and for a number:
-    only a run with training tasks draws some."""
+    """Resolve an `examples` option.
+
+    Raises `ConfigError` for an invalid file, and for a number, which only a run with training tasks can draw.
+    """
     if isinstance(option, str):
         return read(option)
     if isinstance(option, tuple):
@@ -53,10 +55,7 @@ def of(option: Examples) -> tuple[Example, ...]:
 
 
 def read(path: str) -> tuple[Example, ...]:
-    """The examples of a file of JSON lines: ``prompt``, ``path``, ``before``, ``after``, and ``id`` if there is one.
-
-    Raises `ConfigError`.
-    """
+    """Read JSON lines of ``prompt``, ``path``, ``before``, ``after``, and optionally ``id``. Raises `ConfigError`."""
     where = Path(path).expanduser()
     line = '{"prompt": "...", "path": "a.py", "before": "...", "after": "..."}'
     try:
@@ -74,8 +73,10 @@ def read(path: str) -> tuple[Example, ...]:
 def as_turns(
     examples: Sequence[Example], task_id: str, form: Format, *, code: bool = True, question: str = ""
 ) -> list[Message]:
-    """Issue and reply of each, in the format `form`; with the `code` of its file, and a `question` below. None of the
-    task `task_id` itself. Raises `ConfigError` where no reply of that format makes the repair."""
+    """Format examples as issues and replies in `form`, without the task's own.
+
+    Raises `ConfigError` if the format cannot express a repair.
+    """
     messages: list[Message] = []
     for each in examples:
         if each.id == task_id:
@@ -89,8 +90,10 @@ def as_turns(
 def as_calls(
     examples: Sequence[Example], task_id: str, tools: Mapping[str, Sequence[str]], patched: str
 ) -> list[Message]:
-    """As `as_turns`, made by the two `tools` (parameters by name) of Nano that run a command and patch a file: it looks
-    at the file, patches it, and says so. A patch is answered by `patched`."""
+    """Format examples as tool calls that read the file, patch it, and report success.
+
+    `tools` maps the command tool, then the patch tool to its parameters.
+    """
     messages: list[Message] = []
 
     def act(tool: str, values: Sequence[str], answer: str) -> None:
@@ -113,16 +116,15 @@ def as_calls(
 
 
 def _patches(example: Example) -> list[blocks.Block]:
-    """The change in passages that occur once. Raises `ConfigError`."""
     before, after = example.before.encode(), example.after.encode()
     for context_lines in (0, 1, 3):
         with suppress(blocks.Inexpressible, NoMatch, Ambiguous):
-            found = blocks.between(example.path, before, after, context_lines)
-            made = before
-            for block in found:
-                made = replace_once(made, block.old, block.new)
-            if made == after:
-                return found
+            patches = blocks.between(example.path, before, after, context_lines)
+            patched = before
+            for block in patches:
+                patched = replace_once(patched, block.old, block.new)
+            if patched == after:
+                return patches
     raise ConfigError(f"agent.options.examples: no patches repair {example.id or example.path}", fix="leave it out")
 
 

@@ -1,7 +1,6 @@
-"""Fenced blocks of code in a reply: each stands for a whole file, or for functions of a file (`direct`'s ``format``).
+"""Fenced code blocks in a reply, each a whole file or functions of a file (`direct`'s ``format``).
 
-How a file is named, and that an unnamed block is of the only file shown, is as Aider reads its ``whole`` format
-(Aider-AI/aider, ``wholefile_coder.py``). What is read is the text of the file afterwards; `edit` makes an edit of it.
+File names are recognised as for Aider's ``whole`` format (Aider-AI/aider, ``wholefile_coder.py``).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Unreadable(Exception):
-    """Why a reply, or a block of it, makes no edit."""
+    """Why a reply or block makes no edit."""
 
 
 class Fence(NamedTuple):
-    """A fenced block: the last line with text above it, what stands behind its signs, its text, whether it ends."""
+    """A fenced block, with the last line of text `above` it."""
 
     above: str
     info: str
@@ -45,14 +44,13 @@ class Fence(NamedTuple):
 
 
 def read(reply: str) -> list[Fence]:
-    """The fenced blocks of `reply`, in order; the last one may lack its end. An indented block loses that much
-    indentation.
+    """Parse fenced blocks; the last may be unclosed. A fence's indentation is removed from its lines.
 
     >>> read("calc.py:\\n```python\\nx = 1\\n```")
     [Fence(above='calc.py:', info='python', text='x = 1\\n', closed=True)]
     """
     lines = reply.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    found: list[Fence] = []
+    fences: list[Fence] = []
     above, at = "", 0
     while at < len(lines):
         if not (opened := _OPEN.fullmatch(lines[at])):
@@ -71,24 +69,23 @@ def read(reply: str) -> list[Fence]:
         inner = [line.removeprefix(indent) for line in lines[at + 1 : end]]
         if end == len(lines) and inner and not inner[-1]:
             del inner[-1]  # what follows the last line end
-        found.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
+        fences.append(Fence(above, info.strip(), "".join(f"{line}\n" for line in inner), end < len(lines)))
         above, at = "", end + 1
-    return found
+    return fences
 
 
 class Named(NamedTuple):
-    """A file that blocks of a reply are of, and their code."""
+    """A file and the code of its blocks."""
 
     path: str
     codes: list[str]
 
 
 def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_off: bool = False) -> list[Named]:
-    """The blocks of `reply` by file: one of `paths`, the file `only` for those that name none, or a new file.
+    """Group blocks by file: one of `paths`, `only` for unnamed blocks, or a new file.
 
-    In the format ``whole`` a file has one block: the first that is headed by its name, else the longest, since others
-    quote parts of it. Raises `Unreadable`: there is no block, the last one was `cut_off`, or nothing says of which file
-    they are.
+    In the format ``whole`` a file has one block: the first headed by its name, else the longest, since others quote
+    parts of it. Raises `Unreadable` if there is no block, the last was `cut_off`, or no file can be determined.
     """
     fences = read(blocks.answer(reply))
     if not fences:
@@ -97,27 +94,29 @@ def named(form: Format, reply: str, paths: Sequence[str], only: str = "", cut_of
         raise Unreadable("the reply was cut off within a block")
     if form == "whole" and len(fences) > 1 and not fences[-1].closed and not fences[-1].text.strip():
         raise Unreadable("a fence within a block ended it: a block with fences in it needs a longer one")
-    found: dict[str, list[tuple[bool, str]]] = {}
+    by_path: dict[str, list[tuple[bool, str]]] = {}
     unnamed = False
     for fence in fences:
         path, code, headed = _named(fence, paths, new=form == "whole")
         if fence.info.lower() in _SHELLS and not headed:
             continue
         if path or only:
-            found.setdefault(path or only, []).append((headed, code))
+            by_path.setdefault(path or only, []).append((headed, code))
         else:
             unnamed = True
-    if not found:
+    if not by_path:
         raise Unreadable("no block names its file, and more than one is shown" if unnamed else "no block of code")
     if form == "function":
-        return [Named(path, [code for _, code in each]) for path, each in found.items()]
-    first = {path: next((code for headed, code in each if headed), "") for path, each in found.items()}
-    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in found.items()]
+        return [Named(path, [code for _, code in each]) for path, each in by_path.items()]
+    first = {path: next((code for headed, code in each if headed), "") for path, each in by_path.items()}
+    return [Named(path, [first[path] or max((code for _, code in each), key=len)]) for path, each in by_path.items()]
 
 
 def _named(fence: Fence, paths: Sequence[str], *, new: bool) -> tuple[str, str, bool]:
-    """The file that a block names behind its signs, above them, or in its first line, which is left out then; the code;
-    and whether that is all that is said there."""
+    """Find the file that a block names in its info string, above it, or in its first line.
+
+    Returns path, code, and whether the name stands alone.
+    """
     first, _, rest = fence.text.partition("\n")
     alone = fence.above[:_NAMING].strip("`*:# ")
     if path := next(filter(None, (_known(word, paths) for word in _WORD.findall(fence.info[:_NAMING]))), ""):
@@ -139,7 +138,7 @@ def _known(word: str, paths: Sequence[str]) -> str:
 
 
 def whole(before: str, code: str) -> str:
-    """The file of the text `code`; empty lines at both its ends stay as in `before`. Raises `Unreadable` for no text.
+    """Return `code` with the outer empty lines of `before`. Raises `Unreadable` if empty.
 
     >>> whole("\\nx = 1\\n", "x = 2\\n")
     '\\nx = 2\\n'
@@ -154,8 +153,7 @@ def whole(before: str, code: str) -> str:
 
 
 def edit(path: str, before: str, after: str) -> dict[str, str]:
-    """The change of one file as arguments of `Tools.apply_patch`: the lines between the first and the last that differ,
-    and around them as many as single them out.
+    """Express a file's change as arguments of `Tools.apply_patch`, with enough context to be unique.
 
     >>> edit("a.py", "x = 1\\ny = 1\\n", "x = 1\\ny = 2\\n")
     {'file_path': 'a.py', 'old_content': 'y = 1\\n', 'new_content': 'y = 2\\n'}
@@ -179,8 +177,7 @@ def edit(path: str, before: str, after: str) -> dict[str, str]:
 
 
 class _Definition(NamedTuple):
-    """A function: its name within the file (``f``, ``Class.f``, ``outer.inner``) and the part of it that is its
-    place's."""
+    """A function or class: qualified name (``f``, ``Class.f``, ``outer.inner``) and prefix."""
 
     name: str
     place: str
@@ -189,30 +186,26 @@ class _Definition(NamedTuple):
 
     @property
     def start(self) -> int:
-        """Its first line, that of a decorator too."""
+        """First line, including decorators."""
         return min([self.node.lineno, *(each.lineno for each in self.node.decorator_list)])
 
     @property
     def end(self) -> int:
-        """Its last line."""
         return self.node.end_lineno or self.node.lineno
 
     @property
     def decorators(self) -> list[str]:
-        """As code."""
         return [ast.unparse(each) for each in self.node.decorator_list]
 
 
 def functions(before: str, code: str) -> str:
-    """The Python file `before` with the functions that `code` defines in place of those of their names.
+    """Replace functions of the Python file `before` with those of the same name in `code`.
 
-    A method is found by its class, or by its name alone where one function of the file has it; a nested function
-    likewise. Functions and classes that the file lacks are put above the next one of the block that it has. Decorators
-    stay where the block has none. Imports of the block that the file lacks, and that its functions use, are added
-    below those of the file. All else in the block is passed over, unless it is the whole file: it then defines all that
-    the file does, and differs in more than functions.
+    Methods match by class, or by name if unique; nested functions likewise. New functions and classes go above the next
+    matching one. Decorators stay if the block has none. Missing imports that the functions use are added. Other code is
+    ignored, unless the block is the whole file and changes more than functions: then it replaces the file.
 
-    Raises `Unreadable`: no Python, no function of the file, or one that the file has more than once.
+    Raises `Unreadable` for invalid Python, and for functions that the file lacks or repeats.
     """
     try:
         with warnings.catch_warnings():  # of invalid escapes
@@ -223,8 +216,7 @@ def functions(before: str, code: str) -> str:
 
 
 def replaced(before: str, codes: Sequence[str]) -> str:
-    """As `functions`, of one block after the other, of which some may have no function of the file. Raises `Unreadable`
-    where none has."""
+    """Apply `functions` per block. Raises `Unreadable` if none matches."""
     text, problems = before, []
     for code in codes:
         try:
@@ -244,31 +236,31 @@ def _functions(before: str, code: str) -> str:
     except SyntaxError as error:
         raise Unreadable(f"the file is no Python: {error.msg}") from None
     block, lines = _parsed(code)
-    known = list(_definitions(file.body))
-    given = list(_definitions(block.body, known={each.name for each in known} | _classes(file)))
-    if _is_whole(file, known, block, given):
+    file_definitions = list(_definitions(file.body))
+    block_definitions = list(_definitions(block.body, known={each.name for each in file_definitions} | _classes(file)))
+    if _is_whole(file, file_definitions, block, block_definitions):
         return whole(before, "\n".join(lines))
-    targets = _targets(given, known)
+    targets = _targets(block_definitions, file_definitions)
     if not targets:
-        names = ", ".join(each.name for each in given[:5])
+        names = ", ".join(each.name for each in block_definitions[:5])
         raise Unreadable(f"the file has no function {names}" if names else "the block has no function")
     old = before.split("\n")
     put: dict[int, tuple[int, list[str]]] = {}
     """By the first line that is replaced: the line behind the last one, and what is put there."""
 
     def insert(at: int, text: list[str]) -> None:
-        end, there = put.get(at, (at, []))
-        put[at] = end, [*text, *there]
+        end, lines_there = put.get(at, (at, []))
+        put[at] = end, [*text, *lines_there]
 
-    for number, (own, target) in targets.items():
-        put[target.start] = target.end + 1, _indented(own, lines, target, old)
-        for helper in reversed(_helpers(number, given, targets)):
+    for number, (definition, target) in targets.items():
+        put[target.start] = target.end + 1, _indented(definition, lines, target, old)
+        for helper in reversed(_helpers(number, block_definitions, targets)):
             empty = [""] * (1 if target.node.col_offset else 2)
             insert(_first_comment(old, target.start), [*_indented(helper, lines, target, old), *empty])
     spans = sorted((start, end) for start, (end, _) in put.items())
     if any(one[1] > other[0] for one, other in pairwise(spans)):
         raise Unreadable("one function of the block stands within another one of the file")
-    used = {name for each in given for name in _names(each.node)}
+    used = {name for each in block_definitions for name in _names(each.node)}
     for at, added in _imports(file, block, used).items():
         insert(at, added)
     for start, (end, text) in sorted(put.items(), reverse=True):
@@ -277,7 +269,7 @@ def _functions(before: str, code: str) -> str:
 
 
 def _parsed(code: str) -> tuple[ast.Module, list[str]]:
-    """Code as small models indent it: as within its class, its first line alone not, or by a blank too many."""
+    """Parse code despite the wrong indentation of small models."""
     lines = code.replace("\r\n", "\n").replace("\r", "\n").strip("\n").split("\n")
     depths = [len(line) - len(line.lstrip()) for line in lines[1:] if line.strip()]
     firsts = lines[0], " " * min(depths, default=0) + lines[0].lstrip(), lines[0].lstrip()
@@ -304,8 +296,10 @@ def _parsed(code: str) -> tuple[ast.Module, list[str]]:
 def _definitions(
     body: Sequence[ast.AST], place: str = "", *, nested: bool = False, known: set[str] | None = None
 ) -> Iterator[_Definition]:
-    """The functions in `body`. Of a block, where the names in a file are `known`, without those within functions, and a
-    class that the file lacks as a whole."""
+    """Yield the definitions in `body`.
+
+    With `known` names, `body` is a block's: nested functions are skipped, unknown classes kept whole.
+    """
     for node in body:
         if isinstance(node, _Function):
             name = f"{place}{node.name}"
@@ -323,8 +317,6 @@ def _definitions(
 
 
 def _classes(file: ast.Module) -> set[str]:
-    """Names of the classes outside functions, each with those around it."""
-
     def inner(body: Sequence[ast.AST], place: str) -> Iterator[str]:
         for node in body:
             if isinstance(node, ast.ClassDef):
@@ -337,55 +329,58 @@ def _classes(file: ast.Module) -> set[str]:
 
 
 def _targets(given: Sequence[_Definition], known: Sequence[_Definition]) -> dict[int, tuple[_Definition, _Definition]]:
-    """The functions in a block that the file has, by their number, each with that of the file."""
-    found: dict[int, tuple[_Definition, _Definition]] = {}
-    for number, own in enumerate(given):
-        if isinstance(own.node, ast.ClassDef):
+    """Match the block's functions to the file's, by index in `given`."""
+    targets: dict[int, tuple[_Definition, _Definition]] = {}
+    for number, definition in enumerate(given):
+        if isinstance(definition.node, ast.ClassDef):
             continue
-        same = [each for each in known if each.name == own.name]
-        if not same and not own.place:
-            same = [each for each in known if each.node.name == own.node.name]
+        same = [each for each in known if each.name == definition.name]
+        if not same and not definition.place:
+            same = [each for each in known if each.node.name == definition.node.name]
         if len(same) > 1:
             one_name = len({each.name for each in same}) == 1
-            alike = [each for each in same if each.decorators == own.decorators and (one_name or own.decorators)]
-            twins = [each for each in given if each.name == own.name]
-            if len(alike) == 1:
-                same = alike
+            same_decorators = [
+                each
+                for each in same
+                if each.decorators == definition.decorators and (one_name or definition.decorators)
+            ]
+            twins = [each for each in given if each.name == definition.name]
+            if len(same_decorators) == 1:
+                same = same_decorators
             elif len(twins) == len(same):
-                same = [same[[each is own for each in twins].index(True)]]
+                same = [same[[each is definition for each in twins].index(True)]]
             else:
-                raise Unreadable(f"the file has {len(same)} functions {own.node.name}")
+                raise Unreadable(f"the file has {len(same)} functions {definition.node.name}")
         if same:
-            found = {at: pair for at, pair in found.items() if pair[1] is not same[0]}  # the last one holds
-            found[number] = own, same[0]
-    return found
+            targets = {at: pair for at, pair in targets.items() if pair[1] is not same[0]}  # the last one holds
+            targets[number] = definition, same[0]
+    return targets
 
 
 def _helpers(
     number: int, given: Sequence[_Definition], targets: Mapping[int, tuple[_Definition, _Definition]]
 ) -> list[_Definition]:
-    """What the block defines that the file lacks, between the function before `number` and it; behind the last one
-    too."""
+    """New definitions between the previous matching function and `number`, or after the last."""
     same = [at for at in sorted(targets) if given[at].place == given[number].place]
     before = max((at for at in same if at < number), default=-1)
     last = len(given) if number == same[-1] else number
-    taken = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
+    candidates = {at for at in range(before + 1, last) if given[at].place == given[number].place and at not in targets}
     names = {given[at].name for at in targets}
-    return [given[at] for at in sorted(taken) if given[at].name not in names]
+    return [given[at] for at in sorted(candidates) if given[at].name not in names]
 
 
 def _indented(own: _Definition, lines: Sequence[str], target: _Definition, old: Sequence[str]) -> list[str]:
-    """The lines of a definition of the block, indented as that of the file; its decorators where it has none."""
-    here, there = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
+    """Indent the block's definition like the file's, whose decorators it keeps if it has none."""
+    block_indent, file_indent = _blanks(lines[own.node.lineno - 1]), _blanks(old[target.node.lineno - 1])
     text = list(lines[own.start - 1 : own.end])
-    kept = _kept_lines(own)
+    fixed_lines = _kept_lines(own)
     body = own.node.body[0].lineno
     inside = target.node.body[0].lineno
     if body > own.node.lineno and inside > target.node.lineno and _blanks(lines[body - 1]) == _blanks(old[inside - 1]):
-        kept |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
-    if here != there:
+        fixed_lines |= set(range(body, own.end + 1))  # the first line alone is indented otherwise
+    if block_indent != file_indent:
         text = [
-            line if own.start + at in kept or not line.strip() else _shifted(line, here, there)
+            line if own.start + at in fixed_lines or not line.strip() else _shifted(line, block_indent, file_indent)
             for at, line in enumerate(text)
         ]
     is_target = own.node.name == target.node.name
@@ -403,7 +398,7 @@ def _blanks(line: str) -> str:
 
 
 def _kept_lines(own: _Definition) -> set[int]:
-    """Lines that begin within a text of several lines, which indentation would change; docstrings are indented."""
+    """Lines inside multi-line strings (not docstrings), which must not be reindented."""
     docstrings = {
         id(node.body[0].value)
         for node in ast.walk(own.node)
@@ -419,7 +414,6 @@ def _kept_lines(own: _Definition) -> set[int]:
 
 
 def _first_comment(old: Sequence[str], start: int) -> int:
-    """The line of the first of the comments that stand right above line `start`."""
     while start > 1 and old[start - 2].lstrip().startswith("#") and not old[start - 2].startswith("#!"):
         start -= 1
     return start
@@ -442,13 +436,12 @@ def _as_code(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
 
 
 def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, list[str]]:
-    """Lines of imports that the file lacks, by the line before which they are put."""
-    there = {_as_code(*each) for each in _imported(file.body)}
+    present = {_as_code(*each) for each in _imported(file.body)}
     lacking: dict[str, bool] = {}
     for node, alias in _imported(block.body):
         bound = alias.asname or alias.name.partition(".")[0]
         future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in there:
+        if (bound in used or bound == "*" or future) and (line := _as_code(node, alias)) not in present:
             lacking[line] = future
     if not lacking:
         return {}
@@ -458,35 +451,33 @@ def _imports(file: ast.Module, block: ast.Module, used: set[str]) -> dict[int, l
     first = min([body[0].lineno, *(each.lineno for each in getattr(body[0], "decorator_list", []))]) if body else 1
     after = [node for node in leading if node.lineno == first or _only_imports(body, node)]
     last = (after[-1].end_lineno or after[-1].lineno) + 1 if after else first
-    found: dict[int, list[str]] = {}
+    insertions: dict[int, list[str]] = {}
     for line, future in lacking.items():
-        found.setdefault(first if future else last, []).append(line)
+        insertions.setdefault(first if future else last, []).append(line)
     if not after:
-        found = {at: [*text, "", ""] for at, text in found.items()}
-    return found
+        insertions = {at: [*text, "", ""] for at, text in insertions.items()}
+    return insertions
 
 
 def _only_imports(body: Sequence[ast.stmt], node: ast.stmt) -> bool:
-    """Whether all that stands before `node` is imports."""
     return all(isinstance(each, ast.Import | ast.ImportFrom) for each in body[: list(body).index(node)])
 
 
 def _is_whole(file: ast.Module, known: Sequence[_Definition], block: ast.Module, given: Sequence[_Definition]) -> bool:
-    """Whether the block has all that the file has, and says more than its functions do."""
-    mine, theirs = _statements(block), _statements(file)
+    """Whether the block has all of the file, and changes more than functions."""
+    in_block, in_file = _statements(block), _statements(file)
     names = {each.name for each in given}
     return (
         {each.name for each in known if not each.nested} <= names
         and _classes(file) <= _classes(block)
         and {_as_code(*each) for each in _imported(file.body)} <= {_as_code(*each) for each in _imported(block.body)}
-        and theirs.keys() <= mine.keys()
-        and any(mine[key] != theirs[key] for key in theirs)
+        and in_file.keys() <= in_block.keys()
+        and any(in_block[key] != in_file[key] for key in in_file)
     )
 
 
 def _statements(tree: ast.Module) -> dict[str, str]:
-    """What stands in a file beside functions, classes, imports and texts, by what it assigns or tests."""
-    found = {}
+    statements = {}
     for node in tree.body:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef() | ast.Import() | ast.ImportFrom():
@@ -501,30 +492,30 @@ def _statements(tree: ast.Module) -> dict[str, str]:
                 key = f"if {ast.unparse(test)}"
             case _:
                 key = ast.unparse(node)
-        found[key] = ast.unparse(node)
-    return found
+        statements[key] = ast.unparse(node)
+    return statements
 
 
 # -- writing
 
 
 def write(form: Format, path: str, before: bytes, after: bytes) -> str:
-    """A reply in the format `form` that makes `after` of the file `before`. Raises `blocks.Inexpressible`."""
+    """Write a reply in the format `form` that makes the change. Raises `blocks.Inexpressible`."""
     if form == "blocks":
         return blocks.write(blocks.between(path, before, after))
     try:
         old, new = (Text.parse(data).text for data in (before, after))
         code = new if form == "whole" else _differing(old, new)
-        made = whole(old, code) if form == "whole" else functions(old, code)
+        result = whole(old, code) if form == "whole" else functions(old, code)
     except (SyntaxError, Unreadable) as error:
         raise blocks.Inexpressible(f"{path}: {error}", fix="leave it out, or another format") from None
-    if made != new:
+    if result != new:
         raise blocks.Inexpressible(f"{path}: no {form} makes this change", fix="leave it out, or another format")
     return f"{path}\n{fenced(code.strip(chr(10)), 'python' if path.endswith('.py') else '')}\n"
 
 
 def _differing(old: str, new: str) -> str:
-    """The functions of `new` that `old` has otherwise or not at all, methods in their classes, below new imports."""
+    """New or changed functions, methods in their classes, below new imports."""
     trees = ast.parse(old), ast.parse(new)
     sides = [{each.name: each for each in _definitions(tree.body) if not each.nested} for tree in trees]
     texts = old.split("\n"), new.split("\n")
@@ -532,8 +523,8 @@ def _differing(old: str, new: str) -> str:
     def text(side: int, each: _Definition) -> str:
         return "\n".join(texts[side][each.start - 1 : each.end])
 
-    there = {_as_code(*each) for each in _imported(trees[0].body)}
-    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in there]
+    present = {_as_code(*each) for each in _imported(trees[0].body)}
+    imports = [line for line in (_as_code(*each) for each in _imported(trees[1].body)) if line not in present]
     parts = ["\n".join(imports)] if imports else []
     place = ""
     for name, each in sides[1].items():
@@ -546,12 +537,12 @@ def _differing(old: str, new: str) -> str:
 
 
 def shown(path: str, text: str) -> str:
-    """A file as prompts have it."""
+    """Format a file for a prompt."""
     return f"{path}\n{fenced(text.rstrip())}"
 
 
 def fenced(text: str, info: str = "") -> str:
-    """`text` in a fence that none of its lines ends.
+    """Fence `text` with enough backticks.
 
     >>> fenced("x = 1")
     '```\\nx = 1\\n```'

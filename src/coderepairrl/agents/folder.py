@@ -1,4 +1,4 @@
-"""A temporary git repository in the shape of a Sandbox, WITHOUT any isolation: for exams and tests of agents only."""
+"""A git repository with Sandbox's interface but NO isolation, only for exams and tests of agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IDENTITY = ("-c", "user.name=exam", "-c", "user.email=exam@localhost")
 
 
 class FolderSandbox:
-    """A git repository of `files` in `workdir`. Commands run as ordinary child processes of this one."""
+    """A git repository of `files`. Commands run as ordinary child processes."""
 
     def __init__(self, workdir: Path, files: Mapping[str, bytes]) -> None:
         self.workdir = str(workdir)
@@ -46,7 +46,7 @@ class FolderSandbox:
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run `argv` in a session of its own, which is killed at the end."""
+        """Run `argv` in a new session, killed at the end."""
         started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -79,11 +79,11 @@ class FolderSandbox:
         return ExecResult(code, bytes(output), timed_out, truncated, time.monotonic() - started)
 
     async def read(self, path: str) -> bytes:
-        """Bytes of a file in the repository."""
+        """Read a file of the repository."""
         return self._inside(path).read_bytes()
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Replace or create a file in the repository. Raises `SandboxFault` unless links may be followed."""
+        """Replace or create a file. Raises `SandboxFault` unless links may be followed."""
         if not follow:
             raise SandboxFault("a plain folder is no place to grade in")
         target = self._inside(path)
@@ -91,11 +91,11 @@ class FolderSandbox:
         target.write_bytes(data)
 
     async def reach(self, address: str) -> str:
-        """Not needed: this folder shares the host's network."""
+        """Raise `SandboxFault`: commands share the host's network."""
         raise SandboxFault("a folder is no sandbox: its commands reach the host's loopback directly")
 
     async def diff(self) -> bytes:
-        """The change against the first commit, new, staged and committed files included."""
+        """Diff against the first commit, including new and committed files."""
         self._git("add", "-A", "-f")
         return self._git("diff", "--cached", "--binary", self._base)
 
@@ -116,8 +116,8 @@ class FolderBackend(SandboxBackend):
 
     @asynccontextmanager
     async def open(self, task: Task) -> AsyncIterator[FolderSandbox]:
-        """A temporary repository, gone afterwards."""
+        """Create a temporary repository, removed on exit."""
         with scratch("folder") as folder:
-            own = shutil.ignore_patterns(".git")  # whose settings would name programs
-            files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=own)
+            ignored = shutil.ignore_patterns(".git")  # whose settings would name programs
+            files = shutil.copytree(task.workspace.removeprefix("dir:"), Path(folder, "repo"), ignore=ignored)
             yield FolderSandbox(files, {})

@@ -1,7 +1,7 @@
-"""Programs of other people, each in an environment of its own (``crrl agents install NAME``).
+"""Third-party programs, each in a separate environment (``crrl agents install NAME``).
 
-An installation is a folder that only ever appears whole: its name has a digest of what was asked for, and the file
-``installed.json`` (which has every version that came with it) is written last. Sandboxes see it read-only.
+A folder is named by a digest of its requirements, and complete once it has ``installed.json``. Sandboxes see it
+read-only.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _NPM = ("--no-audit", "--no-fund", "--loglevel=error", "--fetch-retries=10", "--
 
 
 def folder(name: str, recipe: Recipe) -> Path:
-    """Where what agent `name` needs is, or would be, installed."""
-    asked = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
-    return agents_cache() / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:12]}"
+    """Installation folder, whether it exists or not."""
+    requirements = json.dumps([asdict(recipe.install), str(python()) if recipe.install.pip else ""])
+    return agents_cache() / f"{name}-{hashlib.sha256(requirements.encode()).hexdigest()[:12]}"
 
 
 def installed(name: str, recipe: Recipe) -> dict[str, Any] | None:
-    """What came with it: versions by package, for ``pip`` and ``npm``. None if it is not installed."""
+    """Versions by package, for ``pip`` and ``npm``; None if not installed."""
     try:
-        found: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
+        versions: dict[str, Any] = json.loads((folder(name, recipe) / _DONE).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a record that a full disk tore is none
         return None
-    return found
+    return versions
 
 
 def install_named(source: str) -> tuple[Path, dict[str, Any]]:
-    """Install the agent of the recipe `source`, shipped or in a file: its folder, and `installed`.
+    """Install the agent of a recipe, shipped or a file; return its folder and `installed`.
 
-    Raises what `install` does, and `ConfigError` for an agent that needs no installation or is none.
+    Raises as `install`, and `ConfigError` if there is nothing to install.
     """
     if not is_recipe(source):
         raise ConfigError(f"{source!r} is no agent to install", fix=nearest(source, names()))
@@ -57,10 +57,10 @@ def install_named(source: str) -> tuple[Path, dict[str, Any]]:
 
 
 def install(name: str, recipe: Recipe) -> Path:
-    """Install what agent `name` needs, unless it is there already; its folder.
+    """Install the agent unless already installed; return its folder.
 
-    What the installers say goes to stderr. Raises `PrerequisiteError` when a tool is missing or sandboxes could not
-    see the folder, and `RunError` when an installer fails.
+    Raises `PrerequisiteError` when a tool is missing or sandboxes cannot see the folder, `RunError` when an installer
+    fails.
     """
     target = folder(name, recipe)
     with alone(target):
@@ -102,5 +102,7 @@ def _npm(prefix: Path, packages: Sequence[str]) -> dict[str, str]:
     if all(run(command, stdout=_STDERR).returncode != 0 for _ in range(2)):  # a download may break off
         raise RunError(f"npm could not install {' '.join(packages)}")
     lock = json.loads((prefix / "package-lock.json").read_text())
-    found = {path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path}
-    return dict(sorted(found.items()))
+    versions = {
+        path.rpartition("node_modules/")[2]: entry["version"] for path, entry in lock["packages"].items() if path
+    }
+    return dict(sorted(versions.items()))

@@ -1,4 +1,4 @@
-"""What ``crrl agents list`` shows."""
+"""Output of ``crrl agents list``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILT_IN = {
 
 
 class Listing(NamedTuple):
-    """An agent: where it works, what it speaks, which program it is, and whether that is installed."""
+    """An agent's properties and installation state."""
 
     name: str
     placement: str
@@ -28,16 +28,16 @@ class Listing(NamedTuple):
 
 
 def listing() -> list[Listing]:
-    """The agents that ship, built in ones first."""
+    """List shipped agents, built-in ones first."""
     built_in = [
-        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", about)
-        for name, about in BUILT_IN.items()
+        Listing(name, "sandbox" if name == "command" else "host", "chat", "", "built in", description)
+        for name, description in BUILT_IN.items()
     ]
     return built_in + [_listed(name, recipe.load(name)) for name in recipe.names()]
 
 
 def table(entries: list[Listing]) -> str:
-    """For people."""
+    """Format `entries` as aligned text."""
     columns = list(zip(*(entry[:5] for entry in entries), strict=True))
     widths = [max(map(len, column)) for column in columns]
     return "\n".join("  ".join(f"{v:<{w}}" for v, w in zip(e, (*widths, 0), strict=True)) for e in entries)

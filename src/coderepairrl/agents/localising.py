@@ -1,7 +1,7 @@
-"""Where in some files: their elements and lines, as text for a model, and read from its answers.
+"""Elements and lines of files, shown to a model and parsed from its answers.
 
-An answer is read for what it can only mean: paths, names and line numbers that exist. All else in it is passed over.
-Definitions are found by the look of their first line and end where the indentation does, in any language.
+Answers may name only existing paths, names and line numbers. Definitions in any language are recognised by their first
+line and end with their indentation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """A definition: its name and its lines, from `first` to `last`, counted from 1."""
+    """A definition at lines `first` to `last`, counted from 1."""
 
     name: str
     first: int
@@ -46,7 +46,7 @@ class Element:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A file of code, equal to itself alone."""
+    """A source file, compared by identity."""
 
     path: str
     lines: tuple[str, ...]
@@ -54,7 +54,7 @@ class Source:
 
     @classmethod
     def parse(cls, path: str, data: bytes) -> Source:
-        """Raises UnicodeDecodeError for what is no text in UTF-8.
+        """Parse a file. Raises UnicodeDecodeError unless it is UTF-8.
 
         >>> source = Source.parse("a.py", b"class A:\\n    def f(self):\\n        return 1\\n\\nx = A()\\n")
         >>> [(each.name, each.first, each.last) for each in source.elements]
@@ -66,19 +66,19 @@ class Source:
 
     @property
     def whole(self) -> Place:
-        """All of it."""
+        """All lines."""
         return Place(self, 1, len(self.lines))
 
     @property
     def outline(self) -> str:
-        """The first line of each definition; empty where there is none."""
-        shown = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
-        return "\n".join([self.path, "```", *shown, "```"]) if shown else ""
+        """First line of each definition; empty if none."""
+        first_lines = [self.lines[each.first - 1][:_LONGEST_LINE] for each in self.elements]
+        return "\n".join([self.path, "```", *first_lines, "```"]) if first_lines else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Lines of a file, from `first` to `last`, counted from 1."""
+    """Lines `first` to `last` of a file, counted from 1."""
 
     source: Source
     first: int
@@ -86,20 +86,19 @@ class Place:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Their text."""
+        """Text."""
         return self.source.lines[self.first - 1 : self.last]
 
 
 def _elements(lines: Sequence[str]) -> Iterable[Element]:
-    """Definitions in order, each up to the line before the first one that is indented no deeper and closes nothing."""
     open_: list[tuple[int, str, int]] = []
-    found: list[Element] = []
+    elements: list[Element] = []
     last = 0
 
     def close(depth: int) -> None:
         while open_ and open_[-1][0] >= depth:
             _, name, first = open_.pop()
-            found.append(Element(name, first, last))
+            elements.append(Element(name, first, last))
 
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -110,23 +109,23 @@ def _elements(lines: Sequence[str]) -> Iterable[Element]:
         if (match := _DEFINES.match(line[:_LONGEST_LINE])) and not _STATES.match(line):
             open_.append((depth, match["named"] or match["typed"], number))
     close(0)
-    return sorted(found, key=lambda each: each.first)
+    return sorted(elements, key=lambda each: each.first)
 
 
 def paths_named(answer: str, paths: Sequence[str]) -> list[str]:
-    """Those of `paths` that stand in `answer`, in its order, each once.
+    """List `paths` in order of mention.
 
     >>> paths_named("1. `src/a.py`\\n- b.py: because", ["b.py", "src/a.py", "c.py"])
     ['src/a.py', 'b.py']
     """
-    there, whole = set(paths), [line.strip() for line in answer.split("\n")]
-    words = (word for line in whole for word in ([line] if line in there else _WORD.findall(line)))
+    existing, answer_lines = set(paths), [line.strip() for line in answer.split("\n")]
+    words = (word for line in answer_lines for word in ([line] if line in existing else _WORD.findall(line)))
     cleaned = (variant for word in words for variant in (word, word.strip(".:;"), word.removeprefix("./")))
-    return list(dict.fromkeys(word for word in cleaned if word in there))
+    return list(dict.fromkeys(word for word in cleaned if word in existing))
 
 
 def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
-    """The elements whose names stand in `answer`, of the file that was named last before, else of any.
+    """Elements named in `answer`, in the last file named before, else in any.
 
     >>> source = Source.parse("a.py", b"def f():\\n    pass\\n\\ndef g():\\n    pass\\n")
     >>> [(place.first, place.last) for place in elements_named("a.py: g", [source])]
@@ -138,13 +137,13 @@ def elements_named(answer: str, sources: Sequence[Source]) -> list[Place]:
             own_name = (source, _NAME.findall(each.name)[-1])
             by_name.setdefault(own_name, []).append(Place(source, each.first, each.last))
     named = (
-        (source, name) for own, line in _by_file(answer, sources) for source in own for name in _NAME.findall(line)
+        (source, name) for files, line in _by_file(answer, sources) for source in files for name in _NAME.findall(line)
     )
     return _merged(place for name in named for place in by_name.get(name, ()))
 
 
 def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Place]:
-    """The lines whose numbers stand in `answer` with their file, `around` more on each side.
+    """Lines that `answer` numbers, plus `around` on each side.
 
     >>> source = Source.parse("a.py", b"x = 1\\n" * 50)
     >>> [(place.first, place.last) for place in lines_named("a.py: 12-15\\na.py:40, 17", [source], 2)]
@@ -152,8 +151,8 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
     """
     ranges = (
         (source, int(match[1]), int(match[2] or match[1]))
-        for own, line in _by_file(answer, sources)
-        for source in own[:1]
+        for files, line in _by_file(answer, sources)
+        for source in files[:1]
         for match in _RANGE.finditer(line)
     )
     return _merged(
@@ -164,21 +163,20 @@ def lines_named(answer: str, sources: Sequence[Source], around: int) -> list[Pla
 
 
 def _by_file(answer: str, sources: Sequence[Source]) -> Iterable[tuple[Sequence[Source], str]]:
-    """Each line of `answer` without the paths in it, and the files that it is about."""
     paths = {source.path: source for source in sources}
-    own: Sequence[Source] = sources
+    current: Sequence[Source] = sources
     for line in answer.split("\n"):
         line = _ITEM.sub("", line[:_LONGEST_LINE])
         for path in sorted(paths, key=len, reverse=True):
             if re.search(rf"(?<![\w/.-]){re.escape(path)}(?![\w/-])", line):
-                own = [paths[path]]
+                current = [paths[path]]
                 line = line.replace(path, " ")
                 break
-        yield own, line
+        yield current, line
 
 
 def _merged(places: Iterable[Place]) -> list[Place]:
-    """The first of `places`, each once, with ranges that touch as one: file by file as they are named, then by line."""
+    """Merge touching ranges: files in order of mention, then by line."""
     by_path: dict[str, list[Place]] = {}
     first: dict[Place, None] = {}
     for place in places:
@@ -188,9 +186,9 @@ def _merged(places: Iterable[Place]) -> list[Place]:
     for place in first:
         by_path.setdefault(place.source.path, []).append(place)
     merged: list[Place] = []
-    for own in by_path.values():
+    for file_places in by_path.values():
         start = len(merged)
-        for place in sorted(own, key=lambda each: each.first):
+        for place in sorted(file_places, key=lambda each: each.first):
             if len(merged) > start and place.first <= merged[-1].last + 1:
                 merged[-1] = Place(place.source, merged[-1].first, max(merged[-1].last, place.last))
             else:
@@ -199,7 +197,7 @@ def _merged(places: Iterable[Place]) -> list[Place]:
 
 
 def numbered(place: Place) -> str:
-    """For questions about lines.
+    """Format lines with numbers.
 
     >>> print(numbered(Source.parse("a.py", b"x = 1\\ny = 2\\n").whole))
     a.py
@@ -208,10 +206,10 @@ def numbered(place: Place) -> str:
     2|y = 2
     ```
     """
-    shown = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
-    return "\n".join([place.source.path, "```", *shown, "```"])
+    numbered_lines = (f"{number}|{line}" for number, line in enumerate(place.lines, place.first))
+    return "\n".join([place.source.path, "```", *numbered_lines, "```"])
 
 
 def excerpt(place: Place) -> str:
-    """As it stands in the file, to be searched for."""
+    """Format lines verbatim, as a search must repeat them."""
     return "\n".join([place.source.path, "```", *place.lines, "```"])

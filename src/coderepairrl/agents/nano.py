@@ -1,7 +1,7 @@
 """Nano: a mission, two tools, hard limits, and nothing else.
 
-The loop asks the model, executes its tool calls, and appends. History is never rewritten, so each request extends the
-previous one token for token. The page ``docs/guides/nano.md`` has the exact semantics.
+History is never rewritten, so each request extends the previous one token for token. Exact semantics:
+``docs/guides/nano.md``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class NanoOptions:
-    """How Nano speaks and how long a command may take. Limits per episode come with the endpoint.
-
-    Raises `ConfigError` for an option that cannot work.
-    """
+    """Options of Nano; episode limits come with the endpoint. Raises `ConfigError` for invalid values."""
 
     system: str = "full"
     """``full``, ``compact``, or the system prompt itself; empty sends none. ``{output_chars}`` and
@@ -82,33 +79,32 @@ class NanoOptions:
             raise ConfigError(f"agent.options.request cannot set {', '.join(reserved)}")
 
     def check(self, wording: Wording) -> None:
-        """Refuse texts for what `wording` does not have, names that cannot be, and a prompt that cannot be read. Raises
-        `ConfigError`."""
-        for what, given, known in (
+        """Raise `ConfigError` for unknown keys, invalid tool names, or an unreadable system prompt."""
+        for option, keys, allowed in (
             ("agent.options.names", self.names, list(wording.parameters)),
             ("agent.options.descriptions", self.descriptions, list(wording.descriptions)),
             ("agent.options.messages", self.messages, [text.name for text in fields(Texts)]),
         ):
-            for key in given:
-                if key not in known:
-                    raise ConfigError(f"{what} has no {key!r}", fix=nearest(key, known))
-        shown = [self.names.get(tool, tool) for tool in wording.parameters]
-        for name in shown:
+            for key in keys:
+                if key not in allowed:
+                    raise ConfigError(f"{option} has no {key!r}", fix=nearest(key, allowed))
+        names = [self.names.get(tool, tool) for tool in wording.parameters]
+        for name in names:
             if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
                 raise ConfigError(
                     f"agent.options.names: {name!r} is no name of a tool", fix="A-Z a-z 0-9 _ -, up to 64"
                 )
-            if shown.count(name) > 1:
+            if names.count(name) > 1:
                 raise ConfigError(f"agent.options.names: two tools are named {name!r}")
         self.opening("", wording)
 
     def texts(self, wording: Wording = NANO) -> Texts:
-        """What Nano answers under these options."""
+        """Nano's answers."""
         wording = wording.renamed(self.names)
         return replace(wording.compact if self.tools == "compact" else wording.full, **self.messages)
 
     def opening(self, prompt: str, wording: Wording = NANO) -> list[Message]:
-        """The first messages of a conversation about `prompt`."""
+        """Build the first messages."""
         wording = wording.renamed(self.names)
         text = {"full": wording.system, "compact": wording.compact_system}.get(self.system, self.system)
         if self.system_file:
@@ -122,7 +118,7 @@ class NanoOptions:
 
 
 class Nano(Agent):
-    """The agent, a coroutine in the controller whose tools execute in the sandbox. Takes `NanoOptions` by name."""
+    """Agent in the controller with tools in the sandbox. Takes `NanoOptions` by name."""
 
     name = "nano"
     placement: Literal["host", "sandbox"] = "host"
@@ -134,7 +130,7 @@ class Nano(Agent):
         self.options.check(self.wording)
 
     def first_request(self, task: Task) -> FirstRequest:
-        """All of it."""
+        """Build the complete first request."""
         options = self.options
         described = {options.names.get(tool, tool): text for tool, text in options.descriptions.items()}
         tools = tool_schemas(options.tools, described, self.wording.renamed(options.names))
@@ -142,10 +138,9 @@ class Nano(Agent):
         return FirstRequest([*system, *self._shots(task), issue], tools)
 
     def _shots(self, task: Task) -> list[Message]:
-        """The examples' messages."""
-        options, known = self.options, self.wording.parameters
-        tools = [tool for tool in known if tool in ("shell", "apply_patch", "bash", "str_replace")]
-        called = {options.names.get(tool, tool): list(known[tool]) for tool in tools}
+        options, parameters = self.options, self.wording.parameters
+        tools = [tool for tool in parameters if tool in ("shell", "apply_patch", "bash", "str_replace")]
+        called = {options.names.get(tool, tool): list(parameters[tool]) for tool in tools}
         shots = as_calls(of(options.examples), task.id, called, options.texts(self.wording).patched)
         return [
             {**each, "content": fill(options.user_template, prompt=each["content"])} if each["role"] == "user" else each
@@ -155,17 +150,14 @@ class Nano(Agent):
     async def run(self, task: Task, sandbox: Sandbox, endpoint: Endpoint) -> AgentReport:
         """Repair `task` until the model submits or a limit is reached.
 
-        The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` has the whole conversation,
-        a JSON message per line, also the results that no reply has seen. Raises `GatewayFault`, `AgentFault` (the
-        endpoint refuses our requests) and `SandboxFault`.
+        The report's `exit` is ``submitted``, ``calls``, ``tokens`` or ``time``; its `log` is the conversation as JSON
+        lines. Raises `GatewayFault`, `SandboxFault`, and `AgentFault`.
         """
         async with Chat(endpoint, self.options.request) as chat:
             return await _Run(self, task, sandbox, endpoint, chat).loop()
 
 
 class _Run:
-    """The state of one episode."""
-
     def __init__(self, agent: Nano, task: Task, sandbox: Sandbox, endpoint: Endpoint, chat: Chat) -> None:
         self.options = options = agent.options
         self.texts = options.texts(agent.wording)
@@ -199,7 +191,7 @@ class _Run:
         return reply
 
     async def _submitted(self, reply: Reply) -> bool:
-        """Act on a reply; True when it was the last word. A reply that does nothing is an action, too."""
+        """Act on a reply; returns whether it was the last."""
         if not reply.tool_calls and not reply.malformed:
             if not self.options.nudge or await self.tools.changed():
                 return True
@@ -225,7 +217,6 @@ class _Run:
         return False
 
     async def _execute(self, call: Mapping[str, Any]) -> str:
-        """One tool call, from the model's words to the text that it gets back."""
         function = call.get("function") or {}
         called, raw = str(function.get("name", "")), function.get("arguments", "")
         name = self.own.get(called, "")
@@ -241,13 +232,12 @@ class _Run:
         text = result.text
         if result.truncated or len(text) > self.options.output_chars:
             text = f"{text[: self.options.output_chars]}\n{self.texts.truncated}"
-        given = raw if isinstance(raw, str) else json.dumps(raw)
+        raw_text = raw if isinstance(raw, str) else json.dumps(raw)
         seconds = time.monotonic() - started
-        self.done.append(ToolCall(self.turn, called, given, result.ok, len(text), seconds, command))
+        self.done.append(ToolCall(self.turn, called, raw_text, result.ok, len(text), seconds, command))
         return text
 
     def _unread(self, text: str) -> str:
-        """Answer a tool call that was not even one, under the name that it gives itself."""
         named = re.search(r'"name"\s*:\s*"(\w+)"', text)
         answer = fill(self.texts.malformed, problem="the call cannot be read")
         self.done.append(ToolCall(self.turn, named[1] if named else "unknown", text, False, len(answer)))
@@ -258,7 +248,7 @@ class _Run:
         self.messages.append(message | {"content": f"{warning}\n{text}" if warning else text})
 
     def _warning(self) -> str:
-        """The most urgent warning, with what is left *after* the action that it accompanies."""
+        """Most urgent warning, given what is left *after* the current action."""
         if not self.options.warnings:
             return ""
         tokens, calls = self.budget.tokens_left, self.budget.calls_left
@@ -272,7 +262,6 @@ class _Run:
 
 
 def _parse(raw: object) -> tuple[dict[str, Any] | None, str]:
-    """A call's arguments, or what is wrong with them."""
     try:
         arguments = json.loads(raw) if isinstance(raw, str) else raw
     except (ValueError, RecursionError) as error:  # RecursionError: a hundred thousand brackets

@@ -1,4 +1,4 @@
-"""`nano4`: Nano with the four tools of the draft: bash, str_replace, view_file and write_file."""
+"""`nano4`: Nano with four tools: bash, str_replace, view_file and write_file."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ NANO4 = Wording(
 
 
 class FourTools(Tools):
-    """The four tools on one sandbox; `bash` and `str_replace` are Nano's two under other names."""
+    """The four tools; `bash` and `str_replace` are Nano's under other names."""
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
-        """As `Tools.run`."""
+        """See `Tools.run`."""
         if name == "bash":
             problem = self._unusable(name, command=arguments.get("command"))
             return problem or await self.shell({"cmd": arguments["command"]}, timeout)
@@ -96,11 +96,11 @@ class FourTools(Tools):
         return await self.replace(arguments) if name == "str_replace" else None
 
     def command(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """As `Tools.command`."""
+        """See `Tools.command`."""
         return str(arguments.get("command", "")) if name == "bash" else ""
 
     async def replace(self, arguments: Mapping[str, Any]) -> Result:
-        """As `Tools.apply_patch`, which also creates files: here that is for `write_file`."""
+        """Patch a file like `Tools.apply_patch`, but never create one."""
         path, old, new = (arguments.get(name) for name in ("path", "old_str", "new_str"))
         if problem := self._unusable("str_replace", path=path, old_str=old, new_str=new):
             return problem
@@ -109,14 +109,14 @@ class FourTools(Tools):
         return await self.apply_patch({"file_path": path, "old_content": old, "new_content": new})
 
     async def view(self, arguments: Mapping[str, Any]) -> Result:
-        """A file's text, or some of its lines, as they stand there."""
+        """Show a file or a range of its lines."""
         path, start, end = arguments.get("path"), arguments.get("start"), arguments.get("end")
         if problem := self._unusable("view_file", path=path):
             return problem
         for name, value in (("start", start), ("end", end)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                shown = self._names.get("view_file", "view_file")
-                text = fill(self._texts.not_text, name=shown, argument=name, problem="not a line number")
+                tool_name = self._names.get("view_file", "view_file")
+                text = fill(self._texts.not_text, name=tool_name, argument=name, problem="not a line number")
                 return Result(text, False)
         path = self._relative(str(path))
         try:

@@ -1,4 +1,4 @@
-"""Options of an agent as a configuration has them, checked at the door."""
+"""Validation of an agent's options."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ T = TypeVar("T")
 
 
 def parse(cls: type[T], agent: str, options: Mapping[str, Any]) -> T:
-    """`options` as the dataclass `cls`, their names and types checked.
+    """Build the dataclass `cls`, checking names and types.
 
-    Raises `ConfigError` that names the nearest option, or the place of a wrong value, of `agent`.
+    Raises `ConfigError` with the nearest option, or the location of an invalid value.
     """
     from pydantic import TypeAdapter, ValidationError
 
-    known = [option.name for option in fields(cls)]  # type: ignore[arg-type]
+    option_names = [option.name for option in fields(cls)]  # type: ignore[arg-type]
     for option in options:
-        if option not in known:
-            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, known))
+        if option not in option_names:
+            raise ConfigError(f"agent {agent!r} has no option {option!r}", fix=nearest(option, option_names))
     try:
         return TypeAdapter(cls).validate_python(dict(options))
     except ValidationError as error:

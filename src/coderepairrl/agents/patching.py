@@ -1,7 +1,6 @@
-"""Literal search and replace that leaves every byte it was not asked to change.
+"""Literal search and replace that preserves every other byte.
 
-Models write ``\\n``. The text is therefore matched with ``\\r\\n`` read as ``\\n``, and every line of the file that the
-patch did not touch gets back the ending that it had, also in files that mix both.
+Models write ``\\n``. Matching therefore reads ``\\r\\n`` as ``\\n``, and untouched lines keep their endings.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class NoMatch(Exception):
 
 
 class Ambiguous(Exception):
-    """The passage occurs `count` times; `context`: one was given, and did not help."""
+    """The passage occurs `count` times, despite any `context`."""
 
     def __init__(self, count: int, context: bool) -> None:
         super().__init__(count)
@@ -30,7 +29,7 @@ class Ambiguous(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A file as text with ``\\n`` endings, and what is needed to give back its bytes.
+    """A file as text with ``\\n`` endings, plus what restores its bytes.
 
     >>> Text.parse(b"a\\r\\nb\\n").endings
     ('\\r\\n', '\\n')
@@ -42,7 +41,7 @@ class Text:
 
     @classmethod
     def parse(cls, data: bytes) -> Text:
-        """Read UTF-8, or else Latin-1, which gives every byte a character and so loses nothing."""
+        """Decode UTF-8, else Latin-1, which is lossless for any bytes."""
         try:
             text, encoding = data.decode("utf-8"), "utf-8"
         except UnicodeDecodeError:
@@ -50,17 +49,17 @@ class Text:
         return cls(text.replace("\r\n", "\n"), tuple(re.findall(r"\r?\n", text)), encoding)
 
     def bytes(self) -> bytes:
-        """The file. Raises UnicodeEncodeError for a character that its encoding lacks."""
+        """Encode the file. Raises UnicodeEncodeError for a character that its encoding lacks."""
         lines = self.text.split("\n")
         joined = "".join(line + end for line, end in zip(lines, (*self.endings, ""), strict=True))
         return joined.encode(self.encoding)
 
 
 def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
-    """`data` with the only occurrence of `old` replaced by `new`.
+    """Replace the only occurrence of `old`.
 
-    `context` singles out one of several occurrences: it is a passage that contains `old`, or one (occurring once)
-    after which the first `old` is meant. Raises `NoMatch`, `Ambiguous`, and UnicodeEncodeError.
+    `context` selects among several: a passage that contains `old`, or a unique one before it. Raises `NoMatch`,
+    `Ambiguous`, and UnicodeEncodeError.
 
     >>> replace_once(b"x = 1\\r\\ny = 1\\r\\n", "y = 1\\n", "y = 2\\nz = 3\\n")
     b'x = 1\\r\\ny = 2\\r\\nz = 3\\r\\n'
@@ -79,10 +78,10 @@ def replace_once(data: bytes, old: str, new: str, context: str = "") -> bytes:
 
 
 def replace_lines(data: bytes, old: str, new: str) -> bytes:
-    """`data` with the only occurrence of the lines `old` replaced by the lines `new`, each with its ``\\n``.
+    """Replace the only occurrence of the whole lines `old`, each ending in ``\\n``.
 
-    At the end of the file neither needs the last ``\\n``: so lines of a file that has none there are replaced, and
-    an empty line at the end of `new` or of `old` gives it one or takes it away. Raises as `replace_once`.
+    At the end of the file the last ``\\n`` is optional, and an empty last line in `new` or `old` adds or removes it.
+    Raises as `replace_once`.
 
     >>> replace_lines(b"ab\\nb", "b\\n", "c\\n"), replace_lines(b"b", "b\\n", "b\\n\\n")
     (b'ab\\nc', b'b\\n')
@@ -100,7 +99,7 @@ def replace_lines(data: bytes, old: str, new: str) -> bytes:
 
 
 def places_of_lines(text: str, lines: str) -> list[int]:
-    """Where the whole `lines` occur, each with its ``\\n``, of which the end of `text` needs none."""
+    """Offsets of the whole `lines`; at the end of `text` the last ``\\n`` is optional."""
 
     def begins(at: int) -> bool:
         return at == 0 or text[at - 1] == "\n"
@@ -113,33 +112,31 @@ def places_of_lines(text: str, lines: str) -> list[int]:
 
 
 def _put(file: Text, start: int, old: str, new: str) -> bytes:
-    """The file with `old`, which begins at `start`, replaced by `new`."""
     text = file.text[:start] + new + file.text[start + len(old) :]
     return Text(text, _endings(file, start, old, new), file.encoding).bytes()
 
 
 def _endings(file: Text, start: int, old: str, new: str) -> tuple[str, ...]:
-    """Endings of the patched file: old ones where a line was kept, the neighbour's where one is new."""
+    """Line endings after a patch: new lines take the neighbour's."""
     before = file.text.count("\n", 0, start)
-    replaced, wanted = old.count("\n"), new.count("\n")
-    kept = _shared(old, new)
-    first = old.count("\n", 0, kept)
-    last = old[len(old) - _shared(old[kept:][::-1], new[kept:][::-1]) :].count("\n")
+    replaced, added = old.count("\n"), new.count("\n")
+    prefix = _shared(old, new)
+    first = old.count("\n", 0, prefix)
+    last = old[len(old) - _shared(old[prefix:][::-1], new[prefix:][::-1]) :].count("\n")
     neighbour = (*file.endings[before : before + 1], *file.endings[-1:], "\n")[0]
     return (
         file.endings[: before + first]
-        + (neighbour,) * (wanted - first - last)
+        + (neighbour,) * (added - first - last)
         + file.endings[before + replaced - last :]
     )
 
 
 def _shared(one: str, other: str) -> int:
-    """Length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _occurrences(text: str, part: str) -> Iterator[int]:
-    """Every place of `part`, overlapping ones too: ``aa`` in ``aaa`` is ambiguous. The first 100,000 of them."""
+    """Yield up to `_MOST_PLACES` offsets, overlapping ones too: ``aa`` in ``aaa`` is ambiguous."""
     at = text.find(part)
     for _ in range(_MOST_PLACES):
         if at < 0:

@@ -1,4 +1,4 @@
-"""Repairs that are proposed and not made yet: whether they apply, whether tests pass with them, and which one wins."""
+"""Proposed repairs: whether they apply, pass tests, and win."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _COMMENTS = ("#", "//")
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a reply would make of files, by their path."""
+    """New file contents by path."""
 
     files: Mapping[str, bytes]
 
     @property
     def key(self) -> frozenset[tuple[str, tuple[str, ...]]]:
-        """Equal for repairs that differ in blanks, empty lines and whole lines of comments alone.
+        """Key that ignores blanks, empty lines and comment lines.
 
         >>> Proposal({"a.py": b"# add\\nx = 1\\n"}).key == Proposal({"a.py": b"x  = 1\\n\\n"}).key
         True
@@ -38,7 +38,7 @@ class Proposal:
         return frozenset((path, tuple(_code(data))) for path, data in self.files.items())
 
     async def write(self, sandbox: Sandbox) -> bool:
-        """Make it so; whether all files could be written. Raises `SandboxFault`."""
+        """Write all files; returns False if any failed. Raises `SandboxFault`."""
         try:
             for path, data in self.files.items():
                 await sandbox.write(path, data)
@@ -48,16 +48,13 @@ class Proposal:
 
 
 def _code(data: bytes) -> list[str]:
-    """Lines with their depth, without what a reader passes over."""
     lines = data.decode("utf-8", "replace").expandtabs().splitlines()
-    shown = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
-    return [f"{depth}:{text}" for depth, text in shown if text and not text.startswith(_COMMENTS)]
+    indented = ((len(line) - len(line.lstrip()), " ".join(line.split())) for line in lines)
+    return [f"{depth}:{text}" for depth, text in indented if text and not text.startswith(_COMMENTS)]
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The files of a sandbox as `Tools` see them, whose changes stay here."""
-
     sandbox: Sandbox
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -73,8 +70,10 @@ class _Draft:
 
 
 async def draft(sandbox: Sandbox, edits: Sequence[Mapping[str, str]]) -> Proposal | None:
-    """What all of `edits` (`direct.edits`) together would make of the files; None where there is none, one does not
-    apply, nothing changes, or a Python file no longer parses that did before. Raises `SandboxFault`."""
+    """Apply `edits` (`direct.edits`) in memory.
+
+    Returns None if one does not apply, nothing changes, or a Python file stops parsing. Raises `SandboxFault`.
+    """
     drawn = _Draft(sandbox)
     tools = Tools(drawn, FULL, output_chars=0)  # type: ignore[arg-type]  # which only reads and writes files here
     for edit in edits:
@@ -94,7 +93,6 @@ async def _before(sandbox: Sandbox, path: str) -> bytes | None:
 
 
 def _parses(path: str, data: bytes) -> bool:
-    """Whether Python reads it; of other files, and of those too long to ask, nothing is known: true."""
     if not path.endswith((".py", ".pyi")) or len(data) > _LARGEST_SOURCE:
         return True
     with warnings.catch_warnings():  # of invalid escapes
@@ -107,13 +105,12 @@ def _parses(path: str, data: bytes) -> bool:
 
 
 async def passing(sandbox: Sandbox, proposal: Proposal, command: str, seconds: float) -> bool:
-    """Whether the command line `command` exits with 0 in the workspace with `proposal`, which is afterwards as before.
+    """Whether `command` exits with 0 with `proposal` applied; then restore the workspace, except ``.git``.
 
-    The whole workspace is copied and put back, but for ``.git``: tests write where they like. Raises `SandboxFault`,
-    and `AgentFault` where there is no room for the copy.
+    Raises `SandboxFault`, and `AgentFault` if the workspace cannot be copied.
     """
-    made = await sandbox.exec(["mktemp", "-d"])
-    copy = made.output.decode(errors="replace").strip()
+    result = await sandbox.exec(["mktemp", "-d"])
+    copy = result.output.decode(errors="replace").strip()
     await _shell(sandbox, _KEEP, copy)
     try:
         if not await proposal.write(sandbox):
@@ -131,7 +128,7 @@ async def _shell(sandbox: Sandbox, script: str, copy: str) -> None:
 
 
 def elect(proposals: Sequence[Proposal]) -> Proposal | None:
-    """The one that most agree on (`Proposal.key`), of equals the first; None of none.
+    """Return the most common proposal; the first wins ties.
 
     >>> one, other = Proposal({"a.py": b"x = 1\\n"}), Proposal({"a.py": b"x = 2\\n"})
     >>> elect([one, other, other]) == other, elect([one, other]) == one, elect([])

@@ -1,4 +1,4 @@
-"""Recipes: how a program is installed and started as an agent. Data, one TOML file each, in the folder ``recipes``."""
+"""Recipes: TOML files that say how to install and start a program as an agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACEHOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """What ``crrl agents install`` puts into a folder of its own, exact versions."""
+    """Packages for ``crrl agents install``, with exact versions."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -40,10 +40,7 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a program works as an agent: the options of the agent `command`.
-
-    Raises `ConfigError` for what cannot work.
-    """
+    """Options of the agent `command`. Raises `ConfigError` for invalid values."""
 
     argv: tuple[str, ...]
     """The program and its arguments, run in the root of the repository."""
@@ -82,12 +79,12 @@ class Recipe:
 
 
 def names() -> list[str]:
-    """The recipes that ship."""
+    """Names of the shipped recipes."""
     return sorted(path.stem for path in SHIPPED.glob("*.toml"))
 
 
 def read(name: str) -> dict[str, Any]:
-    """The fields of the shipped recipe `name`, or of the recipe in the file `name`. Raises `ConfigError`."""
+    """Read the fields of a shipped recipe or a file. Raises `ConfigError`."""
     path = SHIPPED / f"{name}.toml" if name in names() else Path(name)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +97,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def load(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe `name` (shipped, or a file); `options` replace its fields, entries of tables one by one."""
+    """Load a recipe with `options` over its fields; tables are merged by key."""
     fields = read(name)
     for key, value in (options or {}).items():
         before = fields.get(key)
@@ -109,12 +106,12 @@ def load(name: str, options: Mapping[str, Any] | None = None) -> Recipe:
 
 
 def is_recipe(name: str) -> bool:
-    """Whether `name` is that of a recipe, shipped or in a file."""
+    """Whether `name` is a shipped recipe or a TOML file."""
     return name.endswith(".toml") or name in names()
 
 
 def label(name: str) -> str:
-    """What the agent made from recipe `name` is called.
+    """Name of the agent that recipe `name` defines.
 
     >>> label("recipes/qwen-code.toml"), label("aider")
     ('qwen-code', 'aider')

@@ -1,4 +1,4 @@
-"""An agent that follows a script: the fake of this seam, for tests of everything around an agent."""
+"""A scripted agent for tests of everything around an agent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coderepairrl.types import AgentReport, Endpoint, Task, ToolCall
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Call the model with the history so far and `text` as the next user message."""
+    """Call the model with `text` as the next user message."""
 
     text: str
     max_tokens: int = 64
@@ -26,7 +26,7 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """Run a command with bash in the sandbox."""
+    """Run a bash command in the sandbox."""
 
     cmd: str
     timeout: float = 10.0
@@ -51,14 +51,14 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing for a while."""
+    """Pause."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Break, as an agent program would."""
+    """Fail as an agent program would."""
 
     message: str = "scripted crash"
 
@@ -68,10 +68,9 @@ Script = Sequence[Action] | Callable[[Task], Sequence[Action]]
 
 
 class ScriptedAgent(Agent):
-    """Performs `script`, a list of actions or a function from the task to one, and reports `exit`.
+    """Performs `script`, a list of actions or a function of the task, and reports `exit`.
 
-    A limit at which the gateway stops it ends it politely, and actions that raise in the sandbox (a file that is
-    not there, say) are the test's own errors.
+    Gateway limits end it normally; errors of actions are the test's.
     """
 
     name = "scripted"
@@ -109,7 +108,6 @@ class ScriptedAgent(Agent):
 
 
 async def _perform(action: Action, sandbox: Sandbox) -> tuple[bool, int]:
-    """Whether it worked, and how much it printed."""
     if isinstance(action, Shell):
         done = await sandbox.exec(["bash", "-c", action.cmd], timeout=action.timeout)
         return done.ok, len(done.output)

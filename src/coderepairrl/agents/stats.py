@@ -1,4 +1,4 @@
-"""What an agent did with its tools, counted."""
+"""Statistics of an agent's tool calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFIXES = frozenset({"time", "sudo", "env", "nohup", "exec", "command", "!", "
 
 
 def command_names(cmd: str) -> tuple[str, ...]:
-    """Names of the commands that start within the first ten words of a bash command line.
+    """Names of the commands that start within a bash command line's first ten words.
 
     >>> command_names("cd src && LC_ALL=C grep -rn 'cat; rm' . | head -5")
     ('cd', 'grep', 'head')
@@ -59,19 +59,19 @@ def command_names(cmd: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ToolStats:
-    """Calls and successes per tool, and how often each monitored command was started."""
+    """Calls and successes per tool, starts per monitored command."""
 
     calls: Mapping[str, int]
     succeeded: Mapping[str, int]
     commands: Mapping[str, int]
 
     def rate(self, tool: str) -> float | None:
-        """Share of the calls of `tool` that succeeded; None without calls, since 0 would be a claim."""
+        """Success rate of `tool`; None without calls."""
         return self.succeeded[tool] / self.calls[tool] if self.calls.get(tool) else None
 
 
 def tally(calls: Iterable[ToolCall]) -> ToolStats:
-    """Count `calls`, of one episode or of many.
+    """Count `calls`.
 
     >>> stats = tally([ToolCall(0, "shell", "{}", True, command="ls head"), ToolCall(1, "shell", "{}", False)])
     >>> stats.calls, stats.rate("shell"), stats.rate("apply_patch"), stats.commands

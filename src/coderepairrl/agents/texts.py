@@ -1,10 +1,7 @@
-"""Every word that Nano says to a model: the system prompt, the two tools, warnings, and errors.
+"""All texts that Nano sends: system prompt, tools, warnings, errors. Options can replace each.
 
-Two sets are shipped. `FULL` is written for instruction-tuned models of billions of parameters, `COMPACT` for a tiny
-policy whose whole context is about 1,024 tokens. Each text can be replaced through Nano's options.
-
-Placeholders are literal ``{name}`` and are filled by `fill`, not by `str.format`, so a text (or an issue, or the
-output of a command) may contain any other braces.
+`FULL` is for instruction-tuned models of billions of parameters, `COMPACT` for a tiny policy with a context of about
+1,024 tokens. Placeholders are literal ``{name}``, so other braces need no escaping.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ COMPACT_SYSTEM = "Repair the bug. Find it with shell, change it with apply_patch
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What Nano answers. The fields are the keys of its option `messages`."""
+    """Nano's answers. The fields are the keys of its option `messages`."""
 
     nudge: str = (
         "You made no tool call and the repository is unchanged. Do not stop here: use shell to investigate and "
@@ -124,7 +121,7 @@ _PLACEHOLDER = re.compile(r"\{\{\w+\}\}|\{(\w+)\}")  # {{name}} belongs to anoth
 
 
 def fill(text: str, **values: object) -> str:
-    """`text` with each ``{name}`` of `values` replaced, and every other brace left alone, those of the values, too.
+    """Replace each ``{name}`` in `values`; all other braces stay, even in values.
 
     >>> fill("{left} of {what}, {{left}}", left=3)
     '3 of {what}, {{left}}'
@@ -135,12 +132,12 @@ def fill(text: str, **values: object) -> str:
 
 
 def placeholders(text: str) -> list[str]:
-    """The names that `fill` looks for in `text`.
+    """Names of the placeholders in `text`.
 
     >>> placeholders('{"a": {"b": {tokens}}}, {{model}}')
     ['tokens']
     """
-    return [found[1] for found in _PLACEHOLDER.finditer(text) if found[1]]
+    return [match[1] for match in _PLACEHOLDER.finditer(text) if match[1]]
 
 
 TOOL_DESCRIPTIONS: Mapping[str, str] = {
@@ -164,7 +161,7 @@ _PARAMETERS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """All that an agent of Nano's kind says: prompts, answers (in full and compact) and its tools."""
+    """All texts of a Nano-like agent."""
 
     system: str
     compact_system: str
@@ -180,13 +177,13 @@ class Wording:
     """Parameters that are no text."""
 
     def renamed(self, names: Mapping[str, str]) -> Wording:
-        """The same with other names of tools (`names`, by their own), wherever prompts and answers say them."""
+        """Rename tools throughout prompts and answers."""
         if not names:
             return self
-        own = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
+        pattern = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
 
         def reworded(text: str) -> str:
-            return own.sub(lambda found: names[found[1]], text)
+            return pattern.sub(lambda found: names[found[1]], text)
 
         return replace(
             self,
@@ -203,7 +200,7 @@ NANO = Wording(SYSTEM, COMPACT_SYSTEM, FULL, COMPACT, TOOL_DESCRIPTIONS, _PARAME
 
 
 def tool_schemas(style: str, descriptions: Mapping[str, str], wording: Wording = NANO) -> list[dict[str, Any]]:
-    """The tools in OpenAI's schema. The `compact` style has names and types only, and nothing optional.
+    """Tools in OpenAI's schema; `compact` omits descriptions and optional parameters.
 
     >>> [tool["function"]["name"] for tool in tool_schemas("compact", {})]
     ['shell', 'apply_patch']

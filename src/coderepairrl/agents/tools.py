@@ -1,7 +1,6 @@
 """Nano's two tools, executed in a sandbox.
 
-A tool never raises for what the model did wrong: that is a textual result with ``ok=False``. What the sandbox does
-wrong is a `SandboxFault` and passes through.
+A model's mistake is a result with ``ok=False``, never an exception.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LONGEST_ARGUMENT = 100_000  # Linux takes 128 KiB per argument of a program
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tool says to the model, before truncation."""
+    """A tool's answer to the model, before truncation."""
 
     text: str
     ok: bool
@@ -36,12 +35,12 @@ class Result:
 
 
 class Tools:
-    """`shell` and `apply_patch` on one sandbox, and whether anything changed."""
+    """`shell` and `apply_patch` on one sandbox, with change tracking."""
 
     def __init__(
         self, sandbox: Sandbox, texts: Texts, output_chars: int, names: Mapping[str, str] | None = None
     ) -> None:
-        """`names` are those that a model knows tools by, where they are not their own."""
+        """Create the tools; `names` maps them to those that the model knows."""
         self._sandbox = sandbox
         self._texts = texts
         self._names = names or {}
@@ -52,20 +51,19 @@ class Tools:
         self._head = b""
 
     async def run(self, name: str, arguments: Mapping[str, Any], timeout: float) -> Result | None:
-        """Execute the tool `name`, a command within `timeout` seconds; None if there is no such tool."""
+        """Execute a tool, a command within `timeout` seconds; None if unknown."""
         if name == "shell":
             return await self.shell(arguments, timeout)
         return await self.apply_patch(arguments) if name == "apply_patch" else None
 
     def command(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The command line in a call of the tool `name`, empty if it runs none."""
+        """A call's command line, empty if it runs none."""
         return str(arguments.get("cmd", "")) if name == "shell" else ""
 
     async def shell(self, arguments: Mapping[str, Any], timeout: float) -> Result:
-        """Run ``cmd`` with bash in the root of the repository, within `timeout` seconds.
+        """Run ``cmd`` with bash in the repository root.
 
-        ``pipefail`` is set, so that ``false | head`` fails; a writer that ``head`` cut off does not count as a
-        failure, and neither does a search without a match.
+        ``pipefail`` is set; a writer cut off by ``head`` and a search without a match succeed.
         """
         cmd = arguments.get("cmd")
         if problem := self._unusable("shell", cmd=cmd):
@@ -90,7 +88,7 @@ class Tools:
         return Result(f"{text}\n{output}" if output else text, False, done.truncated)
 
     async def apply_patch(self, arguments: Mapping[str, Any], *, lines: bool = False) -> Result:
-        """Replace ``old_content`` by ``new_content`` in ``file_path``; create the file where both were empty.
+        """Replace ``old_content`` in ``file_path``; an empty one fills a new or empty file.
 
         With `lines` both are whole lines (`patching.replace_lines`).
         """
@@ -140,11 +138,9 @@ class Tools:
         self._shell_ran = False
 
     async def changed(self) -> bool:
-        """Whether the repository differs from the task's commit, as far as the agent is concerned.
+        """Whether the repository differs from the task's commit.
 
-        A patch that stands answers by itself, and so does having done nothing; only after shell commands is git
-        asked, in the sandbox: about the working tree, and about a HEAD that moved. A git that no longer works
-        counts as a change.
+        Asks git about working tree and HEAD unless the patches alone decide; a broken git counts as a change.
         """
         if not self._shell_ran and any(self._originals[path] != data for path, data in self._edits.items()):
             return True
@@ -170,19 +166,21 @@ class Tools:
             return None
 
     async def _text_of(self, path: str) -> bytes | None:
-        """A file whose lines are looked at here, in the process of all episodes. Raises OSError for a large one."""
+        """Read a file. Raises OSError for a large one."""
         data = await self._read(path)
         if data is not None and len(data) > _LARGEST_TEXT:
             raise OSError(errno.EFBIG, f"it is larger than {_LARGEST_TEXT >> 20} MiB")
         return data
 
     def _relative(self, path: str) -> str:
-        """An absolute path below the workspace, relative to it; the sandbox judges all others."""
-        given = PurePosixPath(path)
-        return str(given.relative_to(self._sandbox.workdir) if given.is_relative_to(self._sandbox.workdir) else given)
+        requested = PurePosixPath(path)
+        return str(
+            requested.relative_to(self._sandbox.workdir)
+            if requested.is_relative_to(self._sandbox.workdir)
+            else requested
+        )
 
     def _unusable(self, tool: str, **arguments: object) -> Result | None:
-        """Why these arguments cannot be used at all, as a result for the model."""
         tool = self._names.get(tool, tool)
         if missing := [name for name, value in arguments.items() if value is None]:
             return Result(fill(self._texts.missing, name=tool, missing=", ".join(missing)), False)

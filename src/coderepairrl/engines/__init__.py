@@ -1,7 +1,6 @@
-"""Inference engines behind one protocol: `make` an `EngineSpec` by name, `start` the `Engine` that it describes.
+"""Inference engines: `make` an `EngineSpec` by name or import path, then `start` its `Engine`.
 
-An engine of your own is named by import path, ``package.module:Class``, and is held to the same exam
-(`coderepairrl.certify.engine`).
+Engines from ``package.module:Class`` must pass the same exam (`coderepairrl.certify.engine`).
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ SHIPPED = {
 
 
 def make(name: str, /, **options: Any) -> EngineSpec:
-    """The engine `name` with its options, not started.
+    """Build the spec of engine `name`.
 
-    Raises `ConfigError` for an unknown name or option (with the nearest known one), a missing option, and invalid
-    values.
+    Raises `ConfigError` for an unknown name or option (naming the nearest), a missing option, and invalid values.
 
     >>> make("tiny", slots=4).name
     'tiny'
     """
-    made: EngineSpec = registry.make("engine", name, SHIPPED, EngineSpec, options)
-    return made
+    spec: EngineSpec = registry.make("engine", name, SHIPPED, EngineSpec, options)
+    return spec

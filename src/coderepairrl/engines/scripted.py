@@ -1,4 +1,4 @@
-"""An engine that emits scripted replies: the fake for tests of everything above it."""
+"""A scripted engine, for tests of everything above it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Script = Callable[[Sequence[int], Sampling, int], Sequence[int]] | Sequence[Sequ
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that the engine received."""
+    """A received request."""
 
     ids: tuple[int, ...]
     sampling: Sampling
@@ -25,12 +25,11 @@ class Request:
 
 
 class ScriptedEngine(Engine):
-    """Emits given ids, with invented logprobs, in chunks.
+    """Emits scripted ids in chunks.
 
-    `script` is either one reply per request in order of arrival, or a function of ``(ids, sampling, seed)``. A reply
-    is cut after a stop id, at `max_tokens` and where the context is full, as by a real engine. The n-th token's
-    logprob is ``-(n % 8 + 1) / 8``, exact in binary. `requests` records all requests, `aborted` counts iterators
-    closed early, and `kill` makes the engine die.
+    `script` has a reply per request in order of arrival, or is a function of ``(ids, sampling, seed)``. Replies end
+    after a stop id, at `max_tokens`, or when the context is full. The n-th token's logprob is ``-(n % 8 + 1) / 8``,
+    exact in binary. `aborted` counts iterators closed early.
 
         >>> async def demo():
         ...     engine = ScriptedEngine([[5, 6, 7]], chunk=2)
@@ -52,7 +51,7 @@ class ScriptedEngine(Engine):
         self._dead: str | None = None
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises `EngineFault` after `kill` and beyond the last reply of a list."""
+        """See `Engine.generate`. Raises `EngineFault` after `kill`, and beyond the last reply."""
         if not 1 <= len(ids) < self.context:
             raise ValueError(f"a prompt of {len(ids)} tokens leaves no room in a context of {self.context}")
         self._alive()
@@ -75,7 +74,7 @@ class ScriptedEngine(Engine):
             self.aborted += at < len(reply) and self._dead is None
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Check the checksum and switch to `version`. Raises `EngineFault` when it does not match."""
+        """Switch to `version`. Raises `EngineFault` if the checksum does not match."""
         self._alive()
         weights.verify(path, checksum)
         self.version = version
@@ -119,7 +118,7 @@ class ScriptedEngine(Engine):
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(EngineSpec):
-    """Spec of a `ScriptedEngine`. The model folder and the logs are not used."""
+    """Spec of a `ScriptedEngine`."""
 
     script: Script
     context: int = 4096
@@ -129,5 +128,5 @@ class Scripted(EngineSpec):
     name = "scripted"
 
     async def start(self, model: Path, *, log_dir: Path) -> ScriptedEngine:
-        """As `EngineSpec.start`."""
+        """See `EngineSpec.start`."""
         return ScriptedEngine(self.script, context=self.context, chunk=self.chunk, delay=self.delay)

@@ -1,7 +1,7 @@
 """Gateway between agents and the policy (docs/reference/gateway.md).
 
-`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, `tree` finds the recorded turn that a
-conversation continues, `generation` samples, and `call` outlives the connections that wait for it.
+`server` speaks HTTP, a dialect (`chat`, `responses`, `messages`) translates, `tree` places conversations, `generation`
+samples, `call` outlives its connections.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Request bodies and streamed replies, for all dialects."""
+"""Request bodies and streamed replies of all dialects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Lenient(BaseModel):
-    """Rejects wrong types and ignores unknown fields, which vendors add often."""
+    """Rejects wrong types; ignores unknown fields, which vendors add often."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
 
 def read(model: type[Model], raw: bytes) -> Model:
-    """Parse a body as `model`; a half character becomes U+FFFD. Raises `ApiError` (400) that names the field."""
+    """Parse a body, half characters as U+FFFD. Raises `ApiError` (400) that names the field."""
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -44,7 +44,7 @@ def _mended(raw: bytes) -> bytes | None:
 
 
 def refused(error: ValidationError) -> ApiError:
-    """Return the `ApiError` for the most deeply nested validation error."""
+    """Convert the most deeply nested error."""
     first = max(error.errors(include_url=False, include_input=False), key=lambda wrong_field: len(wrong_field["loc"]))
     if first["type"] == "json_invalid":
         return ApiError(400, "invalid_json", f"the body is not valid JSON: {first['ctx']['error']}")
@@ -74,12 +74,12 @@ _WRONG = {
 
 
 def unsupported(param: str, message: str) -> ApiError:
-    """Return a 400 for a feature that only the provider has."""
+    """Return a 400 for a provider-only feature."""
     return ApiError(400, "unsupported_value", message, param=param)
 
 
 def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a response format of Responses or Messages to Chat Completions."""
+    """Convert a response format to Chat Completions."""
     if wish.get("type") != "json_schema":
         return dict(wish)
     typed_events = {"name": "reply", **{key: value for key, value in wish.items() if key != "type"}}
@@ -87,22 +87,22 @@ def json_schema(wish: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class EventWriter(Protocol):
-    """Writes one reply as its dialect's server-sent events."""
+    """Writes a reply as server-sent events."""
 
     def add(self, delta: Delta) -> bytes:
-        """The events of `delta`."""
+        """Events of `delta`."""
         ...
 
     def alive(self) -> bytes:
-        """A keep-alive that is legal in the dialect."""
+        """Keep-alive."""
         ...
 
     def end(self, completion: Completion) -> bytes:
-        """The closing events."""
+        """Closing events."""
         ...
 
     def fail(self, failure: ApiError) -> bytes:
-        """Write the error event, since the HTTP status is already sent."""
+        """Error event, since the HTTP status is already sent."""
         ...
 
 
@@ -123,13 +123,13 @@ async def stream(writer: EventWriter, call: Call, heartbeat: float) -> AsyncIter
 
 
 def sse(data: Mapping[str, Any], event: str = "") -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     head = f"event: {event}\n" if event else ""
     return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 def typed_events(events: Iterable[Mapping[str, Any]]) -> bytes:
-    """Server-sent events whose ``event:`` line is their type."""
+    """Encode events whose ``event:`` line is their type."""
     return b"".join(sse(event, event["type"]) for event in events)
 
 

@@ -1,4 +1,4 @@
-"""An episode's limits: what is spent, what one reply may use, which limit was met first."""
+"""Limits of an episode and its replies."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ REQUESTS = 16
 
 
 class ReplyBudget(NamedTuple):
-    """Tokens of one reply; `limit` names the episode limit that reduced them, or is empty."""
+    """Tokens of a reply; `limit` names the episode limit that reduced them, or is empty."""
 
     max_tokens: int
     limit: str
 
 
 class EpisodeBudget:
-    """Counts an episode's calls and requests; `context` is the model's, None if unknown.
+    """Counts an episode's calls and requests.
 
     `limit` is the first limit met (``calls``, ``tokens``, ``context``, ``time``), or empty; `tokens` the longest
-    conversation allowed.
+    conversation; `context` the model's.
     """
 
     def __init__(self, limits: Limits, context: int | None) -> None:
@@ -38,22 +38,22 @@ class EpisodeBudget:
             self.tokens, self._token_limit = context, "context"
 
     def start_clock(self) -> None:
-        """Count the episode's seconds from now on."""
+        """Count seconds from now."""
         self.deadline = asyncio.get_running_loop().time() + self._limits.seconds
 
     @property
     def max_calls(self) -> int:
-        """The announced limit plus two, for the agent's last words."""
+        """The announced limit plus two, for last words."""
         return self._limits.calls + 2
 
     @property
     def exhausted(self) -> bool:
-        """Whether no further call will be answered."""
+        """Whether further calls are refused."""
         late = asyncio.get_running_loop().time() >= self.deadline
         return bool(self.limit) or late or self.calls >= self.max_calls
 
     def count_request(self) -> None:
-        """Count a request of any kind. Raises `ApiError` when there are too many."""
+        """Count a request. Raises `ApiError` beyond the limit."""
         self._requests += 1
         if self._requests > REQUESTS * self.max_calls:
             message = f"an episode of {self._limits.calls} model calls makes not so many requests"
@@ -67,7 +67,7 @@ class EpisodeBudget:
             raise self._error("time", f"the episode's {self._limits.seconds:g} seconds are over")
 
     def reply(self, prompt: int, wanted: int) -> ReplyBudget:
-        """Budget for a reply of `wanted` tokens after `prompt` tokens. Raises `ApiError` if none remain."""
+        """Budget `wanted` tokens after `prompt`. Raises `ApiError` if none remain."""
         room = self.tokens - prompt
         if room <= 0:
             raise self.too_long(prompt)
@@ -75,7 +75,7 @@ class EpisodeBudget:
         return ReplyBudget(min(wanted, room), self._token_limit if room < wanted else "")
 
     def too_long(self, prompt: int) -> ApiError:
-        """The error for a long prompt, in words that agents of every provider recognise."""
+        """Error for a long prompt, in words that all providers' agents recognise."""
         return self._error(
             self._token_limit,
             f"prompt is too long: {prompt} tokens > {self.tokens} maximum; "
@@ -83,11 +83,11 @@ class EpisodeBudget:
         )
 
     def met(self, limit: str) -> None:
-        """Remember `limit` if it is the first."""
+        """Record `limit` if it is the first."""
         self.limit = self.limit or limit
 
     def check_context(self, context: int) -> None:
-        """Note a context beyond the limit; a remote's size is known only after its reply."""
+        """Record a context beyond the limit, known only after a remote's reply."""
         if context > self.tokens:
             self.met(self._token_limit)
 

@@ -1,4 +1,4 @@
-"""One model call, independent of the connections that follow it (a client and its retries)."""
+"""A model call, independent of the connections that follow it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from coderepairrl.types import Turn
 
 
 class Usage(NamedTuple):
-    """Token counts of one call: `cached` is part of `prompt`, `reasoning` of `sampled`.
-
-    `context` is what the next call continues from.
-    """
+    """Token counts: `cached` is part of `prompt`, `reasoning` of `sampled`; the next call continues from `context`."""
 
     prompt: int
     cached: int
@@ -29,7 +26,7 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A committed turn with the data of its response."""
+    """A committed turn and its response data."""
 
     turn: Turn
     message: Message
@@ -47,9 +44,9 @@ Find = Callable[[str], "tuple[Request, Call, Completion] | None"]
 
 
 class Call:
-    """A generation and its followers. It is aborted when the last follower leaves early.
+    """A generation and its followers, aborted when the last one leaves early.
 
-    `prompt` and `cached` are provisional token counts; `Completion.usage` has the final ones.
+    `prompt` and `cached` are provisional.
     """
 
     def __init__(self, digest: str, ordinal: int) -> None:
@@ -73,7 +70,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """Name unique in the session, from which dialects derive response ids."""
+        """Session-wide unique name, the base of response ids."""
         return f"{self.digest[:16]}-{self.ordinal}"
 
     @property
@@ -88,11 +85,11 @@ class Call:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the client left before the whole response was written."""
+        """Whether the client left before the response was complete."""
         return self._followers == 0 and not self.delivered
 
     def tool_call_id(self, position: int, call: FunctionCall) -> str:
-        """The model's id for the tool call at `position`, or one unique in the session."""
+        """The model's id of a call, or a unique one."""
         return call.id or f"call_{self.ordinal}_{position}"
 
     def start(
@@ -103,18 +100,18 @@ class Call:
         self._task = asyncio.create_task(self._run(work, finish))
 
     def abort(self) -> None:
-        """Stop sampling; what was sampled is recorded."""
+        """Stop sampling and record what was sampled."""
         if not (self._finishing or self.aborted):
             self.aborted = True
             if self._work is not None:
                 self._work.cancel()
 
     async def wait(self) -> None:
-        """Return when it is committed or failed."""
+        """Wait for commitment or failure."""
         await self._over.wait()
 
     async def ended_within(self, seconds: float) -> bool:
-        """Whether it is committed or failed within `seconds`."""
+        """Whether it ends within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -123,7 +120,7 @@ class Call:
         return True
 
     def publish(self, deltas: list[Delta]) -> None:
-        """Pass `deltas` on to the followers."""
+        """Pass `deltas` to the followers."""
         if deltas:
             self.deltas += deltas
             self._notify()
@@ -140,7 +137,7 @@ class Call:
                 self.abort()
 
     async def follow(self, heartbeat: float) -> AsyncIterator[Delta | None]:
-        """Yield all deltas, and None after every `heartbeat` silent seconds. Raises the call's `ApiError`."""
+        """Yield deltas, and None after every `heartbeat` silent seconds. Raises the call's `ApiError`."""
         position = 0
         while True:
             changed = self._changed
@@ -158,7 +155,7 @@ class Call:
                 yield None
 
     async def result(self) -> Completion:
-        """The completion. Raises the call's `ApiError`."""
+        """Return the completion. Raises the call's `ApiError`."""
         await self.wait()
         if self.failure is not None:
             raise self.failure.again()

@@ -1,7 +1,4 @@
-"""OpenAI's Chat Completions, plain and streaming.
-
-Clients that send the older ``functions`` get a ``function_call``: the first, if the policy makes several.
-"""
+"""OpenAI's Chat Completions, with the older ``functions`` too."""
 
 from __future__ import annotations
 
@@ -93,8 +90,6 @@ class _Tool(Lenient):
 
 
 class _Tools(Lenient):
-    """Validates tools; the prompt has them as the client wrote them."""
-
     tools: list[_Tool]
     functions: list[_Signature]
 
@@ -161,18 +156,17 @@ def parse(raw: bytes) -> Request:
 
 
 def _tools(body: _Body) -> tuple[tuple[Mapping[str, Any], ...], list[str]]:
-    """Return tools as the client wrote them, and the types left out."""
-    shown = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    function_tools = [tool for tool in body.tools or () if tool.get("type") == "function"]
     try:
-        _Tools.model_validate({"tools": shown, "functions": body.functions or []})
+        _Tools.model_validate({"tools": function_tools, "functions": body.functions or []})
     except ValidationError as error:
         raise refused(error) from error
-    shown += [{"type": "function", "function": function} for function in body.functions or ()]
-    return tuple(shown), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
+    function_tools += [{"type": "function", "function": function} for function in body.functions or ()]
+    return tuple(function_tools), [str(tool.get("type")) for tool in body.tools or () if tool.get("type") != "function"]
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """The response to a plain request."""
+    """Build a plain response."""
     message = {**completion.message, "refusal": None}
     if "tool_calls" in message and not message["content"]:
         message["content"] = None
@@ -188,18 +182,18 @@ def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any
 
 
 def writer(request: Request, call: Call) -> ChunkWriter:
-    """The response to a streaming request."""
+    """Create the writer of a stream."""
     return ChunkWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Format an error for OpenAI's clients."""
     body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
 class ChunkWriter:
-    """Writes ``chat.completion.chunk`` events (`body.EventWriter`)."""
+    """Writes ``chat.completion.chunk`` events."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -209,7 +203,7 @@ class ChunkWriter:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """Write a chunk for each kind of content in `delta`."""
+        """Write a chunk per kind of content."""
         events = self._beginning()
         if delta.reasoning:
             events += self._chunk({"reasoning_content": delta.reasoning})
@@ -227,18 +221,18 @@ class ChunkWriter:
         return events
 
     def alive(self) -> bytes:
-        """A comment."""
+        """Write a comment."""
         return b": still here\n\n"
 
     def end(self, completion: Completion) -> bytes:
-        """Write the finish reason, requested usage, and ``[DONE]``."""
+        """Write finish reason, requested usage, and ``[DONE]``."""
         events = self._beginning() + self._chunk({}, _finish_reason(self._request, completion), crrl=extras(completion))
         if self._request.stream_usage:
             events += sse({**self._header, "choices": [], "usage": _usage(completion)})
         return events + b"data: [DONE]\n\n"
 
     def fail(self, failure: ApiError) -> bytes:
-        """An error chunk."""
+        """Write an error chunk."""
         return sse(error(failure))
 
     def _beginning(self) -> bytes:

@@ -11,7 +11,7 @@ from coderepairrl.gateway.request import ApiError, Counter, Request
 
 
 class Dialect(Protocol):
-    """A provider's API: a module with these names (`chat`, `responses`, `messages`)."""
+    """A module with these names (`chat`, `responses`, `messages`)."""
 
     @property
     def name(self) -> str:
@@ -25,23 +25,23 @@ class Dialect(Protocol):
 
     @property
     def counter(self) -> Counter | None:
-        """Endpoint that counts tokens, if any."""
+        """Token-counting endpoint, if any."""
         ...
 
     def parse(self, raw: bytes) -> Request:
-        """A body as a request. Raises `ApiError`."""
+        """Parse a request body. Raises `ApiError`."""
         ...
 
     def reply(self, request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-        """The response to a plain request."""
+        """Build a plain response."""
         ...
 
     def writer(self, request: Request, call: Call) -> EventWriter:
-        """Writes the events of a streaming response."""
+        """Create the writer of a stream."""
         ...
 
     def error(self, failure: ApiError) -> dict[str, Any]:
-        """The body of an error response."""
+        """Build an error body."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""One stream of tokens from an engine, checked as it arrives."""
+"""A stream of tokens from an engine, checked on arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from coderepairrl.types import Finish, Origin, Sampling, TokenSpan, VersionRange
 
 
 class Generation:
-    """Sampled tokens and the reply parsed from them (`source.Generating`)."""
+    """Sampled tokens and the reply parsed from them."""
 
     remote: Mapping[str, Any] = {}
 
@@ -44,9 +44,9 @@ class Generation:
         self._stops = frozenset(sampling.stop_ids)
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample until the engine ends, a stop string appears, or `deadline` (loop time). Cancelling aborts.
+        """Sample until the engine ends, a stop string, or `deadline` (loop time). Cancelling aborts.
 
-        Raises `EngineFault` for a dead engine and invalid output (see `_wrong`).
+        Raises `EngineFault`.
         """
         async with contextlib.aclosing(self._engine.generate(self.prompt, self.sampling, self._seed)) as chunks:
             clock = asyncio.timeout_at(deadline)
@@ -80,22 +80,22 @@ class Generation:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, or empty."""
+        """Stop string that ended it, or empty."""
         return self.reply.stopped_by
 
     @property
     def usage(self) -> Usage:
-        """Exact counts; a tail after a stop string is sampled but not in the context."""
+        """Exact counts; the context excludes the tail."""
         prompt, cut = len(self.prompt), self.reply.cut
         context = prompt + (len(self.ids) if cut is None else cut)
         return Usage(prompt, self._cached, len(self.ids), self.reply.reasoning, context)
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the whole reply and unpublished deltas."""
+        """Return the reply and unpublished deltas."""
         return self.reply.close()
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """The output, and the tail after a stop string."""
+        """Output, and tail after a stop string."""
         cut = len(self.ids) if self.reply.cut is None else self.reply.cut
         return self._span(0, cut), self._span(cut, len(self.ids))
 

@@ -1,4 +1,4 @@
-"""Request bodies as they arrive: limits on size, time and number, and estimated parsing cost."""
+"""Limits on arriving request bodies, and estimated parsing cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIGHT = 4000
 
 
 class Body:
-    """A request body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
+    """A body in `pieces` of about 256 KiB; joining a large one blocks the event loop."""
 
     def __init__(self, dialect: str) -> None:
         self.pieces: list[bytes] = []
@@ -58,16 +58,16 @@ class Body:
 
     @property
     def light(self) -> bool:
-        """Whether parsing takes at most 4 ms, estimated from bytes and number of values."""
+        """Whether parsing takes an estimated 4 ms at most."""
         return self._values + self.size // 100 < _LIGHT
 
     def whole(self) -> bytes:
-        """All of it."""
+        """Join the pieces."""
         return b"".join(self.pieces)
 
 
 class Incoming:
-    """One session's connections and unfinished bodies; `most` bytes per body."""
+    """A session's connections and unfinished bodies of up to `most` bytes."""
 
     def __init__(self, most: int = MAX_BODY) -> None:
         self._most = most
@@ -77,7 +77,7 @@ class Incoming:
         self._large = asyncio.Lock()
 
     def admit_connection(self, connection: web.RequestHandler) -> None:
-        """Register a request's connection. Raises `ApiError` (429) beyond the limit."""
+        """Register a connection. Raises `ApiError` (429) beyond the limit."""
         if connection not in self._connections:
             self._connections = {connection, *(each for each in self._connections if each.transport is not None)}
         if len(self._connections) > CONNECTIONS:
@@ -85,7 +85,7 @@ class Incoming:
             raise ApiError(429, "too_many_requests", f"an episode has at most {CONNECTIONS} connections")
 
     async def body(self, request: web.Request, dialect: str) -> Body:
-        """Read the body of `request`. Raises `ApiError` if it is too large, too slow, or one too many."""
+        """Read a body. Raises `ApiError` if too large, too slow, or one too many."""
         if self._bodies >= BODIES:
             raise ApiError(429, "too_many_requests", f"an episode sends at most {BODIES} requests at a time")
         self._bodies += 1

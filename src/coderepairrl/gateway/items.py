@@ -1,4 +1,4 @@
-"""The ``input`` items of the Responses dialect; several may form one message."""
+"""The ``input`` items of the Responses dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coderepairrl.gateway.vendor_tools import VENDOR_TOOLS
 
 
 def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], parts: ContentReader) -> list[Message]:
-    """Convert items to messages after `opening`; one reply's consecutive items form one message.
+    """Append items to `opening`; one reply's consecutive items form one message.
 
     Raises `ApiError` for an unknown role.
     """
@@ -34,7 +34,6 @@ def read_items(items: Sequence[Mapping[str, Any]], opening: Sequence[Message], p
 
 
 def _kind(item: Mapping[str, Any]) -> str:
-    """Return ``text``, ``thoughts``, ``call``, ``result``, ``message`` or ``else``."""
     kind = item.get("type") or "message"
     if kind == "message":
         return "text" if item.get("role") == "assistant" else "message"
@@ -92,7 +91,7 @@ def _add_to_reply(message: dict[str, Any], item: Mapping[str, Any], kind: str, p
 
 
 def full_name(namespace: str, tool: str) -> str:
-    """Function name that the policy sees for a tool of a namespace.
+    """Function name of a namespaced tool.
 
     >>> full_name("files", "read"), full_name("", "read")
     ('files__read', 'read')

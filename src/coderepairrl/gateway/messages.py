@@ -1,7 +1,7 @@
-"""Anthropic's Messages, plain and streaming.
+"""Anthropic's Messages.
 
-Tools that the vendor runs or that only its models know (``web_search_...``, ``bash_...``) are hidden from the policy
-and recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
+Tools that the vendor runs or only its models know (``web_search_...``, ``bash_...``) are hidden from the policy and
+recorded in `Turn.overridden`; ``defer_loading`` tools appear where the client refers to them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class _Tool(Lenient):
 
     @property
     def ours(self) -> bool:
-        """Whether the client describes and runs the tool."""
         return self.type in (None, "custom")
 
 
@@ -115,24 +114,24 @@ def _request(body: _Counted, **more: Any) -> Request:
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """The response to a plain request."""
+    """Build a plain response."""
     return MessageWriter(request, call).whole(completion)
 
 
 def writer(request: Request, call: Call) -> MessageWriter:
-    """The response to a streaming request."""
+    """Create the writer of a stream."""
     return MessageWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """An error as Anthropic's clients read it."""
+    """Format an error for Anthropic's clients."""
     kind = KINDS.get(failure.status, "api_error" if failure.status >= 500 else "invalid_request_error")
     more = {"code": failure.code, "param": failure.param, "limit": failure.limit}
     return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": None, "crrl": more}
 
 
 class MessageWriter:
-    """Writes one message's events (`body.EventWriter`), one content block at a time."""
+    """Writes a message's events, one content block at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -143,11 +142,11 @@ class MessageWriter:
         self._begun = False
 
     def add(self, delta: Delta) -> bytes:
-        """Block starts, deltas and stops."""
+        """Write block starts, deltas and stops."""
         return typed_events(self._add(delta))
 
     def alive(self) -> bytes:
-        """A ``ping``."""
+        """Write a ``ping``."""
         return typed_events([{"type": "ping"}])
 
     def end(self, completion: Completion) -> bytes:
@@ -155,11 +154,11 @@ class MessageWriter:
         return typed_events(self._end(completion))
 
     def fail(self, failure: ApiError) -> bytes:
-        """An ``error`` event."""
+        """Write an ``error`` event."""
         return typed_events([error(failure)])
 
     def whole(self, completion: Completion) -> dict[str, Any]:
-        """The message of a plain response."""
+        """Build a plain response's message."""
         for delta in self._call.deltas:
             self._add(delta)
         last = self._end(completion)[-2]  # the ``message_delta``
@@ -262,7 +261,6 @@ def _thoughts(completion: Completion) -> dict[str, Any]:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return arguments as an object; other values are wrapped as ``value``."""
     try:
         value = json.loads(arguments, parse_constant=str)  # NaN is not JSON
         # refuses infinity (1e999) and half characters, which are not JSON either

@@ -1,7 +1,7 @@
-"""Message content as text, for all dialects.
+"""Message content as text.
 
-Other content (images, documents, unknown kinds) becomes a placeholder that depends only on it:
-``[image: image/png, 12345 bytes, not shown]``. It often comes from the policy's tools, so it is not refused.
+Other content, often from the policy's tools, becomes a placeholder that depends only on it, such as ``[image:
+image/png, 12345 bytes, not shown]``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LONGEST = 100
 
 
 class ContentReader:
-    r"""Reads the content of one request; `hidden` lists replaced parts as (`at`, description).
+    r"""Reads a request's content; `hidden` lists replaced parts as (`at`, description).
 
-    `known` reads parts that only one dialect has; it returns None for others.
+    `known` reads a dialect's special parts, or returns None.
 
     >>> parts = ContentReader()
     >>> parts.text([{"type": "text", "text": "Look:"}, {"type": "image_url", "image_url": {"url": "https://a.b/c"}}])
@@ -42,7 +42,7 @@ class ContentReader:
         self._known = known
 
     def text(self, content: object, between: str = "") -> str:
-        """Return `content` (a string, parts, or other JSON) joined with `between`; placeholders get their own line."""
+        """Join `content` (a string, parts, or other JSON); placeholders get their own line."""
         if isinstance(content, str):
             return content
         written, after_placeholder = "", False
@@ -56,10 +56,10 @@ class ContentReader:
         return written
 
     def placeholder(self, part: Mapping[str, Any]) -> str:
-        """Return the placeholder for a non-text part."""
-        what = described(part)
-        self.hidden.append((self.at, what))
-        return f"[{what}, not shown]"
+        """Build the placeholder of a non-text part."""
+        description = described(part)
+        self.hidden.append((self.at, description))
+        return f"[{description}, not shown]"
 
     def _words(self, part: Any) -> str:
         if isinstance(part, str) or part is None:
@@ -67,8 +67,8 @@ class ContentReader:
         if not isinstance(part, dict):
             return json.dumps(part)
         kind = str(part.get("type"))
-        if (known := self._known(part)) is not None:
-            return known
+        if (dialect_text := self._known(part)) is not None:
+            return dialect_text
         if isinstance(words := part.get("refusal" if kind == "refusal" else "text"), str):
             return words
         if kind in WORDS:
@@ -85,7 +85,7 @@ class ContentReader:
 
 
 def described(part: Mapping[str, Any]) -> str:
-    """A part's kind and available name, media type and size.
+    """Describe a part by kind, name, media type and size.
 
     >>> described({"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64,AAAA"})
     'file: a.pdf, application/pdf, 3 bytes'

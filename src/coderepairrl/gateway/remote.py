@@ -1,7 +1,7 @@
 """Another provider's model behind the gateway, for evaluation and collection.
 
-Every dialect is relayed as Chat Completions. Replies lack ids and logprobs, so turns are masked as ``relayed``. A busy
-or unreachable remote is retried until part of a reply was passed on, then it is a `RemoteFault`.
+Every dialect is relayed as Chat Completions. Turns lack ids and logprobs and are masked as ``relayed``. Failures are
+retried until part of a reply was passed on; then they are a `RemoteFault`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BYTES_PER_TOKEN = 4
 
 
 class _Retryable(Exception):
-    """A failure that may pass after at least `after` seconds."""
+    """A failure that may pass, after `after` seconds at least."""
 
     def __init__(self, fault: RemoteFault, after: float = 0.0) -> None:
         super().__init__(str(fault))
@@ -60,7 +60,7 @@ class _Retryable(Exception):
 
 
 class Remote:
-    """The model `model` at `url`, an OpenAI-compatible API, as source of a gateway's replies.
+    """An OpenAI-compatible API as source of replies.
 
     Args:
         url: base address, usually ending in ``/v1``.
@@ -72,8 +72,7 @@ class Remote:
         max_tokens_name: ``max_completion_tokens`` for models that require it.
         extra_body: fields added to every request.
 
-    Entering the context raises `RemoteFault` when the remote is unreachable or refuses the key, and `UsageError` for an
-    ambiguous empty `model`.
+    Entering raises `RemoteFault`, and `UsageError` for an ambiguous empty `model`.
     """
 
     masked = "relayed"
@@ -118,26 +117,26 @@ class Remote:
         await self._client.close()
 
     def tree(self, offload: Offload) -> TextTree:
-        """Without ids."""
+        """Create a tree without ids."""
         return TextTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Return client settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
+        """Settings that the remote gets: `FORWARDED` (Chat only) and ``response_format``."""
         names = (*(FORWARDED if request.dialect == "chat" else ()), "response_format")
         return {name: request.wishes[name] for name in names if name in request.wishes}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Relayed:
-        """Prepare a reply to the client's conversation. The seed is not sent, since few servers use it."""
+        """Prepare a reply. Few servers use a seed, so none is sent."""
         request = replace(request, messages=placement.relayed)
         return Relayed(self, request, replace(sampling, stop=(*sampling.stop, *request.stop)))
 
     async def health(self) -> Mapping[str, float]:
-        """Return no counters. Raises `RemoteFault` when the remote is unreachable."""
+        """Return no counters. Raises `RemoteFault` when unreachable."""
         await self._cards()
         return {}
 
     def body(self, request: Request, sampling: Sampling) -> dict[str, Any]:
-        """The request as a Chat Completions body."""
+        """Build a Chat Completions body."""
         off = Sampling()
         shaped = {name: getattr(sampling, name) for name in ("top_p", "top_k", "min_p")}
         return {
@@ -154,7 +153,7 @@ class Remote:
         }
 
     async def ask(self, body: Mapping[str, Any]) -> AsyncGenerator[RemoteAnswer, None]:
-        """Yield the response to `body`, or its chunks. Raises `_Retryable`, `RemoteFault`, `ApiError`."""
+        """Yield the response or its chunks. Raises `_Retryable`, `RemoteFault`, `ApiError`."""
         raw = json.dumps(body).encode(errors="surrogatepass")
         headers = {"Content-Type": "application/json"}
         url = f"{self.url}/chat/completions"
@@ -243,20 +242,20 @@ class Remote:
             return []
 
     def _choose(self, cards: list[dict[str, Any]]) -> None:
-        known = {card["id"]: card for card in cards}
-        if not self.model and len(known) != 1:
-            some = ", ".join(sorted(known)[:12]) or "it does not say which"
+        cards_by_id = {card["id"]: card for card in cards}
+        if not self.model and len(cards_by_id) != 1:
+            some = ", ".join(sorted(cards_by_id)[:12]) or "it does not say which"
             raise UsageError(
-                f"{self.url} serves {len(known) or 'unknown'} models", fix=f"name one with --model-name: {some}"
+                f"{self.url} serves {len(cards_by_id) or 'unknown'} models", fix=f"name one with --model-name: {some}"
             )
-        self.model = self.model or next(iter(known))
-        longest = known.get(self.model, {}).get("max_model_len")
+        self.model = self.model or next(iter(cards_by_id))
+        longest = cards_by_id.get(self.model, {}).get("max_model_len")
         if self.context is None and isinstance(longest, int):
             self.context = longest
 
 
 class Relayed:
-    """One reply of a `Remote` (`source.Generating`)."""
+    """A reply of a `Remote`."""
 
     def __init__(self, remote: Remote, request: Request, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -268,7 +267,7 @@ class Relayed:
         self._passed_on = False
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Retry until the reply is whole. Raises `RemoteFault` and, for a full context, `ApiError`."""
+        """Retry until the reply is whole. Raises `RemoteFault`, and `ApiError` for a full context."""
         clock = asyncio.timeout_at(deadline)
         try:
             async with clock:
@@ -300,8 +299,8 @@ class Relayed:
             cut = RemoteFault(f"{self._remote.url} broke off in the middle of a reply")
             raise _Retryable(cut)
         ended = f"{self._remote.url} ended a reply with finish_reason {received.finish}"
-        said = received.content or received.reasoning or received.calls  # then that is the reply
-        if received.finish.lower() in FILTERED and not said:
+        has_reply = received.content or received.reasoning or received.calls  # then that is the reply
+        if received.finish.lower() in FILTERED and not has_reply:
             raise RemoteFault(ended, fix="switch the filter of its provider off, or use another model")
         if received.error or received.finish.lower() in BROKEN:
             raise _Retryable(RemoteFault(f"{ended}: {json.dumps(received.error)[:500]}" if received.error else ended))
@@ -313,12 +312,12 @@ class Relayed:
 
     @property
     def stopped_by(self) -> str:
-        """The stop string, if the remote reports one."""
+        """Stop string, if the remote reports one."""
         return self._received.stopped_by if self._received.stopped_by in self.sampling.stop else ""
 
     @property
     def usage(self) -> Usage:
-        """Token counts from the remote, else estimated from text lengths."""
+        """Reported token counts, else estimates from text lengths."""
         used = self._received.usage
         if used is None:
             prompt, sampled = (len(json.dumps(text)) // BYTES_PER_TOKEN for text in (self._body, str(self.close()[0])))
@@ -337,7 +336,7 @@ class Relayed:
         return {"url": self._remote.url, **received.extra, **returned, "finish_reason": received.finish, "usage": usage}
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the whole reply; tool calls are passed on only here, and only if it is complete."""
+        """Return the reply; only here are tool calls passed on, if complete."""
         received = self._received
         rest = [Delta(reasoning=received.reasoning), Delta(content=received.content)] if received.whole else []
         complete = received.calls if received.finish else []
@@ -376,7 +375,6 @@ def _too_long(text: str) -> bool:
 
 
 def _seconds(retry_after: str, date: str) -> float:
-    """Seconds of a ``Retry-After`` header, relative to the server's ``date``; 0 if missing or invalid."""
     try:
         return max(0.0, float(retry_after))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Parsing of remotes' Chat Completions responses and chunks into one reply."""
+"""Parsing of remotes' responses and chunks."""
 
 from __future__ import annotations
 
@@ -76,14 +76,13 @@ class _Usage(Lenient):
     completion_tokens_details: _CompletionDetails | None = None
 
     def counts(self) -> dict[str, int]:
-        """Prompt and reply tokens; the latter from the total if missing."""
         prompt, sampled = self.prompt_tokens or 0, self.completion_tokens
         sampled = (self.total_tokens or prompt) - prompt if sampled is None else sampled
         return {"prompt_tokens": prompt, "completion_tokens": sampled}
 
 
 class RemoteAnswer(Lenient):
-    """A remote's response or stream chunk. No field is required, since servers differ."""
+    """A remote's response or chunk; servers differ, so all fields are optional."""
 
     id: str | None = None
     model: str | None = None
@@ -95,7 +94,7 @@ class RemoteAnswer(Lenient):
 
 @dataclass
 class Received:
-    """The reply as received by one attempt so far."""
+    """One attempt's reply so far."""
 
     content: str = ""
     reasoning: str = ""
@@ -115,7 +114,7 @@ class Received:
     """Fields for `Turn.remote`: ``id``, ``model``, ``prompt_token_ids``, ``token_ids``."""
 
     def take(self, answer: RemoteAnswer) -> list[Delta]:
-        """Add `answer`; return the deltas of a stream, none for a plain response."""
+        """Add `answer`; returns a stream's deltas."""
         if answer.usage and answer.usage.prompt_tokens is not None:
             self.usage = answer.usage
         for name in ("id", "model", "prompt_token_ids"):
@@ -146,7 +145,7 @@ class Received:
 
     @property
     def returned(self) -> dict[str, Any]:
-        """`RETURNED` fields of the message, and of each call under ``tool_calls``."""
+        """`RETURNED` fields of the message and, under ``tool_calls``, of each call."""
         calls = [call["returned"] for call in self.calls]
         return {**self._fields, **({"tool_calls": calls} if any(calls) else {})}
 
@@ -163,8 +162,8 @@ class Received:
         call["id"] = call["id"] or piece.id or ""
         if function.name != call["name"]:  # some servers repeat the name in each piece
             call["name"] += function.name or ""
-        given = function.arguments or ""
-        call["arguments"] += given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        arguments = function.arguments or ""
+        call["arguments"] += arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         call["returned"] = _joined(call["returned"], _returned(piece))
 
 
@@ -200,7 +199,7 @@ def _kind(item: Any) -> Any:
 
 
 def event_data(line: bytes) -> bytes:
-    """Data of a server-sent event line; empty for comments and other fields."""
+    """Data of a server-sent event line, else empty."""
     return line[len(b"data:") :].strip() if line.startswith(b"data:") else b""
 
 

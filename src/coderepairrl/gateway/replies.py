@@ -1,4 +1,4 @@
-"""HTTP replies: plain, streamed, and errors in the client's dialect."""
+"""HTTP replies and errors in the client's dialect."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ log = logging.getLogger(__name__)
 
 
 async def send(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """Send the reply of `call`, streamed if requested. Raises `ApiError`."""
+    """Send the reply, streamed if requested. Raises `ApiError`."""
     return await (_stream if asked.stream else _plain)(request, dialect, asked, call)
 
 
 async def _plain(request: web.Request, dialect: Dialect, asked: Request, call: Call) -> web.StreamResponse:
-    """Send the reply, with whitespace (which may precede JSON) as keep-alive."""
     response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
     while not await call.ended_within(HEARTBEAT):
         if not response.prepared:
             await response.prepare(request)
-        await response.write(b" ")
+        await response.write(b" ")  # a keep-alive: whitespace may precede JSON
     try:
         body = json.dumps(dialect.reply(asked, call, await call.result())).encode()
     except ApiError:
@@ -63,7 +62,7 @@ async def _stream(request: web.Request, dialect: Dialect, asked: Request, call: 
 
 
 def retry_count(request: web.Request) -> int | None:
-    """Retry number that the client's SDK sends, if any."""
+    """Retry number from the client's SDK, if any."""
     count = request.headers.get("x-stainless-retry-count", "")
     return int(count) if count.isdecimal() and len(count) < 10 else None
 
@@ -72,7 +71,7 @@ def retry_count(request: web.Request) -> int | None:
 async def errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Middleware: every error in the client's dialect."""
+    """Middleware that formats every error in the client's dialect."""
     try:
         return await handler(request)
     except ApiError as error:

@@ -16,7 +16,7 @@ Defaults = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call as the client requested it."""
+    """A model call as requested."""
 
     dialect: str
     model: str
@@ -44,7 +44,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """A dialect's token-counting endpoint: path, parser, response."""
+    """A token-counting endpoint: path, parser, response."""
 
     path: str
     parse: Callable[[bytes], Request]
@@ -52,9 +52,9 @@ class Counter:
 
 
 class ApiError(Exception):
-    """An error response in each dialect's shape; `code` is specific, `kind` is OpenAI's error type.
+    """An error response of any dialect; `code` is specific, `kind` is OpenAI's error type.
 
-    Clients must not retry (``x-should-retry: false``): a fault ends the episode, and other errors would repeat.
+    Clients must not retry (``x-should-retry: false``): a fault ends the episode, other errors would repeat.
     """
 
     def __init__(self, status: int, code: str, message: str, *, param: str | None = None, limit: str = "") -> None:
@@ -66,7 +66,7 @@ class ApiError(Exception):
         self.limit = limit
 
     def again(self) -> ApiError:
-        """Copy without traceback, whose frames would form a reference cycle when stored."""
+        """Copy without traceback, whose frames would form a reference cycle."""
         return ApiError(self.status, self.code, self.message, param=self.param, limit=self.limit)
 
     @property
@@ -78,13 +78,13 @@ class ApiError(Exception):
 
 
 class Digest:
-    """Hash of a request body, computed on arrival; equal for a retry."""
+    """Hash of a request body; equal for a retry."""
 
     def __init__(self, dialect: str) -> None:
         self._hash = hashlib.sha256(dialect.encode())  # CPUs have instructions for it
 
     def update(self, data: bytes) -> None:
-        """The next bytes of the body."""
+        """Hash the next bytes."""
         self._hash.update(data)
 
     def hexdigest(self) -> str:
@@ -95,8 +95,8 @@ class Digest:
 class PrefixKeys:
     """Keys (16-byte hashes) of every prefix of a conversation under its tools.
 
-    Equal keys mean equal roles, texts and tool calls, without what clients rewrite or drop (call ids, thoughts,
-    whitespace around a reply) or fill in (default arguments). Extending the last conversation costs only new messages.
+    Equal keys mean equal roles, texts and tool calls, ignoring what clients rewrite or drop (call ids, thoughts,
+    whitespace around a reply) or fill in (default arguments). The last conversation's extension is cheap.
     """
 
     def __init__(self) -> None:
@@ -105,17 +105,17 @@ class PrefixKeys:
         self._keys = [b""]
 
     def unseen(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
-        """Return what `of` would hash: new tools, and messages beyond the last conversation."""
+        """New tools and messages, which `of` would hash."""
         if tools_key(tools) != self._keys[0]:
             return tools, messages
         return messages[self._same(messages) :]
 
     def remember(self, messages: tuple[Message, ...], keys: list[bytes], defaults: Defaults) -> None:
-        """Store keys that a worker process computed."""
+        """Store a worker process's keys."""
         self._messages, self._keys, self.defaults = messages, list(keys), defaults
 
     def of(self, messages: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        """Keys by number of leading messages, from none to all."""
+        """Keys by number of leading messages."""
         root = tools_key(tools)
         if root != self._keys[0]:
             self.defaults, self._messages, self._keys = argument_defaults(tools), (), [root]
@@ -133,13 +133,13 @@ class PrefixKeys:
 
 
 class KeyedTools(tuple[Mapping[str, Any], ...]):
-    """Tools with their key, computed once, since large tools come with every request."""
+    """Tools with their cached key: large ones come with every request."""
 
     key: bytes
 
 
 def keyed(tools: Sequence[Mapping[str, Any]]) -> KeyedTools:
-    """`tools` with their key."""
+    """Add the key to `tools`."""
     sequence = KeyedTools(tools)
     sequence.key = tools_key(tools)
     return sequence
@@ -151,12 +151,12 @@ def tools_key(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def next_key(key: bytes, message: Message, defaults: Defaults) -> bytes:
-    """Key of conversation `key` followed by `message`, under tools with these defaults."""
+    """Key of conversation `key` followed by `message`."""
     return hashlib.blake2b(key + _essence(message, defaults), digest_size=16).digest()
 
 
 def argument_defaults(tools: Sequence[Mapping[str, Any]]) -> Defaults:
-    """Each tool's default arguments, from its JSON schema."""
+    """Default arguments by tool, from the JSON schemas."""
     defaults: dict[str, dict[str, Any]] = {}
     for tool in tools:
         schema = tool["function"].get("parameters") or {}
@@ -174,10 +174,12 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
     calls: list[tuple[str, object]] = []
     functions = [call["function"] for call in message.get("tool_calls", ())]
     for function in functions:
-        name, given = function["name"], _parsed(function["arguments"])
-        if isinstance(given, dict) and (usual := defaults.get(name)):
-            given = {argument: value for argument, value in given.items() if (argument, value) not in usual.items()}
-        calls.append((name, given))
+        name, arguments = function["name"], _parsed(function["arguments"])
+        if isinstance(arguments, dict) and (usual := defaults.get(name)):
+            arguments = {
+                argument: value for argument, value in arguments.items() if (argument, value) not in usual.items()
+            }
+        calls.append((name, arguments))
     if not calls:
         return f"assistant\n{text.strip()}".encode()
     try:
@@ -187,7 +189,7 @@ def _essence(message: Message, defaults: Defaults) -> bytes:
 
 
 def _parsed(arguments: str) -> Any:
-    """Parse JSON text, which clients reformat; invalid JSON stays text, empty text and null are `{}`."""
+    """Parse JSON; invalid JSON stays text, empty text and null are `{}`."""
     try:
         value = json.loads(arguments or "null", parse_int=float)  # JavaScript clients write 1.0 back as 1
         return {} if value is None else value

@@ -1,8 +1,8 @@
-"""OpenAI's Responses, plain and streaming.
+"""OpenAI's Responses.
 
-``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses,
-``store`` or not. The policy sees custom tools as functions of one string, and the vendor's client-run tools as
-functions (`vendor_tools`). Tools that the vendor runs are hidden and recorded in `Turn.overridden`.
+``input`` is the whole conversation or continues ``previous_response_id``; an episode remembers all responses, ``store``
+or not. The policy sees custom and the vendor's client-run tools (`vendor_tools`) as functions; tools that the vendor
+runs are hidden and recorded in `Turn.overridden`.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse(raw: bytes) -> Request:
     for field in STORED:
         if fields.get(field):
             raise unsupported(field, "nothing but responses is stored here")
-    tools, known, hosted = _tools(body.tools or ())
+    tools, names, hosted = _tools(body.tools or ())
     wishes = {wish: fields[wish] for wish in WISHES if fields.get(wish) not in (None, DEFAULTS.get(wish))}
     if body.text and (shape := body.text.format) and shape.get("type") != "text":
         wishes["response_format"] = json_schema(shape)
@@ -96,7 +96,7 @@ def parse(raw: bytes) -> Request:
         opening=len(opening),
         store=body.store is not False,
         notes={
-            "tools": known,
+            "tools": names,
             "echo": {
                 "instructions": body.instructions,
                 "max_output_tokens": body.max_output_tokens,
@@ -117,10 +117,7 @@ def parse(raw: bytes) -> Request:
 
 
 def resolve(request: Request, find: Find) -> Request:
-    """Look up the request's ``item_reference`` items in the episode's responses.
-
-    Raises `ApiError` (404) for an unknown item.
-    """
+    """Look up ``item_reference`` items. Raises `ApiError` (404)."""
     at = request.opening
     items = [_resolve_item(json.loads(item["content"]), find) for item in request.messages[at:]]
     return _read(replace(request, unread=False), request.messages[:at], items)
@@ -133,57 +130,57 @@ def _read(request: Request, opening: Sequence[Message], items: Sequence[Mapping[
 
 
 def stored(response: str, find: Find) -> dict[str, Any]:
-    """Return the response with id `response`. Raises `ApiError` (404)."""
-    kept = find(response_name(response))
-    if kept is None:
+    """Look up a response by id. Raises `ApiError` (404)."""
+    entry = find(response_name(response))
+    if entry is None:
         raise ApiError(404, "response_not_found", f"this episode stores no response {response}", param="response_id")
-    request, call, completion = kept
+    request, call, completion = entry
     return ResponseWriter(request, call).whole(completion)
 
 
 def deleted(response: str) -> dict[str, Any]:
-    """Answer to a DELETE of `response`."""
+    """Answer a DELETE."""
     return {"id": response, "object": "response", "deleted": True}
 
 
 def response_name(response: str) -> str:
-    """`Call.name` of the response with id `response`."""
+    """`Call.name` for a response id."""
     return response.removeprefix(_ID)
 
 
 def _resolve_item(item: Mapping[str, Any], find: Find) -> Mapping[str, Any]:
     if item.get("type") != "item_reference":
         return item
-    wanted = item.get("id")
-    if isinstance(wanted, str) and (earlier := find(wanted.partition("_")[2].rpartition("-")[0])):
+    item_id = item.get("id")
+    if isinstance(item_id, str) and (earlier := find(item_id.partition("_")[2].rpartition("-")[0])):
         request, call, completion = earlier
         for output in ResponseWriter(request, call).whole(completion)["output"]:
-            if output["id"] == wanted:
+            if output["id"] == item_id:
                 return dict(output)
-    raise ApiError(404, "item_not_found", f"this episode stores no item {wanted}", param="input")
+    raise ApiError(404, "item_not_found", f"this episode stores no item {item_id}", param="input")
 
 
 counter = Counter("/responses/input_tokens", parse, lambda n: {"object": "response.input_tokens", "input_tokens": n})
 
 
 def reply(request: Request, call: Call, completion: Completion) -> dict[str, Any]:
-    """The response to a plain request."""
+    """Build a plain response."""
     return ResponseWriter(request, call).whole(completion)
 
 
 def writer(request: Request, call: Call) -> ResponseWriter:
-    """The response to a streaming request."""
+    """Create the writer of a stream."""
     return ResponseWriter(request, call)
 
 
 def error(failure: ApiError) -> dict[str, Any]:
-    """An error as OpenAI's clients read it."""
+    """Format an error for OpenAI's clients."""
     body = {"message": failure.message, "type": failure.kind, "code": failure.code, "param": failure.param}
     return {"error": body, **({"crrl": {"limit": failure.limit}} if failure.limit else {})}
 
 
 class ResponseWriter:
-    """Writes one response's events (`body.EventWriter`), one output item at a time."""
+    """Writes a response's events, one output item at a time."""
 
     def __init__(self, request: Request, call: Call) -> None:
         self._request = request
@@ -196,12 +193,12 @@ class ResponseWriter:
         self._calls = 0
 
     def add(self, delta: Delta) -> bytes:
-        """Events of items, parts and deltas."""
+        """Write events of items, parts and deltas."""
         self._add(delta)
         return self._flush()
 
     def alive(self) -> bytes:
-        """``response.in_progress``, again: some clients count events, not bytes."""
+        """Repeat ``response.in_progress``: some clients count events, not bytes."""
         if self._number:
             self._event("response.in_progress", response=self._state("in_progress"))
         self._begin()
@@ -213,7 +210,7 @@ class ResponseWriter:
         return self._flush()
 
     def fail(self, failure: ApiError) -> bytes:
-        """``response.failed``."""
+        """Write ``response.failed``."""
         self._begin()
         code = "server_error" if failure.status >= 500 else failure.code
         failed = {"error": {"code": code, "message": failure.message}}
@@ -221,7 +218,7 @@ class ResponseWriter:
         return self._flush()
 
     def whole(self, completion: Completion) -> dict[str, Any]:
-        """The response object of a plain response."""
+        """Build a plain response's object."""
         for delta in self._call.deltas:
             self._add(delta)
         self._end(completion)
@@ -314,8 +311,8 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": usage.reasoning},
             "total_tokens": usage.prompt + usage.sampled,
         }
-        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=why)
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return self._state(status, usage=spent, crrl=extras(completion), incomplete_details=details)
 
     def _state(self, status: str, **more: Any) -> dict[str, Any]:
         return {
@@ -358,17 +355,17 @@ def _logprobs(part: Mapping[str, Any]) -> dict[str, Any]:
 def _tools(
     tools: Sequence[_Tool], namespace: str = ""
 ) -> tuple[tuple[Mapping[str, Any], ...], dict[str, tuple[str, str, str]], list[str]]:
-    """Return tools shown to the policy, (namespace, name, type) by function name, and the types left out."""
-    shown: list[Mapping[str, Any]] = []
-    known: dict[str, tuple[str, str, str]] = {}
+    """Return visible tools, (namespace, name, type) by function name, and types left out."""
+    visible: list[Mapping[str, Any]] = []
+    names_by_function: dict[str, tuple[str, str, str]] = {}
     hosted: list[str] = []
     for tool in tools:
         if tool.type == "namespace":
-            more, names, others = _tools(tool.tools or (), tool.name)
-            shown, known, hosted = [*shown, *more], known | names, [*hosted, *others]
+            more, names, more_hosted = _tools(tool.tools or (), tool.name)
+            visible, names_by_function, hosted = [*visible, *more], names_by_function | names, [*hosted, *more_hosted]
         elif (vendor := VENDOR_TOOLS.get(tool.type)) is not None:
-            shown.append({"type": "function", "function": vendor.function})
-            known[vendor.name] = ("", vendor.name, tool.type)
+            visible.append({"type": "function", "function": vendor.function})
+            names_by_function[vendor.name] = ("", vendor.name, tool.type)
         elif tool.type not in ("function", "custom"):
             hosted.append(tool.type)
         elif not tool.name:
@@ -381,9 +378,9 @@ def _tools(
             parameters = _FREE_TEXT if custom else tool.parameters
             if parameters is not None:
                 function["parameters"] = parameters
-            shown.append({"type": "function", "function": function})
-            known[function["name"]] = (namespace, tool.name, tool.type)
-    return tuple(shown), known, hosted
+            visible.append({"type": "function", "function": function})
+            names_by_function[function["name"]] = (namespace, tool.name, tool.type)
+    return tuple(visible), names_by_function, hosted
 
 
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}

@@ -1,4 +1,4 @@
-"""An HTTP server that looks like a model provider and records what the policy saw and sampled."""
+"""An HTTP server that poses as a model provider and records what the policy saw and sampled."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ _LOCAL = re.compile(r"(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?", re.IGNORECA
 
 
 class Gateway:
-    """Serves sessions over TCP and a Unix socket; replies come from `source`.
+    """Serves sessions over TCP and a Unix socket.
 
     A session's key is in the base URL (``/s/KEY/v1``) or the API key (``/v1``). `sampling` overrides clients' settings;
-    `on_turn` is awaited with every turn before the client sees the reply's end. Any model name is served;
-    `keyless_session`, if set, serves keyless requests from this machine.
+    `on_turn` is awaited with every turn before the client sees the reply's end; `keyless_session`, if set, serves
+    keyless requests from this machine.
 
         async with Gateway(source, sampling=Sampling(), on_turn=record).listening() as gateway:
             session = gateway.open("episode", limits=Limits(), seed=7)
@@ -89,7 +89,7 @@ class Gateway:
     async def listening(
         self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None
     ) -> AsyncIterator[Self]:
-        """Start the gateway as `start` does, and stop it on exit. Raises `UsageError`."""
+        """`start`, and stop on exit. Raises `UsageError`."""
         try:
             await self.start(host, port, socket)
             yield self
@@ -97,7 +97,7 @@ class Gateway:
             await self.stop()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, socket: Path | None = None) -> None:
-        """Listen on `host`:`port` (0: any free port) and `socket`. Raises `UsageError` when one is in use."""
+        """Listen on `host`:`port` (0: any free port) and `socket`. Raises `UsageError` if in use."""
         app = web.Application(middlewares=[replies.errors])
         for prefix in ("", "/s/{key}"):
             for dialect in DIALECTS:
@@ -135,7 +135,7 @@ class Gateway:
         self.socket = socket
 
     def open(self, episode_id: str, *, limits: Limits, seed: int, sampling: Sampling | None = None) -> Session:
-        """Open an episode's session for `limits.seconds` from now or from `Session.start_clock`.
+        """Open a session for `limits.seconds` from now or `Session.start_clock`.
 
         `sampling` replaces the gateway's.
         """
@@ -222,7 +222,6 @@ class Gateway:
         )
 
     async def _session_and_body(self, request: web.Request, dialect: Dialect) -> tuple[Session, Body | None]:
-        """Return a call's session, and its body if choosing the session required reading it."""
         if self.keyless_session is None or not self._may_be_keyless(request):
             return self._session(request), None
         if (timer := self._keyless.pop(request.protocol, None)) is not None:
@@ -240,11 +239,13 @@ class Gateway:
             with _void_on_bug(session):
                 with _count_refusals(session):
                     body = body or await session.incoming.body(request, dialect.name)
-                    asked = await session.read(dialect.name, body)
-                    asked = responses.resolve(asked, session.find) if asked.unread else asked
-                    call = session.admit(asked, body.digest, replies.retry_count(request))
+                    model_request = await session.read(dialect.name, body)
+                    model_request = (
+                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                    )
+                    call = session.admit(model_request, body.digest, replies.retry_count(request))
                 with call.follower():
-                    return await replies.send(request, dialect, asked, call)
+                    return await replies.send(request, dialect, model_request, call)
 
         return handle
 
@@ -256,9 +257,11 @@ class Gateway:
             incoming = self._keyless_incoming if keyless else session.incoming
             try:
                 with _void_on_bug(session), _count_refusals(session):
-                    asked = await session.read(counter.path, await incoming.body(request, counter.path))
-                    asked = responses.resolve(asked, session.find) if asked.unread else asked
-                    return web.json_response(counter.reply(await session.count(asked)))
+                    model_request = await session.read(counter.path, await incoming.body(request, counter.path))
+                    model_request = (
+                        responses.resolve(model_request, session.find) if model_request.unread else model_request
+                    )
+                    return web.json_response(counter.reply(await session.count(model_request)))
             finally:
                 if keyless:
                     await self.close(session)
@@ -315,7 +318,6 @@ class Gateway:
 
 @contextlib.contextmanager
 def _count_refusals(session: Session) -> Iterator[None]:
-    """Count the request, and refusals as calls. Raises `ApiError` before reading if none are left."""
     session.check_requests()
     try:
         yield
@@ -326,7 +328,6 @@ def _count_refusals(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _void_on_bug(session: Session) -> Iterator[None]:
-    """Turn unexpected exceptions into gateway faults, which void the episode."""
     try:
         yield
     except (ApiError, web.HTTPException, web.RequestPayloadError, ConnectionError, TimeoutError):
@@ -337,11 +338,8 @@ def _void_on_bug(session: Session) -> Iterator[None]:
 
 
 def _listen(listener: asyncio.Server) -> asyncio.Server:
-    """Set the backlog of `listener` to `BACKLOG`.
-
-    asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and hang
-    up would stall all calls.
-    """
+    # asyncio accepts up to the original backlog (1) per turn of the event loop; with more, clients that connect and
+    # hang up would stall all calls
     for each in listener.sockets:
         with sockets.fromfd(each.fileno(), each.family, each.type) as same:
             same.listen(BACKLOG)
@@ -365,11 +363,8 @@ def _cannot_listen(error: OSError, where: str) -> UsageError:
 
 
 class _BadHttpQuietly(logging.LoggerAdapter):  # type: ignore[type-arg]
-    """Logs malformed HTTP, a client's mistake, at debug level without traceback."""
-
     def exception(self, msg: object, *args: object, exc_info: Any = True, **more: Any) -> None:
-        """Log, except malformed HTTP."""
-        if isinstance(exc_info, HttpProcessingError):
+        if isinstance(exc_info, HttpProcessingError):  # a client's mistake
             self.debug("bad HTTP: %s", type(exc_info).__name__)
         else:
             super().exception(msg, *args, exc_info=exc_info, **more)

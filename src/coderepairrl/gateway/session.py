@@ -30,15 +30,13 @@ log = logging.getLogger(__name__)
 
 
 class _Placed(NamedTuple):
-    """A call with a known place in the tree, being sampled."""
-
     placement: Placement
     budget: ReplyBudget
     generation: Generating
 
 
 class Session:
-    """The recorded calls of one episode; `fault` is the first infrastructure fault, which voids it."""
+    """Recorded calls of an episode; `fault` is the first infrastructure fault, which voids it."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class Session:
 
     @property
     def key(self) -> str:
-        """The secret that gives access to the session."""
+        """The session's secret."""
         return self.endpoint.api_key
 
     @property
@@ -89,38 +87,38 @@ class Session:
 
     @property
     def spent(self) -> bool:
-        """Whether it answers no further call."""
+        """Whether further calls are refused."""
         return self.closed or self.fault is not None or self._budget.exhausted
 
     @property
     def untouched(self) -> bool:
-        """Whether no turn is recorded and no call runs."""
+        """Whether it has neither turns nor running calls."""
         return not self._tree.turns and not self._running
 
     @property
     def abandoned(self) -> bool:
-        """Whether the latest call's client left before the whole response was written."""
+        """Whether the latest client left before its response was complete."""
         return self._latest is not None and self._latest.abandoned
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The committed turns, by index."""
+        """Committed turns, by index."""
         return tuple(self._tree.turns)
 
     @property
     def answered(self) -> bool:
-        """Whether the model has sampled at least part of a reply."""
+        """Whether the model has sampled anything."""
         return any(turn.finish is not Finish.ABORT or turn.sampled for turn in self.turns)
 
     def start_clock(self) -> None:
-        """Count the episode's seconds from now, not from its opening."""
+        """Count seconds from now."""
         self._budget.start_clock()
 
     def admit(self, request: Request, digest: str, retry: int | None) -> Call:
         """Start a call, or join the one that `request` repeats. Raises `ApiError`.
 
-        `retry` is ``x-stainless-retry-count``: 0 starts a call even for a known body, more is a retry. With None, a
-        repeated body is a retry until the first response is completely written.
+        `retry` is ``x-stainless-retry-count``: 0 always starts a call, more is a retry. With None, a repeated body is a
+        retry until the first response is completely written.
         """
         self._check_open()
         if repeated := self._repeated(digest, retry):
@@ -135,42 +133,42 @@ class Session:
         return call
 
     def find(self, name: str) -> tuple[Request, Call, Completion] | None:
-        """Return the completed, stored call with that name, if any."""
+        """Find a completed, stored call by name."""
         call, request = self._stored.get(name, (None, None))
         if call is None or request is None or call.completion is None or not request.store:
             return None
         return request, call, call.completion
 
     def forget(self, name: str) -> None:
-        """Hide the named call from `find`. Its turn stays recorded."""
+        """Hide a call from `find`. Its turn stays recorded."""
         self._stored.pop(name, None)
 
     def check_requests(self) -> None:
-        """Count a request before reading it. Raises `ApiError` when there are too many."""
+        """Count a request before reading it. Raises `ApiError` beyond the limit."""
         self._check_open()
         self._budget.count_request()
 
     def count_refusal(self, error: ApiError) -> None:
-        """Count a refused request as a call, to stop an agent that keeps sending invalid ones."""
+        """Count a refused request as a call, to stop an agent that repeats invalid ones."""
         if error.code not in ("episode_limit_reached", "not_supported"):  # some clients try to count tokens first
             self._budget.calls += 1
 
     async def read(self, name: str, body: Body) -> Request:
-        """Parse `body` as dialect or counter `name`. Raises `ApiError`."""
+        """Parse as dialect or counter `name`. Raises `ApiError`."""
         try:
             return await self._offload.parse(name, body)
         except TooLong as error:
             raise self._budget.too_long(error.tokens) from error
 
     async def count(self, request: Request) -> int:
-        """Prompt tokens of `request`, without recording. Raises `ApiError`."""
+        """Count prompt tokens. Raises `ApiError`."""
         self._check_open()
         if not self._source.counts:
             raise ApiError(404, "not_supported", "this model's tokens cannot be counted before it is asked")
         return self._tree.prompt_tokens(await self._place(self._recognise_replies(self._with_history(request))))
 
     async def close(self) -> tuple[Turn, ...]:
-        """Refuse later requests, abort running calls, and return every turn."""
+        """Refuse requests, abort running calls, and return every turn."""
         self.closed = True
         running = list(self._running)
         for call in running:
@@ -195,24 +193,24 @@ class Session:
             raise ApiError(400, "invalid_value", f"messages cannot be written: {error}", param="messages") from error
 
     def _recognise_replies(self, request: Request) -> Request:
-        known = self._tree.recognise_replies(request.messages)
-        hidden = tuple((known.places[at], what) for at, what in request.hidden)
-        wishes = {**request.wishes, "rewritten": True} if known.is_rewritten else request.wishes
-        return replace(request, messages=known.messages, hidden=hidden, wishes=wishes)
+        recognised = self._tree.recognise_replies(request.messages)
+        hidden = tuple((recognised.places[at], description) for at, description in request.hidden)
+        wishes = {**request.wishes, "rewritten": True} if recognised.is_rewritten else request.wishes
+        return replace(request, messages=recognised.messages, hidden=hidden, wishes=wishes)
 
     def _with_history(self, request: Request) -> Request:
         if not request.after:
             return request
-        call, asked = self._stored.get(request.after, (None, None))
-        if call is None or asked is None or call.completion is None:
+        call, stored_request = self._stored.get(request.after, (None, None))
+        if call is None or stored_request is None or call.completion is None:
             message = f"there is no finished response {request.after} in this episode"
             raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
-        before = conversation(self._tree.turns, call.completion.turn.index)[asked.opening :]
+        before = conversation(self._tree.turns, call.completion.turn.index)[stored_request.opening :]
         at = request.opening
         return replace(
             request,
             messages=(*request.messages[:at], *before, *request.messages[at:]),
-            hidden=tuple((index + len(before), what) for index, what in request.hidden),
+            hidden=tuple((index + len(before), description) for index, description in request.hidden),
             after="",
         )
 
@@ -239,8 +237,8 @@ class Session:
             request = self._recognise_replies(request)
             placement = await self._place(request)
             call.prompt, call.cached = self._tree.prompt_tokens(placement), placement.cached
-            wanted = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
-            budget = self._budget.reply(call.prompt, wanted)
+            reply_tokens = min(self._sampling.max_tokens, request.max_tokens or self._sampling.max_tokens)
+            budget = self._budget.reply(call.prompt, reply_tokens)
             sampling = replace(self._sampling, max_tokens=budget.max_tokens)
             generation = self._source.begin(request, placement, sampling, request_seed(self._seed, call.ordinal))
             placed = _Placed(placement, budget, generation)
@@ -294,7 +292,6 @@ class Session:
         call.completion = self._outcome(turn, placed.generation, reply)
 
     async def _commit(self, call: Call, request: Request, placed: _Placed, message: Message, unfinished: str) -> Turn:
-        """Record the turn, first in the log; `unfinished` is why the reply is incomplete, or empty."""
         async with self._commits:  # keeps the order of the log and the tree the same
             turn = self._turn(call, request, placed, message, unfinished)
             recorded = self._on_turn(self.episode_id, turn)
@@ -359,9 +356,9 @@ class Session:
             wishes["prefill"] = True
         seen = len(request.messages) - len(placement.new_messages)
         changes = self._source.codec.changes(request.messages) if self._source.codec is not None else ()
-        if reshaped := dict.fromkeys(what for index, what in changes if index >= seen):
+        if reshaped := dict.fromkeys(description for index, description in changes if index >= seen):
             wishes["reshaped"] = list(reshaped)
-        if hidden := [what for index, what in request.hidden if index >= seen]:
+        if hidden := [description for index, description in request.hidden if index >= seen]:
             wishes["not_shown"] = hidden
         forwarded = self._source.forwarded(request)
         return {name: value for name, value in wishes.items() if name not in forwarded}
@@ -386,7 +383,7 @@ class Session:
 
 
 def request_seed(seed: int, ordinal: int) -> int:
-    """Seed (63 bits) of a session's call `ordinal`, counted by admission without retries.
+    """Seed (63 bits) of a session's call `ordinal`, without retries.
 
     >>> request_seed(7, 0) == request_seed(7, 0) != request_seed(7, 1)
     True

@@ -14,7 +14,7 @@ Kind = tuple[tuple[str, ...], str]
 
 
 def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -> tuple[int, ...]:
-    """Indices, in order, of untrained turns outside the main conversation, in linear time.
+    """Sorted indices of untrained turns outside the main conversation, in linear time.
 
     The main conversation has tools (if any has), then states the task's `prompt`, then has the most turns, then comes
     first. Its turns have its tools, or others after one of its replies, and at least half of its system prompt.
@@ -40,16 +40,14 @@ def side_turns(turns: Sequence[Turn], side_calls: SideCalls, prompt: str = "") -
 
 
 class _Histories:
-    """Whether a turn's history contains a reply of the turns in `belongs`."""
-
     def __init__(self, turns: Sequence[Turn], belongs: set[int]) -> None:
         self._turns = turns
         self._keys: dict[int, bytes] = {}
         self._replies = {self._key(turns[index].messages[-1]) for index in belongs}
 
     def continues_main(self, index: int) -> bool:
-        asked = conversation(self._turns, index)[:-1]
-        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in asked)
+        history = conversation(self._turns, index)[:-1]
+        return any(message["role"] == "assistant" and self._key(message) in self._replies for message in history)
 
     def _key(self, reply: Mapping[str, Any]) -> bytes:
         if id(reply) not in self._keys:  # conversations share their messages
@@ -74,13 +72,15 @@ def _systems(turns: Sequence[Turn]) -> list[str]:
 
 
 def _states(turns: Sequence[Turn], index: int, prompt: str) -> bool:
-    asked = conversation(turns, index)[:-1]
-    wanted = prompt.strip()
-    return bool(wanted) and any(message["role"] == "user" and wanted in str(message["content"]) for message in asked)
+    history = conversation(turns, index)[:-1]
+    statement = prompt.strip()
+    return bool(statement) and any(
+        message["role"] == "user" and statement in str(message["content"]) for message in history
+    )
 
 
 def _alike(one: str, other: str) -> bool:
-    """Whether two system prompts differ at one place, in less than half of the longer one.
+    """Whether system prompts differ at one place, in less than half of the longer one.
 
     >>> _alike("Repair code. It is 10:03.", "Repair code. It is 10:07."), _alike("Repair code.", "Summarize.")
     (True, False)

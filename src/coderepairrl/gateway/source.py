@@ -1,4 +1,4 @@
-"""Source of a session's replies: the policy, token by token, or another provider's server (`remote`)."""
+"""Sources of replies: the policy or another provider's server (`remote`)."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from coderepairrl.types import Finish, Sampling, TokenSpan, VersionRange
 
 
 class Generating(Protocol):
-    """One reply while it is generated."""
+    """One reply being generated."""
 
     sampling: Sampling
     versions: list[VersionRange]
     out_of_time: bool
 
     async def run(self, deadline: float, publish: Callable[[list[Delta]], None]) -> None:
-        """Sample to the end or until `deadline` (loop time). Cancelling aborts.
+        """Sample until the end or `deadline` (loop time). Cancelling aborts.
 
-        Raises a `Fault`, and `ApiError` for a request that the engine or remote refuses.
+        Raises a `Fault`, and `ApiError` if refused.
         """
         ...
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Return the whole reply and unpublished deltas."""
+        """Return the reply and unpublished deltas."""
         ...
 
     def spans(self) -> tuple[TokenSpan, TokenSpan]:
-        """The output, and the dropped tail after a stop string."""
+        """Output, and dropped tail after a stop string."""
         ...
 
     @property
     def finish(self) -> Finish:
-        """Why it ended, unless it was aborted."""
+        """Finish reason, unless aborted."""
         ...
 
     @property
     def stopped_by(self) -> str:
-        """The stop string that ended it, or empty."""
+        """Stop string that ended it, or empty."""
         ...
 
     @property
@@ -55,12 +55,12 @@ class Generating(Protocol):
 
     @property
     def usage(self) -> Usage:
-        """Token counts, known at the end."""
+        """Final token counts."""
         ...
 
 
 class ReplySource(Protocol):
-    """Generates the replies in a gateway's sessions."""
+    """Generates replies."""
 
     masked: str
     """Reason its tokens cannot be trained on (`Turn.masked`); else empty."""
@@ -78,15 +78,15 @@ class ReplySource(Protocol):
         ...
 
     def tree(self, offload: Offload) -> Tree:
-        """An empty tree for a new session."""
+        """Create a session's tree."""
         ...
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
-        """Return the client settings (`Request.wishes`) that take effect."""
+        """Client settings (`Request.wishes`) that take effect."""
         ...
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generating:
-        """A reply to `request`, to be `run`."""
+        """Prepare a reply, to be `run`."""
         ...
 
     async def health(self) -> Mapping[str, float]:
@@ -95,7 +95,7 @@ class ReplySource(Protocol):
 
 
 class PolicySource:
-    """The policy: an engine that samples ids, with its codec."""
+    """An engine with its codec."""
 
     masked = ""
     counts = True
@@ -110,7 +110,7 @@ class PolicySource:
         return self.engine.context
 
     def tree(self, offload: Offload) -> TurnTree:
-        """Tree with exact ids."""
+        """Create a tree with exact ids."""
         return TurnTree(offload)
 
     def forwarded(self, request: Request) -> Mapping[str, Any]:
@@ -118,7 +118,7 @@ class PolicySource:
         return {}
 
     def begin(self, request: Request, placement: Placement, sampling: Sampling, seed: int) -> Generation:
-        """Prepare a generation after `placement.prompt`, with the request's stop strings added."""
+        """Prepare a generation, adding the request's stop strings."""
         prompt = placement.prompt
         sampling = replace(
             sampling,
@@ -137,5 +137,5 @@ class PolicySource:
         )
 
     async def health(self) -> Mapping[str, float]:
-        """Counters of the engine."""
+        """The engine's counters."""
         return await self.engine.health()

@@ -1,4 +1,4 @@
-"""The tree of a session's turns: which recorded turn a conversation continues, by ids or text."""
+"""A session's turns as a tree, and which one a conversation continues, by ids or text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from coderepairrl.types import Fork, Turn, conversation, sequence_list
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A request's place: `given` ids follow the sequence of `base`, or a beginning that `fork` names."""
+    """A request's place: `given` ids follow the sequence of `base`, or the beginning that `fork` names."""
 
     base: int | None
     prompt: list[int]
@@ -53,7 +53,7 @@ class Recognised(NamedTuple):
 
 
 class Tree(ABC):
-    """Turns in order of commitment, indexed by two 16-byte keys each."""
+    """Committed turns, indexed by two 16-byte keys each."""
 
     def __init__(self, offload: Offload) -> None:
         self.turns: list[Turn] = []
@@ -69,19 +69,19 @@ class Tree(ABC):
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Place a conversation; never call concurrently.
 
-        Raises ValueError for messages that cannot be rendered, and `TooLong` for those that cannot fit.
+        Raises ValueError for messages that cannot be rendered, and `TooLong`.
         """
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
-        """Return `messages` unchanged: a remote renders them itself."""
+        """Return `messages` unchanged, since a remote renders them."""
         return Recognised(messages, range(len(messages)))
 
     @abstractmethod
     def prompt_tokens(self, placement: Placement) -> int:
-        """Prompt tokens as far as known before sending."""
+        """Prompt tokens, as far as known."""
 
     def add(self, turn: Turn, placement: Placement | None) -> None:
-        """Record `turn`. `placement` is None if no client got the reply, so none can continue it."""
+        """Record `turn`; if `placement` is None, no client can continue it."""
         self.turns.append(turn)
         if placement is not None:
             reply, defaults = turn.messages[-1], placement.defaults
@@ -106,14 +106,13 @@ class Tree(ABC):
         return None, 0
 
     def _recorded(self, reply: Message, last: int) -> int | None:
-        """Return the turn that sampled `reply`; of several, the next after turn `last`."""
         name = next_key(b"", reply, self._prefix_keys.defaults)
         indices = self._by_reply.get((name, tuple(_call_ids(reply)))) or self._by_reply.get((name, None))
         return indices[min(bisect_right(indices, last), len(indices) - 1)] if indices else None
 
 
 class TextTree(Tree):
-    """Tree without ids: a remote gets the whole conversation as text."""
+    """Tree without ids, for remotes."""
 
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Place after the turn with the longest matching conversation."""
@@ -123,7 +122,7 @@ class TextTree(Tree):
         return Placement(base, [], [], messages[seen:], keys[-1], self._prefix_keys.defaults, relayed=relayed)
 
     def prompt_tokens(self, placement: Placement) -> int:
-        """Tokens that the remote reported for the continued turn."""
+        """Reported tokens of the continued turn."""
         if placement.base is None:
             return 0
         usage = self.turns[placement.base].remote["usage"]
@@ -157,9 +156,9 @@ class TurnTree(Tree):
         """Latest client version of a turn's reply, and whether it differs from the sampled one."""
 
     def recognise_replies(self, messages: tuple[Message, ...]) -> Recognised:
-        """Return `messages` with replies as sampled, recognised by call ids.
+        """Restore replies as sampled, recognised by call ids.
 
-        Clients change arguments, omit words, and split replies. A reply with other words or missing calls stays theirs.
+        Clients change arguments, omit words, and split replies; other words or missing calls stay theirs.
         """
         turns = [self._called_by(message) for message in messages]
         parts: dict[int, list[Message]] = {}
@@ -174,7 +173,7 @@ class TurnTree(Tree):
         }
         if not rewritten:
             return super().recognise_replies(messages)
-        known: list[Message] = []
+        recognised: list[Message] = []
         places: list[int] = []
         first: dict[int, int] = {}
         for turn, message in zip(turns, messages, strict=True):
@@ -183,14 +182,14 @@ class TurnTree(Tree):
                 continue
             if turn in rewritten:
                 reply = replies[turn]
-                if known and _is_begun(reply, known[-1], message):
-                    known.pop()
-                first[turn] = len(known)
+                if recognised and _is_begun(reply, recognised[-1], message):
+                    recognised.pop()
+                first[turn] = len(recognised)
                 message = {**message, "content": reply["content"], "tool_calls": reply["tool_calls"]}
-            places.append(len(known))
-            known.append(message)
-        last = max(at for at, message in enumerate(known) if message["role"] == "assistant")
-        return Recognised(tuple(known), places, last in first.values())
+            places.append(len(recognised))
+            recognised.append(message)
+        last = max(at for at, message in enumerate(recognised) if message["role"] == "assistant")
+        return Recognised(tuple(recognised), places, last in first.values())
 
     def _called_by(self, message: Message) -> int | None:
         ids = _call_ids(message)
@@ -210,9 +209,8 @@ class TurnTree(Tree):
     async def place(self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...]) -> Placement:
         """Extend the ids of the turn with the longest matching conversation by the remaining messages.
 
-        Recorded ids are never re-tokenized: a remaining reply keeps its sampled ids, if recorded. If the model's family
-        does not allow splicing, the whole conversation is rendered. A prompt that extends no turn is attached where its
-        longest common prefix with a recorded sequence ends, possibly inside a turn.
+        Recorded ids are never re-tokenized, unless the model's family does not allow splicing. A prompt that extends no
+        turn is attached where its longest common prefix with a recorded sequence ends.
         """
         keys = await self._offload.keys(self._prefix_keys, messages, tools)
         base, seen = self._find(keys, messages)
@@ -230,7 +228,7 @@ class TurnTree(Tree):
         return Placement(base, prompt, prompt[start:], messages[seen:], keys[-1], self._prefix_keys.defaults, fork)
 
     def prompt_tokens(self, placement: Placement) -> int:
-        """Exact."""
+        """Exact number of prompt tokens."""
         return len(placement.prompt)
 
     def sequence(self, index: int) -> list[int]:
@@ -247,7 +245,7 @@ class TurnTree(Tree):
     ) -> list[int] | None:
         """Extend `before` (the context after turn `base`) by the messages after the first `seen`.
 
-        Returns None if nothing was recorded or the model's family cannot splice between two replies.
+        Returns None if nothing was recorded or the family cannot splice.
         """
         replies = [at for at in range(seen, len(messages)) if messages[at]["role"] == "assistant"]
         last = -1 if base is None else base
@@ -265,11 +263,11 @@ class TurnTree(Tree):
             if output is None or seen == end:
                 return None
             calls = len(_call_ids(messages[seen - 1]))
-            given = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
-            if given is None:
+            extension = await self._offload.extend(prompt[-GENERATION_PROMPT:], output, messages[seen:end], calls)
+            if extension is None:
                 return None
             prompt += output
-            prompt += given
+            prompt += extension
             self._offload.check(prompt)
             if end < len(messages):
                 last, output = await self._ids(messages, end, last)
@@ -285,7 +283,6 @@ class TurnTree(Tree):
         return False
 
     async def _ids(self, messages: Sequence[Message], at: int, last: int) -> tuple[int, Sequence[int] | None]:
-        """Return the turn after `last` that sampled reply `at` (else `last`), and the reply's ids."""
         await asyncio.sleep(0)  # there may be thousands: let other sessions run
         index = self._recorded(messages[at], last)
         if index is None:
@@ -300,7 +297,7 @@ class TurnTree(Tree):
         tools: tuple[Mapping[str, Any], ...],
         keys: Sequence[bytes],
     ) -> tuple[int | None, Fork | None, int, int]:
-        """Find the longest recorded prefix of `prompt`: a turn or a fork inside one, its ids and messages."""
+        """Find the longest recorded prefix: a turn or a fork, its ids and messages."""
         for turn in self.turns[len(self._ends) :]:
             after = None if turn.base is None else self._ends[turn.base]
             ids = self.sequence(turn.index) if after is None else (*turn.given.ids, *turn.output.ids)
@@ -314,8 +311,8 @@ class TurnTree(Tree):
             return end, None, length, len(recorded)
         # messages with equal keys count as equal
         pairs = zip((await self._offload.keys(PrefixKeys(), recorded, tools))[1:], keys[1:], strict=False)
-        alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return None, Fork(owner if end is None else end, length, alike), length, alike
+        equal_messages = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return None, Fork(owner if end is None else end, length, equal_messages), length, equal_messages
 
 
 def _is_whole(parts: Sequence[Message], reply: Message) -> bool:

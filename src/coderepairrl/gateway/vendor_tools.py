@@ -1,7 +1,7 @@
 """Client-run tools of the Responses dialect with special item types.
 
-Clients give only a tool's type, so the policy sees a function and its calls are translated to that item type.
-Calls with invalid arguments stay a ``function_call``.
+Clients give only the type, so the policy sees a function, whose calls become items. Invalid arguments stay a
+``function_call``.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _OPERATIONS = ("create_file", "update_file", "delete_file")
 def _strings(value: object) -> list[str] | None:
     if isinstance(value, str):
         return [value]
-    whole = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
-    return list(value) if isinstance(value, list) and whole else None
+    only_strings = isinstance(value, list) and value and all(isinstance(each, str) for each in value)
+    return list(value) if isinstance(value, list) and only_strings else None
 
 
 def _local_shell(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -43,7 +43,7 @@ def _apply_patch(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class VendorTool:
-    """A tool, with translation between function arguments and items."""
+    """Translates between function arguments and a tool's items."""
 
     name: str
     field: str
@@ -55,12 +55,12 @@ class VendorTool:
 
     @property
     def function(self) -> dict[str, Any]:
-        """Definition of the function that the policy sees."""
+        """Definition that the policy sees."""
         parameters = {"type": "object", "properties": dict(self.properties), "required": list(self.required)}
         return {"name": self.name, "description": self.description, "parameters": parameters}
 
     def item(self, arguments: str) -> dict[str, Any] | None:
-        """Tool-specific field of a call's item; None for invalid arguments."""
+        """Tool-specific field of an item; None for invalid arguments."""
         try:
             value = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -69,10 +69,10 @@ class VendorTool:
         return fitted and {self.field: fitted}
 
     def arguments(self, item: Mapping[str, Any]) -> str:
-        """JSON arguments of an item that a client sends back."""
+        """JSON arguments of a returned item."""
         action = item.get(self.field)
-        given = action.items() if isinstance(action, dict) else ()
-        return json.dumps({key: value for key, value in given if key in self.properties and value}, ensure_ascii=False)
+        fields = action.items() if isinstance(action, dict) else ()
+        return json.dumps({key: value for key, value in fields if key in self.properties and value}, ensure_ascii=False)
 
 
 VENDOR_TOOLS = {
@@ -120,7 +120,7 @@ VENDOR_TOOLS = {
 
 
 def printed(part: Mapping[str, Any]) -> str | None:
-    """Return a ``shell`` result part as text (stdout, stderr, exit code); None for other parts."""
+    """Format a ``shell`` result part (stdout, stderr, exit code); None for others."""
     if "type" in part or not isinstance(part.get("stdout"), str) or not isinstance(part.get("stderr"), str):
         return None
     outcome = part.get("outcome")

@@ -1,6 +1,6 @@
-"""Process that parses, hashes and renders requests too large for the event loop (see `workers`).
+"""Process for requests too large for the event loop (see `workers`).
 
-It may be killed at any time and is replaced, so an agent's costly job does not affect other sessions.
+It may be killed at any time and is replaced, so a costly job affects only its session.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ PARSERS: dict[str, Callable[[bytes], Request]] = {
 
 
 def batches(messages: Sequence[Message]) -> Iterator[bytes]:
-    """`messages` in pickled batches."""
+    """Pickle `messages` in batches."""
     return (pickle.dumps(messages[at : at + BATCH]) for at in range(0, len(messages), BATCH))
 
 
 def unpacked(pieces: Sequence[bytes]) -> tuple[Message, ...]:
-    """The messages of `batches`."""
+    """Unpickle `batches`."""
     return tuple(message for piece in pieces for message in pickle.loads(piece))
 
 
 class Jobs:
-    """The jobs, methods from pieces (bytes) to pieces. `Offload` calls them."""
+    """Methods from pieces (bytes) to pieces, called by `Offload`."""
 
     def __init__(self) -> None:
         self._loaded_from: LoadedFrom | None = None
         self._codec: Codec | None = None
 
     def parse(self, about: bytes, *body: bytes) -> list[bytes]:
-        """Parse a body; return a request without messages, then message batches. Raises `ApiError`, `TooLong`."""
+        """Parse a body; returns a request, then message batches. Raises `ApiError`, `TooLong`."""
         name, loaded_from, most = pickle.loads(about)
         request = PARSERS[name](b"".join(body))
         if most is not None:
@@ -72,7 +72,7 @@ class Jobs:
         return [rest, *batches(request.messages)]
 
     def keys(self, tools: bytes, *messages: bytes) -> list[bytes]:
-        """The tools' default arguments, then the joined `PrefixKeys.of`."""
+        """Default arguments, then joined `PrefixKeys.of`."""
         prefix_keys = PrefixKeys()
         keys = prefix_keys.of(unpacked(messages), pickle.loads(tools))
         return [pickle.dumps(prefix_keys.defaults), b"".join(keys)]
@@ -85,8 +85,8 @@ class Jobs:
     def extend(self, about: bytes, *messages: bytes) -> list[bytes]:
         """`Codec.extend`; nothing for None."""
         loaded_from, prompt, output, calls, most = pickle.loads(about)
-        given = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
-        return [] if given is None else [array("I", given).tobytes()]
+        ids = self._loaded(loaded_from).extend(prompt, output, unpacked(messages), calls=calls, most=most)
+        return [] if ids is None else [array("I", ids).tobytes()]
 
     def spell(self, about: bytes, reply: bytes) -> list[bytes]:
         """`Codec.spell`; nothing for None."""
@@ -103,15 +103,15 @@ class Jobs:
 
     def _check_texts(self, codec: Codec, messages: Sequence[Message], most: int) -> None:
         least = codec.tokenizer.least
-        given = replies = 0
+        requests = replies = 0
         for message in messages:
             if message["role"] == "assistant":
                 replies += least(message["content"]) + least(message.get("reasoning_content", ""))
                 replies += sum(least(call["function"]["arguments"]) for call in message.get("tool_calls", ()))
             else:
-                given += least(message["content"].strip())  # some templates do
-        if given > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
-            raise TooLong(max(given, replies // REPEATED))
+                requests += least(message["content"].strip())  # some templates do
+        if requests > most + tokens.ASIDE or replies > REPEATED * most + tokens.ASIDE:
+            raise TooLong(max(requests, replies // REPEATED))
 
 
 def main() -> None:

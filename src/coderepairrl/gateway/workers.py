@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Workers:
-    """Pool of processes, started on demand, with its queue."""
+    """Pool of processes, started on demand."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -69,7 +69,7 @@ class Workers:
         self._children.clear()
 
     async def ask(self, offload: Offload, kind: bytes, pieces: Sequence[bytes], size: int) -> list[bytes]:
-        """Run job `kind` (a method of `worker.Jobs`). Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
+        """Run job `kind` of `worker.Jobs`. Raises `ApiError`, `TooLong`, ValueError, `GatewayFault`."""
         task = asyncio.create_task(self._job(offload, [kind, *pieces], size > LARGE))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -170,9 +170,9 @@ class Workers:
 
 
 class Offload:
-    """Parses, hashes and renders one session's requests, large ones in `workers`.
+    """Parses, hashes and renders a session's requests, large ones in `workers`.
 
-    `most` is the longest prompt in tokens, None if unknown.
+    `most` is the longest prompt in tokens.
     """
 
     def __init__(self, workers: Workers, codec: Codec | None, most: int | None) -> None:
@@ -186,11 +186,11 @@ class Offload:
         self._most = most
 
     async def parse(self, name: str, body: Body) -> Request:
-        """Parse `body` as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
+        """Parse as dialect or counter `name`. Raises `ApiError`, and `TooLong` if it cannot fit."""
         if body.light:
             return PARSERS[name](body.whole())
-        about = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
-        rest, *packed = await self._workers.ask(self, b"parse", [about, *body.pieces], body.size)
+        setup = pickle.dumps((name, self._codec.loaded_from if self._codec else None, self._most))
+        rest, *packed = await self._workers.ask(self, b"parse", [setup, *body.pieces], body.size)
         request: Request = pickle.loads(rest)
         return replace(request, messages=await _unpacked(packed))
 
@@ -212,8 +212,8 @@ class Offload:
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages, tools)):
             return codec.render(messages, tools, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.loaded_from, tools, most))
-        (ids,) = await self._workers.ask(self, b"render", [about, *packed], sum(map(len, packed)))
+        setup = pickle.dumps((codec.loaded_from, tools, most))
+        (ids,) = await self._workers.ask(self, b"render", [setup, *packed], sum(map(len, packed)))
         return array("I", ids).tolist()
 
     async def extend(
@@ -224,8 +224,8 @@ class Offload:
         if codec.loaded_from is None or (len(messages) <= LIGHT_MESSAGES and _light(LIGHT_TEXT, messages)):
             return codec.extend(prompt, output, messages, calls=calls, most=most)
         packed = await _packed(messages)
-        about = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
-        ids = await self._workers.ask(self, b"extend", [about, *packed], sum(map(len, packed)))
+        setup = pickle.dumps((codec.loaded_from, list(prompt), list(output), calls, most))
+        ids = await self._workers.ask(self, b"extend", [setup, *packed], sum(map(len, packed)))
         return array("I", ids[0]).tolist() if ids else None
 
     async def spell(self, reply: Message, calls: int) -> list[int] | None:
@@ -234,12 +234,12 @@ class Offload:
         if codec.loaded_from is None or _light(LIGHT_TEXT, reply):
             return codec.spell(reply, calls=calls, most=most)
         packed = pickle.dumps(reply)
-        about = pickle.dumps((codec.loaded_from, calls, most))
-        ids = await self._workers.ask(self, b"spell", [about, packed], len(packed))
+        setup = pickle.dumps((codec.loaded_from, calls, most))
+        ids = await self._workers.ask(self, b"spell", [setup, packed], len(packed))
         return array("I", ids[0]).tolist() if ids else None
 
     def check(self, prompt: Sequence[int]) -> None:
-        """Raises `TooLong` for a prompt beyond the limit."""
+        """Raise `TooLong` beyond the limit."""
         if self._most is not None and len(prompt) > self._most:
             raise TooLong(len(prompt))
 

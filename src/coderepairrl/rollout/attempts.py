@@ -1,6 +1,6 @@
 """One attempt at one task: the only place where agent, sandbox and gateway meet.
 
-Training, evaluation, ``crrl fix`` and the exam of agent programs all attempt in this way, and blame alike.
+Training, evaluation, ``crrl fix`` and the exam of agent programs share it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AtEnd = Callable[[Sandbox, bytes], Awaitable[None]]
 class Attempt:
     """Result of an attempt.
 
-    `reason` is the limit that ended it, the agent's failure or own account; if VOID the boundary of the fault.
+    `reason` is the limit that ended it, or the agent's failure or own account; if VOID, the fault's boundary.
     """
 
     ending: Ending
@@ -59,9 +59,9 @@ async def attempt(
     sampling: Sampling | None = None,
     at_end: AtEnd | None = None,
 ) -> Attempt:
-    """Let `agent` work on `task` in a sandbox of `backend`, with a `gateway` session called `name`.
+    """Let `agent` work on `task` in a sandbox, with a `gateway` session called `name`.
 
-    `sampling` may replace the gateway's. A broken part is named in the result; no `Fault` is raised.
+    The result names a broken part; no `Fault` is raised.
     """
     clock, timings = time.monotonic, dict[str, float]()
     outcome: AgentOutcome | None = None
@@ -95,14 +95,13 @@ async def attempt(
         words = f"agent {agent.name} ended without a call to the model: {outcome.log[-2000:].strip()}"
         outcome = AgentFault(words, printed=outcome.log)
     # an agent that breaks after a reply may have been broken by it, which is a CRASH and scored; before, it is a fault
-    own = outcome if isinstance(outcome, AgentFault) and not reached_model else None
-    fault = session.fault or own or broken  # in the order in which they broke
+    agent_fault = outcome if isinstance(outcome, AgentFault) and not reached_model else None
+    fault = session.fault or agent_fault or broken  # in the order in which they broke
     ending, reason = (Ending.VOID, fault.boundary) if fault else _ended(cast(AgentOutcome, outcome), session.limit)
     return Attempt(ending, reason, fault, outcome, turns, patch, seconds, timings, _printed(agent, outcome))
 
 
 async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -> AgentOutcome:
-    """Run the agent; its errors become an `AgentFault` with the traceback. Raises other parts' `Fault`s."""
     # its bugs end its episode and are counted, and end neither the run nor (by ``sys.exit``) the process
     try:
         async with asyncio.timeout(endpoint.limits.seconds + _GRACE) as clock:
@@ -119,18 +118,17 @@ async def _outcome(agent: Agent, task: Task, box: Sandbox, endpoint: Endpoint) -
         if isinstance(error, asyncio.CancelledError) and being_stopped:
             raise
         where = "".join(traceback.format_exception(error))
-        what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
-        return AgentFault(f"agent {agent.name} raised {what}\n{where}", how=type(error).__name__)
+        message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+        return AgentFault(f"agent {agent.name} raised {message}\n{where}", how=type(error).__name__)
     if not isinstance(report, AgentReport):
         return AgentFault(f"agent {agent.name} returned {report!r}, not an AgentReport", how="no report")
     return report
 
 
 def _ended(outcome: AgentOutcome, limit: str) -> tuple[Ending, str]:
-    """Ending and reason without a fault. An agent that breaks at a gateway's `limit` ended there."""
     if isinstance(outcome, AgentReport) and not limit and outcome.exit in ("calls", "tokens", "time"):
         limit = outcome.exit
-    if limit:
+    if limit:  # also for an agent that broke at it
         return Ending.LIMIT, limit
     return (Ending.DONE, outcome.exit) if isinstance(outcome, AgentReport) else (Ending.CRASH, outcome.how)
 

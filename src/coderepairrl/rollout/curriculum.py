@@ -1,6 +1,6 @@
-"""Order of tasks: mixtures of sources by weight, and orders within each source.
+"""Order of tasks: weighted mixtures of sources, and orders within each.
 
-An order is a function of its settings and the logged outcomes, so a resumed run continues exactly.
+It is a function of settings and logged outcomes, so a resumed run continues exactly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Outcomes = Mapping[str, Sequence[float]]
 
 
 def outcome(episode: Episode) -> float:
-    """1 for a repair that passed its checks, else 0; without checks the reward, cut to 0..1.
+    """1 for a repair that passed its checks, else 0; without checks the reward, clipped to 0..1.
 
     >>> from coderepairrl.types import Score
     >>> outcome(Episode("", "", "", 0, "", 0, Ending.DONE, scores=(Score("patch_edits", 0.4),)))
@@ -36,16 +36,16 @@ def outcome(episode: Episode) -> float:
 
 def outcomes(episodes: Iterable[Episode]) -> dict[str, list[float]]:
     """Outcomes by task, without void episodes."""
-    found: dict[str, list[float]] = {}
+    by_task: dict[str, list[float]] = {}
     for episode in episodes:
         if episode.ending is not Ending.VOID:
-            found.setdefault(episode.task_id, []).append(outcome(episode))
-    return found
+            by_task.setdefault(episode.task_id, []).append(outcome(episode))
+    return by_task
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Tasks of one source, and their part of the batches by `weight`."""
+    """Tasks of one source, with their `weight` in batches."""
 
     tasks: Sequence[Task]
     weight: float = 1.0
@@ -55,23 +55,22 @@ class Share:
 class EasyFirst:
     """Easiest tasks first, growing to all over `steps` steps, then epochs.
 
-    `difficulty` orders the tasks; none may lack one.
+    Every task needs a `difficulty`.
     """
 
     steps: int
 
     def pool(self, tasks: Sequence[Task], step: int, least: int) -> list[Task]:
-        """Tasks for `step`: `least` of them at least, if available."""
+        """Easiest tasks at `step`, at least `least` if available."""
         ordered = sorted(tasks, key=lambda task: (task.difficulty or 0.0, task.id))
         return ordered[: max(least, ceil(len(ordered) * step / self.steps))]
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Tasks solved neither nearly always nor hardly ever, which teach most.
+    """Tasks with a success rate from `low` to `high`, which teach most.
 
-    `EXPLORE` of a batch are unattempted tasks, `OUTSIDE` those with a success rate outside `low` to `high`, the rest
-    those within; an empty part goes to the others. Draws are random.
+    `EXPLORE` of a batch are unattempted tasks, `OUTSIDE` those outside the band; an empty part goes to the others.
     """
 
     low: float
@@ -79,21 +78,21 @@ class Band:
     before: Mapping[str, tuple[int, float]] = field(default_factory=dict)
 
     def rate(self, task: str, outcomes: Outcomes) -> float | None:
-        """Success rate with one success and one failure added (Laplace's rule); None for an unattempted task.
+        """Success rate by Laplace's rule (one success and one failure added); None for an unattempted task.
 
         >>> band = Band(low=0.15, high=0.85)
         >>> band.rate("a", {"a": [1.0, 0.0, 0.0, 0.0]}), band.rate("b", {})
         (0.3333333333333333, None)
         """
-        own = outcomes.get(task, ())[-NEWEST:]
+        recent = outcomes.get(task, ())[-NEWEST:]
         attempts, mean = self.before.get(task, (0, 0.0))
-        earlier = min(attempts, NEWEST - len(own))
-        if not own and not earlier:
+        earlier = min(attempts, NEWEST - len(recent))
+        if not recent and not earlier:
             return None
-        return (1 + sum(own) + earlier * mean) / (2 + len(own) + earlier)
+        return (1 + sum(recent) + earlier * mean) / (2 + len(recent) + earlier)
 
     def draw(self, tasks: Sequence[Task], taken: Collection[str], outcomes: Outcomes, chance: Random) -> Task:
-        """Draw one of `tasks`, avoiding those `taken`."""
+        """Draw a task, avoiding those `taken`."""
         rates = {task.id: self.rate(task.id, outcomes) for task in tasks}
         parts: tuple[list[Task], list[Task], list[Task]] = [], [], []
         for task in tasks:
@@ -109,7 +108,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curriculum:
-    """Order of a run's tasks; `order` None: epochs, each shuffled."""
+    """Order of a run's tasks; by default shuffled epochs."""
 
     sources: tuple[Share, ...]
     per_step: int
@@ -119,13 +118,13 @@ class Curriculum:
     def schedule(self, step: int, outcomes: Outcomes = MappingProxyType({}), taken: Iterable[str] = ()) -> list[Task]:
         """Tasks of `step` (1, 2, ...), given earlier `outcomes`.
 
-        Each source has its share of the tasks, up to one. A `Band` avoids the ids `taken` in the batch.
+        Each source gets its share, up to one task. Ids `taken` in the batch are avoided, except in epochs.
         """
         spread = _spread(self.sources, self.per_step, step)
-        here = spread[-self.per_step :]
+        current = spread[-self.per_step :]
         busy = set(taken)
         picked: list[Task] = []
-        for position, (source, number) in enumerate(here):
+        for position, (source, number) in enumerate(current):
             tasks = self.sources[source].tasks
             chance = Random(derive_seed(self.seed, "draw", step, position))
             if isinstance(self.order, Band):
@@ -148,22 +147,22 @@ class Curriculum:
         return tasks[order[index]]
 
     def passes(self, steps: int) -> float:
-        """Mean number of times that a task comes in `steps`, in the source with the most repeats."""
+        """Mean repeats of a task in `steps`, in the source with the most."""
         drawn = [source for source, _ in _spread(self.sources, self.per_step, steps)]
         return max(drawn.count(at) / len(source.tasks) for at, source in enumerate(self.sources))
 
 
 def _spread(sources: Sequence[Share], per_step: int, steps: int) -> list[tuple[int, int]]:
-    """Source of each position of `steps`, and index within it. A position goes to the source furthest behind its share.
+    """Source of each position, and index within it: always the source furthest behind its share.
 
     >>> [source for source, _ in _spread([Share((), 2.0), Share((), 1.0)], 3, 2)]
     [0, 1, 0, 0, 1, 0]
     """
     drawn = [0] * len(sources)
     spread: list[tuple[int, int]] = []
-    whole = sum(source.weight for source in sources)
+    total_weight = sum(source.weight for source in sources)
     for position in range(1, steps * per_step + 1):
-        lags = [position * source.weight / whole - had for source, had in zip(sources, drawn, strict=True)]
+        lags = [position * source.weight / total_weight - had for source, had in zip(sources, drawn, strict=True)]
         source = lags.index(max(lags))
         spread.append((source, drawn[source]))
         drawn[source] += 1

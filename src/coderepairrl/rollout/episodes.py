@@ -32,12 +32,12 @@ class Ticket:
 
     @property
     def episode(self) -> str:
-        """Id of the episode: group, attempt, and retry."""
+        """Episode id: group, attempt, retry."""
         return f"{self.group}-{self.attempt:02d}" + (f"-retry{self.retry}" if self.retry else "")
 
 
 def derive_seed(*parts: object) -> int:
-    """Seed of 63 bits from run seed, phase, step, task and attempt, the same on every machine."""
+    """Seed of 63 bits from any parts, the same on every machine."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
 
@@ -46,8 +46,8 @@ def derive_seed(*parts: object) -> int:
 class Terms:
     """Terms of attempts and judgement, for one kind of tasks, or all.
 
-    `rewards` and `others` (evaluations by another agent, in its sandbox) are by phase. `side_calls` None is the agent's
-    own.
+    `rewards` and `others` (evaluations by another agent, in its sandbox) are by phase. `side_calls` defaults to the
+    agent's.
     """
 
     agent: Agent
@@ -66,12 +66,12 @@ class Terms:
 
     @staticmethod
     def of_ticket(kinds: Mapping[str, Terms], ticket: Ticket) -> Terms:
-        """Terms for `ticket`: of its task's kind, or else ``""``."""
+        """Terms for the ticket's kind of task, or else ``""``."""
         return (kinds.get(ticket.task.kind) or kinds[""]).of(ticket.phase)
 
     @property
     def side(self) -> SideCalls:
-        """Trained calls outside the main conversation."""
+        """Treatment of side conversations in training."""
         return self.side_calls or self.agent.side_calls
 
 
@@ -91,7 +91,7 @@ async def _skip_warm_up(_: Ticket) -> None:
 
 
 class Rollout:
-    """Maker of episodes, which logs everything first."""
+    """Maker of episodes, logged first."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Rollout:
         on_episode: Callable[[Episode], None] = lambda episode: None,
         warm_up: Callable[[Ticket], Awaitable[None]] = _skip_warm_up,
     ) -> None:
-        """Create a maker; `warm_up` is awaited before the first attempt, and after a fault of the engine."""
+        """Create a maker; `warm_up` is awaited before the first attempt, and after an engine fault."""
         self.executor = executor
         self.log = log
         self.on_episode = on_episode
@@ -112,7 +112,7 @@ class Rollout:
         self._cold = True
 
     async def run(self, ticket: Ticket, began: Callable[[], None] = lambda: None) -> Episode:
-        """Make the attempt, with a verdict in the log; `began` is called when it starts.
+        """Make the attempt and log its verdict; `began` is called at its start.
 
         Infrastructure faults give a VOID episode; an agent that breaks after the first reply ends in CRASH, with
         scores.

@@ -1,9 +1,8 @@
 """Queue of groups made ahead of their steps, so that engine and learner do not wait for each other.
 
-A group's staleness is the number of versions from its beginning to the step that consumes it, which bounds that of each
-token. The queue keeps it within a bound by limiting what begins, not by dropping old groups: that would train on short
-attempts. A step takes younger groups first unless that makes older ones late; then it waits. With a bound of 0 a step
-begins its own groups and waits for them all.
+A group's staleness is the number of versions from its beginning to its step. The queue limits it by what begins, not by
+dropping old groups: that would train on short attempts. A step takes younger groups first unless that makes older ones
+late; then it waits. With a bound of 0 a step begins its own groups and waits for all.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from coderepairrl.rollout.groups import Group, Slot
 
 @dataclass(frozen=True, slots=True)
 class PendingGroup:
-    """Unconsumed group, with the policy's version at its beginning."""
+    """Unconsumed group, with the policy's version when it began."""
 
     group: str
     version: int
@@ -34,7 +33,7 @@ class StalenessWindow:
     staleness: int
 
     def capacity(self, wanted: int, begun: int, later: int) -> int:
-        """Number of groups that may begin: this step needs `wanted`, `later` ones follow, and `begun` are unconsumed.
+        """Number of groups that may begin if this step needs `wanted`, `later` follow, and `begun` are unconsumed.
 
         >>> StalenessWindow(per_step=4, staleness=0).capacity(4, 0, later=9)
         4
@@ -44,27 +43,27 @@ class StalenessWindow:
         return max(0, wanted + self.per_step * min(self.staleness, later) - begun)
 
     def stale(self, begun: Iterable[PendingGroup], version: int, wanted: int) -> list[PendingGroup]:
-        """Groups of `begun` that no step can consume in time, if the one at `version` still takes `wanted`.
+        """Groups that no step can consume in time, if the one at `version` still takes `wanted`.
 
-        Of those in each other's way the youngest are stale.
+        Of conflicting groups the youngest are stale.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> begun = [PendingGroup("a", 3), PendingGroup("b", 4), PendingGroup("c", 4), PendingGroup("d", 5)]
         >>> [each.group for each in window.stale(begun, version=5, wanted=1)]
         ['a', 'c']
         """
-        kept, stale = 0, list[PendingGroup]()
+        usable, stale = 0, list[PendingGroup]()
         for each in sorted(begun, key=lambda each: each.version):
-            if self._consumed_at(kept, version, wanted) - each.version > self.staleness:
+            if self._consumed_at(usable, version, wanted) - each.version > self.staleness:
                 stale.append(each)
             else:
-                kept += 1
+                usable += 1
         return stale
 
     def choose(self, begun: Sequence[PendingGroup], version: int, wanted: int) -> list[PendingGroup] | None:
         """Oldest `wanted` finished groups for the step at `version`.
 
-        None if it must wait: too few are finished, or one left behind would become too old.
+        None if too few are finished, or one left behind would become too old.
 
         >>> window = StalenessWindow(per_step=1, staleness=1)
         >>> young = PendingGroup("young", 5, ready=True)
@@ -81,7 +80,6 @@ class StalenessWindow:
         return None if self.stale(left_behind, version, wanted=0) else chosen
 
     def _consumed_at(self, position: int, version: int, wanted: int) -> int:
-        """Version that consumes the group at `position`, if the current one takes `wanted`."""
         return version if position < wanted else version + 1 + (position - wanted) // self.per_step
 
 
@@ -100,7 +98,7 @@ MakeGroup = Callable[[Slot, Callable[[], None]], Coroutine[Any, Any, Group]]
 
 
 class GroupQueue:
-    """Queue of groups. A context manager that cancels unfinished ones at its end."""
+    """Queue of groups; leaving it cancels unfinished ones."""
 
     def __init__(self, window: StalenessWindow) -> None:
         self.window = window
@@ -109,7 +107,7 @@ class GroupQueue:
 
     @property
     def pending(self) -> list[PendingGroup]:
-        """Groups in the queue; unstarted ones as if beginning now."""
+        """Queued groups; unstarted ones as if beginning now."""
         return [
             PendingGroup(group, self._version if entry.version is None else entry.version, entry.ready)
             for group, entry in self._entries.items()
@@ -117,7 +115,7 @@ class GroupQueue:
 
     @property
     def slots(self) -> list[Slot]:
-        """Slots in the queue."""
+        """Queued slots."""
         return [entry.slot for entry in self._entries.values()]
 
     @property
@@ -131,11 +129,11 @@ class GroupQueue:
         return sum(len(entry.slot.seeds) for entry in self._entries.values() if not entry.ready)
 
     def add(self, slot: Slot, version: int | None = None) -> None:
-        """Append a group, with the policy's version if an earlier process began it."""
+        """Append a group, with its version if an earlier process began it."""
         self._entries[slot.group] = _Entry(slot, version)
 
     async def requeue_stale(self, version: int, wanted: int) -> list[str]:
-        """Cancel and queue again the stale groups (`StalenessWindow.stale`); returns their names.
+        """Cancel and requeue stale groups; returns their names.
 
         `version` is the one live from now on.
         """
@@ -147,7 +145,7 @@ class GroupQueue:
         return stale
 
     def start(self, make: MakeGroup) -> None:
-        """Begin all unstarted groups; attempts start as room permits."""
+        """Begin all unstarted groups."""
         for entry in self._entries.values():
             if entry.work is None:
                 entry.work = asyncio.create_task(make(entry.slot, partial(self._began, entry)))
@@ -157,9 +155,9 @@ class GroupQueue:
             entry.version = self._version
 
     async def take(self, version: int, wanted: int) -> list[Group]:
-        """Take the next `wanted` groups for the step at `version`, when allowed (`StalenessWindow.choose`).
+        """Take `wanted` groups for the step at `version` (`StalenessWindow.choose`).
 
-        Raises errors of any group's making.
+        Raises any group's errors.
         """
         while True:
             under_way = [entry.work for entry in self._entries.values() if entry.work is not None]
@@ -170,9 +168,11 @@ class GroupQueue:
             if chosen is not None:
                 break
             await asyncio.wait([work for work in under_way if not work.done()], return_when=asyncio.FIRST_COMPLETED)
-        taken = {each.group for each in chosen}
-        works = [entry.work for group, entry in self._entries.items() if group in taken and entry.work is not None]
-        self._entries = {group: entry for group, entry in self._entries.items() if group not in taken}
+        chosen_groups = {each.group for each in chosen}
+        works = [
+            entry.work for group, entry in self._entries.items() if group in chosen_groups and entry.work is not None
+        ]
+        self._entries = {group: entry for group, entry in self._entries.items() if group not in chosen_groups}
         return [work.result() for work in works]
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Groups of attempts at the same task, with retries after infrastructure faults."""
+"""Groups of attempts at a task, retried after infrastructure faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tried = dict[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Attempts at one task with a common baseline. `void` counts every void try."""
+    """Attempts at one task with a common baseline. `void` counts void tries."""
 
     id: str
     task: Task
@@ -30,10 +30,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Planned group: its place in a run's order, and a seed for each attempt.
+    """Planned group: its place in a run's order, and a seed per attempt.
 
-    `step` is the optimiser step it was scheduled for (in an evaluation the number of updates before); another step may
-    consume it.
+    It is scheduled for the optimiser step `step` (in evaluations the number of earlier updates); another may consume
+    it.
     """
 
     group: str
@@ -44,17 +44,17 @@ class Slot:
 
 
 def slots(phase: str, step: int, tasks: Sequence[Task], attempts: int, seed: int) -> list[Slot]:
-    """Plan a group of `attempts` for each of `tasks`; repeated tasks get different seeds."""
-    made = []
+    """Plan a group per task; repeated tasks get different seeds."""
+    planned = []
     for position, task in enumerate(tasks):
         before = attempts * sum(earlier.id == task.id for earlier in tasks[:position])
         seeds = tuple(derive_seed(seed, phase, step, task.id, before + number) for number in range(attempts))
-        made.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
-    return made
+        planned.append(Slot(group_name(phase, step, position), task, phase, step, seeds))
+    return planned
 
 
 def group_name(phase: str, step: int, position: int) -> str:
-    """Name of the group at `position` (0, 1, ...) among those scheduled for `step`.
+    """Name of the group at `position` (0, 1, ...) of `step`.
 
     >>> group_name("train", 3, 0)
     'train-00003-000'
@@ -71,10 +71,10 @@ def due(
     taken: Collection[str] = (),
     known: Mapping[str, Task] = MappingProxyType({}),
 ) -> list[Slot]:
-    """First `wanted` groups of the run's order that no step has consumed: groups left behind come first.
+    """First `wanted` unconsumed groups of the run's order, leftovers first.
 
-    A function of the log: names of `consumed` groups and `outcomes` of attempts. `taken` are ids of tasks already in
-    the batch, `known` the fixed tasks of groups begun before.
+    Depends only on the log: names of `consumed` groups, and `outcomes`. `taken` are task ids already in the batch,
+    `known` the fixed tasks of groups begun before.
     """
     per_step, left = curriculum.per_step, list[Slot]()
     if not wanted:  # what a later step would draw may not be possible
@@ -101,7 +101,7 @@ async def collect(
     tried: Tried | None = None,
     verified: Mapping[str, tuple[Verified, ...]] = MappingProxyType({}),
 ) -> list[Group]:
-    """Make the groups of `slots` at once, up to the rollout's concurrency, as `make_group` does."""
+    """Make all groups at once with `make_group`."""
     terms: dict[str, Any] = {"sampling": sampling, "retries": retries, "finished": tuple(finished)}
     terms |= {"tried": {} if tried is None else tried, "verified": verified}
     return await _all(make_group(rollout, slot, **terms) for slot in slots)
@@ -120,14 +120,12 @@ async def make_group(
 ) -> Group:
     """Make the attempts of `slot` at once, up to the rollout's concurrency.
 
-    A void episode is retried up to `retries` times with the same seed. `finished` are kept episodes of an interrupted
-    group. `tried` counts attempts begun, and is updated. `verified` are further references by task id. `began` is
-    called at each beginning.
+    Void episodes are retried up to `retries` times with the same seed. `finished` are episodes of an interrupted group.
+    `tried`, which is updated, counts attempts begun. `began` is called at each beginning.
     """
     done = {(episode.group, episode.attempt): episode for episode in finished if episode.ending is not Ending.VOID}
 
     async def attempt(number: int) -> tuple[Episode, int]:
-        """Episode, void only after ``1 + retries`` void tries; and the number of void ones."""
         key = (slot.group, number)
         if key in done and done[key].task_id == slot.task.id:  # else the tasks have changed since
             return done[key], 0
@@ -155,7 +153,6 @@ async def make_group(
 
 
 async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run `jobs` at once; an error cancels the others."""
     try:
         async with asyncio.TaskGroup() as pending:
             tasks = [pending.create_task(job) for job in jobs]
@@ -165,12 +162,12 @@ async def _all(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def episodes_of(groups: Iterable[Group]) -> list[Episode]:
-    """Episodes, group by group."""
+    """Episodes of all groups."""
     return [episode for group in groups for episode in group.episodes]
 
 
 def check_health(groups: Sequence[Group]) -> None:
-    """Raise `HealthGateError` when more than half of the episodes are void after all retries."""
+    """Raise `HealthGateError` when more than half of the episodes are void."""
     episodes = episodes_of(groups)
     void = [episode for episode in episodes if episode.ending is Ending.VOID]
     if 2 * len(void) > len(episodes):

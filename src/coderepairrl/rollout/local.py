@@ -24,7 +24,7 @@ _PRINTED_CHARS = 8_000
 class LocalExecutor(Executor):
     """Agents and sandboxes on this machine, with sessions of `gateway`.
 
-    `kinds` are terms by kind of task, ``""`` for other kinds.
+    `kinds` are terms by kind of task; ``""`` covers all others.
     """
 
     def __init__(self, gateway: Gateway, kinds: Mapping[str, Terms]) -> None:
@@ -51,7 +51,7 @@ class LocalExecutor(Executor):
             nonlocal state
             state = await judge(on_state, replace(episode, patch=patch), Standing(terms.sandbox, box))
 
-        made = await attempt(
+        result = await attempt(
             self.gateway,
             ticket.task,
             terms.agent,
@@ -62,10 +62,10 @@ class LocalExecutor(Executor):
             sampling=ticket.sampling,
             at_end=judge_state if on_state else None,
         )
-        side = await asyncio.to_thread(side_turns, made.turns, terms.side, ticket.task.prompt)
-        episode = _ended(replace(episode, turns=made.turns, side=side), made)
-        timings = dict(made.timings)
-        if made.fault is None:
+        side = await asyncio.to_thread(side_turns, result.turns, terms.side, ticket.task.prompt)
+        episode = _ended(replace(episode, turns=result.turns, side=side), result)
+        timings = dict(result.timings)
+        if result.fault is None:
             timings["tools"] = sum(call.seconds for call in episode.tool_calls)
             try:
                 scores = await judge(on_patch, episode, terms.sandbox)
@@ -77,7 +77,7 @@ class LocalExecutor(Executor):
 
 
 def unfinished(ticket: Ticket) -> Episode:
-    """Episode of `ticket` before any result."""
+    """Episode before any result."""
     return Episode(
         id=ticket.episode,
         task_id=ticket.task.id,
@@ -94,7 +94,6 @@ def unfinished(ticket: Ticket) -> Episode:
 
 
 def _ended(episode: Episode, made: Attempt) -> Episode:
-    """Add the attempt's results, except scores."""
     report = made.outcome if isinstance(made.outcome, AgentReport) else None
     calls = None if report is None or made.fault is not None else report.tool_calls
     episode = replace(
@@ -111,7 +110,7 @@ def _ended(episode: Episode, made: Attempt) -> Episode:
 
 
 def void(episode: Episode, fault: Fault) -> Episode:
-    """Mark `episode` as VOID by `fault`."""
+    """Mark `episode` as VOID."""
     words = _shortened(f"{type(fault).__name__}: {fault}")
     return replace(episode, ending=Ending.VOID, reason=fault.boundary, fault=words)
 

@@ -1,4 +1,4 @@
-"""Messages between the controller and a worker (`coderepairrl.rollout.worker`), and their packing."""
+"""Messages between controller and worker (`coderepairrl.rollout.worker`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CancelAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TurnLogged:
-    """To the worker: its `TurnCommitted` of this number is logged, or failed."""
+    """To the worker: its `TurnCommitted` is logged, or failed."""
 
     number: int
     error: Exception | None = None
@@ -40,7 +40,7 @@ class TurnLogged:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """To the worker: new engine output for a request, or its `error`."""
+    """To the worker: engine output of a request, or its `error`."""
 
     number: int
     chunks: tuple[Chunk, ...]
@@ -76,10 +76,7 @@ class CancelRequest:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFinished:
-    """From the worker: an episode without its turns, which the controller has.
-
-    `result` is None if cancelled, or after `error`.
-    """
+    """From the worker: an episode without turns; None if cancelled, or after `error`."""
 
     episode: str
     result: Episode | None
@@ -105,5 +102,5 @@ def pack(messages: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Restore what `pack` serialized. Workers and controller are one user's processes."""
+    """Restore what `pack` serialized, for processes of one user only."""
     return pickle.loads(data)

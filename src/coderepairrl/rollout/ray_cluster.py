@@ -1,4 +1,4 @@
-"""Ray cluster: joining it, and noticing a lost head, for which Ray would wait, or end the process."""
+"""Joining a Ray cluster, and noticing a lost head, for which Ray would wait, or end the process."""
 
 from __future__ import annotations
 
@@ -48,41 +48,40 @@ def imported() -> Any:
 def head(address: str) -> str | None:
     """HOST:PORT of the cluster's head; None for ``local``, a cluster to start here.
 
-    ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` for none, or without
-    a listener.
+    ``auto`` is ``RAY_ADDRESS``, or else this machine's newest cluster. Raises `PrerequisiteError` if nothing listens.
     """
     ray = imported()
     try:
-        found: str | None = ray._private.services.canonicalize_bootstrap_address(address)
+        head_address: str | None = ray._private.services.canonicalize_bootstrap_address(address)
     except (ConnectionError, ValueError, OSError) as error:
         raise PrerequisiteError(f"cannot join the Ray cluster {address}: {one_line(error)}", fix=_START) from None
-    if found is not None:
-        check_listens(found)
-    return found
+    if head_address is not None:
+        check_listens(head_address)
+    return head_address
 
 
 @asynccontextmanager
 async def connected(address: str) -> AsyncIterator[Any]:
-    """Connect Ray for the duration; an existing connection stays. Raises `PrerequisiteError`."""
+    """Connect Ray for the duration, unless already connected. Raises `PrerequisiteError`."""
     ray = imported()
     if ray.is_initialized():
         yield ray
         return
     logging.getLogger("ray").setLevel(logging.ERROR)
-    asked = await asyncio.to_thread(head, address)
-    if asked is not None:
-        await _check_answers(asked)
+    head_address = await asyncio.to_thread(head, address)
+    if head_address is not None:
+        await _check_answers(head_address)
     try:
         # in a thread, where it leaves the handling of SIGTERM alone
         await asyncio.to_thread(
             ray.init,
-            address=asked or "local",
+            address=head_address or "local",
             log_to_driver=False,
             include_dashboard=False,
             logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
-        full = "" if asked else full_disks()
+        full = "" if head_address else full_disks()
         raise PrerequisiteError(
             f"cannot join the Ray cluster {address}: {full or one_line(error)}",
             fix=_MAKE_ROOM if full else _fix(str(error)),
@@ -97,13 +96,12 @@ async def connected(address: str) -> AsyncIterator[Any]:
 
 
 async def _leave(ray: Any, code: ExitCode) -> None:
-    """Disconnect. If the head does not answer, the process ends at once with `code`: Ray would wait, or crash."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     ends = time.monotonic() + LEAVE_SECONDS
     while leaving.is_alive() and time.monotonic() < ends:
         await asyncio.sleep(0.01)
-    if leaving.is_alive():
+    if leaving.is_alive():  # Ray would wait for the head, or crash
         atexit.register(_end, code)
 
 
@@ -114,14 +112,13 @@ def _end(code: ExitCode) -> None:
 
 
 def full_disks(least: int = 100 << 20) -> str:
-    """Ray's folders on this machine with fewer than `least` bytes free, which its own errors do not mention."""
+    """Ray's folders with fewer than `least` bytes free, which its errors do not mention."""
     logs = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray")
-    found = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
-    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in found.items() if free < least)
+    free_bytes = {each: shutil.disk_usage(each).free for each in (logs, Path("/dev/shm")) if each.is_dir()}
+    return ", ".join(f"{path} has {free >> 20} MiB free" for path, free in free_bytes.items() if free < least)
 
 
 def _fix(error: str) -> str:
-    """Advice for a machine that Ray rejects."""
     if "mismatch" in error:
         return "install the same Ray and Python on all of its machines (scripts/setup.sh dev,ray), and start it anew"
     if "AuthenticationError" in error or "InvalidAuthToken" in error:
@@ -130,9 +127,7 @@ def _fix(error: str) -> str:
 
 
 async def watch_head(ray: Any) -> None:
-    """Raise `RunError` after `GONE_SECONDS` without a listener at the cluster's head, or `ANSWER_SECONDS` without an
-    answer.
-    """
+    """Raise `RunError` after `GONE_SECONDS` without a listener at the head, or `ANSWER_SECONDS` without an answer."""
     # a minute after losing the head Ray ends the process, without an exception; for one that hangs it waits
     address = ray.get_runtime_context().gcs_address
     client = ray._private.worker.global_worker.gcs_client
@@ -155,7 +150,7 @@ async def watch_head(ray: Any) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raise `PrerequisiteError` without a listener at HOST:PORT, for which Ray would wait for minutes."""
+    """Raise `PrerequisiteError` without a listener, for which Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=LISTEN_SECONDS).close()
@@ -164,14 +159,13 @@ def check_listens(address: str) -> None:
 
 
 async def _check_answers(address: str) -> None:
-    """Raise `PrerequisiteError` unless a working Ray head listens there."""
     none, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     command = (sys.executable, "-P", "-c", _ASK, address)
     process = await asyncio.create_subprocess_exec(*command, stdin=none, stdout=none, stderr=pipe)
-    said = b"no answer"
+    stderr = b"no answer"
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            _, said = await process.communicate()
+            _, stderr = await process.communicate()
     except TimeoutError:
         pass
     finally:
@@ -179,14 +173,14 @@ async def _check_answers(address: str) -> None:
             process.kill()
             await process.wait()
     if process.returncode:
-        why = (said.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
+        problem = (stderr.decode("utf-8", "replace").strip().splitlines() or ["no answer"])[-1][:300]
         raise PrerequisiteError(
-            f"what listens at {address} is no head of a Ray cluster that works: {why}", fix=_fix(why)
+            f"what listens at {address} is no head of a Ray cluster that works: {problem}", fix=_fix(problem)
         )
 
 
 def one_line(error: Exception) -> str:
-    """Ray's message on one line, without ids, so that repeated events have equal texts.
+    """Ray's message on one line, without ids, so that repeats have equal texts.
 
     >>> one_line(RuntimeError("The actor died.\\n\\tpid: 7\\nIts node was\\n\\nterminated."))
     'RuntimeError: The actor died. Its node was terminated.'

@@ -1,4 +1,4 @@
-"""Workers as actors of a Ray cluster, which places them, reports lost ones, and carries messages."""
+"""Workers as actors of a Ray cluster, which places them and reports lost ones."""
 # small arguments and results travel in Ray's messages, not in its object store, which other users may fill
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _INSTALL = "install the same versions on all machines (scripts/setup.sh train,ra
 
 def versions() -> dict[str, str]:
     """Versions that machines must share."""
-    found = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **found, "code of coderepairrl": source_digest()}
+    installed = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **installed, "code of coderepairrl": source_digest()}
 
 
 class WorkerActor:
-    """Worker in a process of Ray's, with packed messages and errors."""
+    """Worker in a Ray process, with packed messages and errors."""
 
     def __init__(
         self, expected: Mapping[str, str], folder: str, path: Sequence[str], setup: bytes, context: int
@@ -59,7 +59,7 @@ class WorkerActor:
         self._unsent = memoryview(b"")
 
     async def open(self) -> tuple[str, bytes]:
-        """Start; returns the machine's name, and a packed error."""
+        """Start; returns the host name, and a packed error."""
         name = socket.gethostname()
         try:
             self._check(name)
@@ -90,7 +90,7 @@ class WorkerActor:
         sys.path += [each for each in self._path if each not in sys.path]  # a user's own classes
 
     async def outgoing(self) -> tuple[bytes, bool]:
-        """Next piece of packed `Worker.outgoing`, and whether it is the last."""
+        """Next piece of packed messages, and whether it is the last."""
         if not self._unsent:
             self._unsent = memoryview(pack(await self._opened.outgoing()))
         piece, self._unsent = self._unsent[:PIECE], self._unsent[PIECE:]
@@ -121,7 +121,6 @@ class _ActorConnection(Connection):
         self._actor = actor
 
     async def receive(self) -> Sequence[FromWorker]:
-        """See `Connection.receive`."""
         received, last = bytearray(), False
         with _faults(self._ray, self.name):
             while not last:
@@ -131,7 +130,6 @@ class _ActorConnection(Connection):
         return messages
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        """See `Connection.send`."""
         data = pack(messages)
         with _faults(self._ray, self.name):
             for start in range(0, len(data), PIECE):
@@ -139,14 +137,12 @@ class _ActorConnection(Connection):
                 await self._actor.receive.remote(data[start:end], end >= len(data))
 
     async def close(self) -> None:
-        """See `Connection.close`."""
         with contextlib.suppress(WorkerFault, TimeoutError), _faults(self._ray, self.name):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._actor.close.remote()
         self.kill()
 
     def kill(self) -> None:
-        """See `Connection.kill`."""
         self._ray.kill(self._actor)
 
 
@@ -162,25 +158,25 @@ def _faults(ray: Any, name: str) -> Iterator[None]:
 
 
 def too_small(machines: Sequence[Mapping[str, Any]], *, memory: int, capacity: int) -> str:
-    """Describe Ray's `machines` that have an actor's CPUs, but not the memory of its attempts.
+    """Describe machines with an actor's CPUs, but not its memory.
 
     >>> small = {"Alive": True, "NodeManagerHostname": "b", "Resources": {"CPU": 4.0, "memory": 7e9}}
     >>> too_small([small], memory=2 << 30, capacity=8)  # doctest: +NORMALIZE_WHITESPACE
     'an actor of 8 episodes claims 17.2 GB of memory, more than Ray has on b (7.0 GB): rollout.ray.episodes=3 would fit'
     """
-    found = {
+    memory_by_name = {
         str(each["NodeManagerHostname"]): int(each["Resources"].get("memory", 0))
         for each in machines
         if each["Alive"] and each["Resources"].get("CPU", 0.0) >= CPUS
     }
-    small = {name: size for name, size in found.items() if size < memory * capacity}
+    small = {name: size for name, size in memory_by_name.items() if size < memory * capacity}
     if not small:
         return ""
     fitting = min(small.values()) // memory
-    what = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
+    remedy = f"rollout.ray.episodes={fitting} would fit" if fitting else "lower sandbox.options.memory"
     listed = ", ".join(f"{name} ({size / 1e9:.1f} GB)" for name, size in sorted(small.items()))
     claimed = f"an actor of {capacity} episodes claims {memory * capacity / 1e9:.1f} GB of memory"
-    return f"{claimed}, more than Ray has on {listed}: {what}"
+    return f"{claimed}, more than Ray has on {listed}: {remedy}"
 
 
 @asynccontextmanager
@@ -196,13 +192,13 @@ async def ray_executor(
     say: Callable[[str], None],
     patience: float = PATIENCE,
 ) -> AsyncIterator[RemoteExecutor]:
-    """Make `concurrency` attempts at once on the Ray cluster at `address`, up to `capacity` per actor with one CPU.
+    """Make `concurrency` attempts at once on the Ray cluster, up to `capacity` per actor with one CPU.
 
-    Actors are spread over the machines; lost ones are replaced as room permits. An actor claims `memory` bytes for each
-    attempt, all that its sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError`
-    for a missing cluster or an unfit machine, and `RunError` after `patience` seconds without an actor.
+    Actors spread over the machines; lost ones are replaced. An actor claims `memory` bytes per attempt, all that its
+    sandbox may use: else Ray would end actors when a machine runs out. Raises `PrerequisiteError` for a missing cluster
+    or an unfit machine, and `RunError` after `patience` seconds without an actor.
     """
-    given = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
+    arguments = (versions(), str(Path.cwd()), sys.path, pack(setup), engine.context)
     async with connected(address) as ray:
         remote = ray.remote(WorkerActor).options(
             num_cpus=CPUS,
@@ -219,7 +215,7 @@ async def ray_executor(
 
         async def connect(number: int) -> Connection:
             with _faults(ray, "an actor"):
-                actor = remote.remote(*given)
+                actor = remote.remote(*arguments)
             connection = _ActorConnection(ray, actor, f"actor {number}")
             try:
                 with _faults(ray, "an actor"):
@@ -236,10 +232,10 @@ async def ray_executor(
             return connection
 
         def describe() -> str:
-            there, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
+            total, free = ray.cluster_resources().get("CPU", 0.0), ray.available_resources().get("CPU", 0.0)
             small = too_small(ray.nodes(), memory=memory, capacity=capacity)
-            taken = f"an actor takes {CPUS:g} CPU, and of the cluster's {there:g} there are {free:g} free"
-            return f"{taken}; {small}" if small else taken
+            usage = f"an actor takes {CPUS:g} CPU, and of the cluster's {total:g} there are {free:g} free"
+            return f"{usage}; {small}" if small else usage
 
         async with RemoteExecutor(
             connect,

@@ -1,4 +1,4 @@
-"""Attempts made by workers (`coderepairrl.rollout.worker`): their distribution, and lost workers."""
+"""Distribution of attempts over workers (`coderepairrl.rollout.worker`), and lost workers."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ OnTurn = Callable[[str, Turn], None]
 
 
 class Connection(Protocol):
-    """Connection to a worker. All methods raise `WorkerFault` once it is lost."""
+    """Connection to a worker. Methods raise `WorkerFault` once it is lost."""
 
     name: str
 
     async def receive(self) -> Sequence[FromWorker]:
-        """Receive the worker's next messages, in order."""
+        """Receive the next messages, in order."""
         ...
 
     async def send(self, messages: Sequence[ToWorker]) -> None:
-        """Send to the worker, in order."""
+        """Send messages, in order."""
         ...
 
     async def close(self) -> None:
-        """End the worker's attempts, and the worker. Raises no error."""
+        """End the worker and its attempts. Raises no error."""
         ...
 
     def kill(self) -> None:
-        """End the worker at once, if present."""
+        """End the worker at once."""
         ...
 
 
 class RemoteWorker:
-    """Controller's end of a worker of this `capacity`. Open attempts become VOID when it is lost."""
+    """A worker of this `capacity`, seen from the controller. Its loss makes open attempts VOID."""
 
     def __init__(self, connection: Connection, engine: Engine, on_turn: OnTurn, capacity: int) -> None:
         self.connection = connection
@@ -78,7 +78,7 @@ class RemoteWorker:
 
     @property
     def free(self) -> int:
-        """Number of further attempts that it takes."""
+        """Number of further attempts it takes."""
         return 0 if self._lost else self.capacity - len(self._results)
 
     @property
@@ -108,18 +108,17 @@ class RemoteWorker:
         return replace(finished.result, turns=tuple(turns))
 
     async def _wait_for(self, ticket: Ticket, result: asyncio.Future[AttemptFinished]) -> AttemptFinished:
-        """Wait for `result`. Cancellation cancels the attempt, and waits for its last turns."""
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
-            self._send(CancelAttempt(ticket.episode))
+            self._send(CancelAttempt(ticket.episode))  # its last turns still come
             with contextlib.suppress(TimeoutError, WorkerFault):
                 async with asyncio.timeout(CANCEL_SECONDS):
                     await asyncio.shield(result)
             raise
 
     async def serve(self) -> WorkerFault:
-        """Exchange messages with the worker until it is lost; returns the reason."""
+        """Exchange messages until the worker is lost; returns the reason."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._send_outbox())
@@ -135,7 +134,7 @@ class RemoteWorker:
         return self._lost
 
     def lose(self, fault: WorkerFault) -> None:
-        """Fail all current and future attempts, with the first fault."""
+        """Fail current and future attempts, with the first fault."""
         self._lost = self._lost or fault
         for result in self._results.values():
             if not result.done():
@@ -204,8 +203,8 @@ class RemoteExecutor(Executor):
     """Distributor of attempts over `workers`, each of `capacity` at once; lost ones are replaced.
 
     `connect` starts a numbered worker: `WorkerFault` allows another try, other errors end the run, as do `patience`
-    seconds without a worker, with `describe`'s view of the cluster. `say` reports lost and failed workers. `watch`
-    raises once the cluster is gone, which voids all attempts and ends the run.
+    seconds without a worker, with `describe`'s view of the cluster. `say` reports failed workers. `watch` raises once
+    the cluster is gone, which voids all attempts and ends the run.
     """
 
     def __init__(
@@ -238,7 +237,6 @@ class RemoteExecutor(Executor):
         self._supervisors: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Wait for the first worker. Raises as `connect`, and `RunError`."""
         self._supervisors = [asyncio.create_task(self._supervise(number)) for number in range(self._wanted)]
         self._supervisors += [asyncio.create_task(self._supervise_cluster(self._watch))] if self._watch else []
         try:
@@ -262,7 +260,6 @@ class RemoteExecutor(Executor):
             self._notify()
 
     async def _wait_for_worker(self) -> RemoteWorker:
-        """Wait for a worker; returns the one with the most free capacity."""
         while True:
             if self._failed is not None:
                 raise self._failed
@@ -286,7 +283,6 @@ class RemoteExecutor(Executor):
         self._changed = asyncio.Event()
 
     async def _supervise(self, number: int) -> None:
-        """Start the worker of this number, again after each loss."""
         losses = 0
         try:
             while True:

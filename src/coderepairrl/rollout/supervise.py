@@ -1,4 +1,4 @@
-"""Supervised engine: restarts a dead one with the current weights before sampling."""
+"""Supervised engine, restarted with the current weights after its death."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SupervisedEngine(Engine):
     """Wrapper of a factory of engines.
 
     A request to a dead engine raises `EngineFault` (its episode is void); the next one starts another, at most
-    `restarts` times in a row without a token in between.
+    `restarts` times without a token in between.
     """
 
     def __init__(
@@ -64,27 +64,27 @@ class SupervisedEngine(Engine):
                 raise
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. A dead engine is restarted with these weights; a rejected load is raised."""
-        wanted = (path, version, checksum)
+        """See `Engine.load`. A dead engine is restarted with these weights."""
+        weights = (path, version, checksum)
         try:
             try:
-                await self._take(wanted)
+                await self._take(weights)
             except _Refused:
                 raise
             except EngineFault:  # it died
-                await self._take(wanted)
-            self._weights = wanted
+                await self._take(weights)
+            self._weights = weights
         finally:
             self._awake.set()
         return version
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`. A dead engine is not restarted until `wake`: the device is in other use."""
+        """See `Engine.sleep`. A dead engine stays dead until `wake`: the device is in use."""
         self._awake.clear()
         await self._switch(lambda engine: engine.sleep())
 
     async def wake(self) -> None:
-        """See `Engine.wake`. An engine that dies in it is restarted by the next request."""
+        """See `Engine.wake`. If it dies, the next request restarts it."""
         try:
             await self._switch(lambda engine: engine.wake())
         finally:
@@ -124,7 +124,6 @@ class SupervisedEngine(Engine):
         await self._engine.close()
 
     async def _bury(self, engine: Engine, fault: EngineFault) -> bool:
-        """Check whether `engine` is dead after `fault`; then the next request starts another."""
         if engine is not self._engine:
             return True
         try:
@@ -136,9 +135,7 @@ class SupervisedEngine(Engine):
         return self._dead
 
     async def _alive(self, weights: Weights | None = None) -> Engine:
-        """Live engine with the current weights; a restarted one gets `weights` instead. Waits while asleep, unless
-        given `weights`.
-        """
+        """Live engine with the current weights, or `weights` if restarted; without `weights`, wait while asleep."""
         while True:
             if weights is None:
                 await self._awake.wait()
@@ -147,8 +144,8 @@ class SupervisedEngine(Engine):
                     continue
                 if self._dead:
                     await self._restart()
-                if self._loaded is not self._weights and (wanted := weights or self._weights):
-                    await self._give(self._engine, wanted)
+                if self._loaded is not self._weights and (needed := weights or self._weights):
+                    await self._give(self._engine, needed)
                 return self._engine
 
     async def _restart(self) -> None:

@@ -1,4 +1,4 @@
-"""Warm-up: an engine answers before an attempt's clock runs. The first request may take a minute."""
+"""Warm-up before an attempt's clock runs: the first request may take a minute."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
     """Sample a few tokens after a real prompt, alone and then in a batch of `concurrency`.
 
     Returns a warning if replies are too slow for `limits`, or "". Raises `EngineFault` after `SECONDS`; a dying engine
-    is left to the attempts. Skips servers behind a URL: their tokens cost money.
+    is left to the attempts. Skips remote models, whose tokens cost money.
     """
     if not isinstance(source, PolicySource):
         return ""
@@ -52,8 +52,6 @@ async def warm_up(source: ReplySource, request: FirstRequest, limits: Limits, co
 
 
 async def _time_replies(engine: Engine, ids: Sequence[int], count: int, reply: int) -> float:
-    """Make `count` requests at once; returns the slowest's seconds for `reply` tokens."""
-
     async def make_request(seed: int) -> float:
         began, first = time.monotonic(), 0.0
         async with contextlib.aclosing(engine.generate(ids, Sampling(max_tokens=TOKENS), seed)) as chunks:
@@ -62,8 +60,8 @@ async def _time_replies(engine: Engine, ids: Sequence[int], count: int, reply: i
         last = time.monotonic()
         return (first or last) - began + (last - (first or last)) * reply / TOKENS
 
-    made = await asyncio.gather(*(make_request(seed) for seed in range(count)), return_exceptions=True)
-    for each in made:
+    durations = await asyncio.gather(*(make_request(seed) for seed in range(count)), return_exceptions=True)
+    for each in durations:
         if isinstance(each, BaseException):
             raise each
-    return max(each for each in made if isinstance(each, float))
+    return max(each for each in durations if isinstance(each, float))

@@ -1,9 +1,8 @@
-"""Worker: a process, perhaps on another machine, that makes attempts for the controller.
+"""Process, perhaps on another machine, that makes attempts for the controller.
 
-It has a gateway, agents, sandboxes and rewards. Tokens come from the controller's engine, and every turn is in the
-controller's log before its client learns of it. `coderepairrl.rollout.remote` is the controller's end,
-`coderepairrl.rollout.messages` the messages. Neither end can swamp the other: a session logs one turn at a time, a call
-has one reply, and a worker no more attempts than its capacity.
+Tokens come from the controller's engine, and every turn is in the controller's log before its client learns of it.
+Neither end (`coderepairrl.rollout.remote` is the controller's) can swamp the other: a session logs one turn at a time,
+a call has one reply, and a worker takes no more attempts than its capacity.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _STOPPED = "the worker stops"
 
 @dataclass(frozen=True, slots=True)
 class WorkerSetup:
-    """Pickled description of a worker, built on its machine."""
+    """Pickled description of a worker."""
 
     tokenizer: LoadedFrom
     terms: Callable[[], Mapping[str, Terms]]
@@ -53,7 +52,7 @@ class WorkerSetup:
 
 
 class RelayedEngine(Engine):
-    """Controller's engine, as seen by the worker's gateway."""
+    """The controller's engine for the worker's gateway."""
 
     def __init__(self, context: int, send: Callable[[FromWorker], None]) -> None:
         self.context = context
@@ -89,7 +88,7 @@ class RelayedEngine(Engine):
         raise EngineFault("weights are loaded by the controller, not by a worker")
 
     async def health(self) -> Mapping[str, float]:
-        """Count the requests under way; the controller has the engine's counters."""
+        """Count requests; the controller has the engine's counters."""
         return {"running": float(len(self._outputs))}
 
     async def close(self) -> None:
@@ -97,7 +96,7 @@ class RelayedEngine(Engine):
 
 
 class Worker:
-    """Maker of the given attempts, all at once; create it by `opened`."""
+    """Maker of attempts, all at once; create it by `opened`."""
 
     def __init__(self, setup: WorkerSetup, terms: Mapping[str, Terms], context: int) -> None:
         where = setup.tokenizer
@@ -116,7 +115,7 @@ class Worker:
     @staticmethod
     @asynccontextmanager
     async def opened(setup: WorkerSetup, context: int) -> AsyncIterator[Worker]:
-        """Open a worker with its gateway listening; leaving ends all attempts. Raises as `WorkerSetup.terms`."""
+        """Open a worker with its gateway; leaving ends all attempts. Raises as `WorkerSetup.terms`."""
         terms = await asyncio.to_thread(setup.terms)
         with scratch("worker") as home:
             home.chmod(0o711)  # guests run as another user, and the socket is in it
@@ -177,7 +176,6 @@ class Worker:
             self._send(AttemptFinished(episode, replace(task.result(), turns=())))
 
     async def _commit(self, episode: str, turn: Turn) -> None:
-        """Have the controller log a turn. Raises its errors."""
         if self._stopped:
             raise GatewayFault(_STOPPED)
         number = next(self._numbers)

@@ -1,4 +1,4 @@
-"""The tiny engine: a dense model like Llama, served exactly on a CPU."""
+"""The tiny engine: exact inference of dense Llama-like models on a CPU."""
 
 from coderepairrl.engines.tiny.client import TinyEngine
 from coderepairrl.engines.tiny.spec import Tiny

@@ -1,4 +1,4 @@
-"""The controller's side of the tiny engine: a child process behind the `Engine` protocol, without torch."""
+"""Client of the tiny engine's child process, without torch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from coderepairrl.types import Sampling
 
 
 class _Stream:
-    """Tokens of one request between the reader task and its consumer: at most `max_tokens`."""
-
     def __init__(self) -> None:
         self.pending: list[Chunk] = []
         self.ended = False
@@ -30,19 +28,17 @@ class _Stream:
         self.news.set()
 
     def take(self) -> list[Chunk]:
-        """Chunks since the last call."""
         arrived, self.pending = self.pending, []
         self.news.clear()
         return arrived
 
 
 class TinyEngine(Engine):
-    """Continuous batching on a CPU, in a child process of its own.
+    """Continuous batching on a CPU, in a child process.
 
-    A request's tokens depend only on the weights, its ids, its sampling and its seed, not on other requests, to the
-    last bit (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Logprobs are those
-    of `Sampling`'s definition (at temperature 0 they are taken at T = 1). Requests in flight during a `load` continue
-    with the new weights and recomputed keys; each token has the version that sampled it.
+    A request's tokens are a function of weights, ids, sampling and seed, bit for bit, whatever else runs
+    (`coderepairrl.engines.tiny.model` says on which machines). Serves `FAMILIES` in fp32. Requests in flight during a
+    `load` continue with the new weights and recomputed keys; each token has the version that sampled it.
     """
 
     def __init__(self, child: Child, config: ModelConfig, context: int) -> None:
@@ -56,7 +52,7 @@ class TinyEngine(Engine):
         self._reader = asyncio.create_task(self._read())
 
     async def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
         self._check(ids, sampling)
         key, stream = next(self._numbers), _Stream()
         self._streams[key] = stream
@@ -85,22 +81,19 @@ class TinyEngine(Engine):
                     await self._send({"do": "abort", "key": key})
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. Takes merged weights only, no adapters."""
+        """See `Engine.load`. Takes merged weights only."""
         answer = await self._ask("load", path=str(path.resolve()), version=version, checksum=checksum)
         return int(answer["version"])
 
     async def health(self) -> Mapping[str, float]:
-        """Counters.
-
-        ``version``; requests ``running`` and ``waiting``; tokens since the start:
-        ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``;
-        ``kv_tokens_free``, cells of the cache that no running request occupies.
+        """``version``; requests ``running`` and ``waiting``; tokens since the start: ``prompt_tokens``, of which
+        ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; free cache cells ``kv_tokens_free``.
         """
         counters: dict[str, float] = (await self._ask("health"))["health"]
         return counters
 
     async def close(self) -> None:
-        """End the child. Requests still open raise `EngineFault`."""
+        """End the child. Open requests raise `EngineFault`."""
         self._fail("the engine was closed")
         self._reader.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -148,7 +141,6 @@ class TinyEngine(Engine):
         return answer
 
     async def _read(self) -> None:
-        """Hand every frame to those who wait for it, until the child dies."""
         try:
             while True:
                 self._deliver(await self._child.receive())

@@ -1,4 +1,4 @@
-"""A model's config, read without torch, so that the controller can refuse an unsupported model at once."""
+"""Model configs, read without torch so that the controller can reject a model at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLOATS = ("F32", "BF16", "F16")
 
 
 class Family(NamedTuple):
-    """How a family of models differs from Llama without biases. A str is the key of ``config.json`` that says so."""
+    """Differences from Llama without biases; a str is the key in ``config.json`` that decides."""
 
     attention_bias: bool | str = False
     out_bias: bool | str = False
@@ -40,10 +40,10 @@ _TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The numbers of a dense model like Llama, named as in Hugging Face's ``config.json``.
+    """Dimensions of a dense Llama-like model, named as in Hugging Face's ``config.json``.
 
-    `context` is the longest sequence that its positions reach (``max_position_embeddings``); with a `window` a query
-    attends over that many keys, its own included. `rope` has the parameters of a scaled rotation; empty without one.
+    With a `window`, a query attends to that many keys, including its own. `rope` holds the parameters of scaled RoPE,
+    else is empty.
     """
 
     vocab_size: int
@@ -66,7 +66,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The config of the model in `folder`. Raises `ConfigError` for an architecture that is not in `FAMILIES`."""
+        """Read the config in `folder`. Raises `ConfigError` for an architecture not in `FAMILIES`."""
         try:
             raw = json.loads((folder / "config.json").read_text())
         except OSError as error:
@@ -111,11 +111,11 @@ class ModelConfig:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of keys and values that one token occupies in fp32."""
+        """Bytes of one token's keys and values in fp32."""
         return 4 * self.num_hidden_layers * 2 * self.num_key_value_heads * self.head_dim
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor of a checkpoint and its shape. A tied model's ``lm_head.weight`` is not among them."""
+        """Shapes of a checkpoint's tensors, without a tied ``lm_head.weight``."""
         hidden, inner = self.hidden_size, self.intermediate_size
         queries, keys = self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim
         layer: dict[str, tuple[int, ...]] = {
@@ -144,16 +144,16 @@ class ModelConfig:
         return shapes
 
     def check_tensors(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Raise `EngineFault` unless the `tensors` of the weights in `path` are those of `shapes`, in `FLOATS`."""
+        """Raise `EngineFault` unless `tensors` have `shapes` and types in `FLOATS`."""
         expected = self.shapes()
         extra = {HEAD} if self.tied else set()  # a tied head may be stored a second time
         if wrong := sorted((expected.keys() ^ tensors.keys()) - extra):
             missing = [name for name in wrong if name in expected]
             raise EngineFault(f"{path} is another model: {'lacks' if missing else 'adds'} {(missing or wrong)[0]}")
         for name, (dtype, shape) in tensors.items():
-            wanted = expected.get(name, expected[EMBEDDING])
-            if shape != wanted:
-                raise EngineFault(f"{path}: {name} is {shape}, not {wanted}")
+            expected_shape = expected.get(name, expected[EMBEDDING])
+            if shape != expected_shape:
+                raise EngineFault(f"{path}: {name} is {shape}, not {expected_shape}")
             if dtype not in FLOATS:
                 raise EngineFault(f"{path}: {name} is {dtype}, and the tiny engine reads {', '.join(FLOATS)}")
 
@@ -161,13 +161,13 @@ class ModelConfig:
 def _family(folder: Path, raw: Mapping[str, Any]) -> Family:
     kind = str(raw.get("model_type", "nothing named"))
     architectures = raw.get("architectures") or [_TYPES.get(kind.replace("_", ""), kind)]
-    found = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
-    if found is None:
+    family = next((FAMILIES[name] for name in architectures if name in FAMILIES), None)
+    if family is None:
         raise ConfigError(
             f"the tiny engine serves {', '.join(FAMILIES)}, and {folder} is {', '.join(map(str, architectures))}",
             fix="set engine=vllm, which serves most architectures, or use one of these",
         )
-    return found
+    return family
 
 
 def _rope_type(rope: Mapping[str, Any]) -> str:
@@ -175,8 +175,8 @@ def _rope_type(rope: Mapping[str, Any]) -> str:
 
 
 def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
-    """Better no engine than one whose logits are a little wrong."""
-    wanted: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    # better no engine than one whose logits are a little wrong
+    checks: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "hidden_act": (raw.get("hidden_act", "silu"), ("silu",)),
         "use_sliding_window": (raw.get("use_sliding_window", False), (False,)),
         "layer_types": ({*(raw.get("layer_types") or ())} - {"full_attention"}, (set(),)),
@@ -185,6 +185,6 @@ def _refuse_what_we_cannot_serve(folder: Path, raw: Mapping[str, Any], rope: Map
         "partial_rotary_factor": (rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)), (1.0,)),
         "quantization_config": (raw.get("quantization_config"), (None,)),
     }
-    for name, (value, allowed) in wanted.items():
+    for name, (value, allowed) in checks.items():
         if value not in allowed:
             raise ConfigError(f"the tiny engine does not know {name}={value!r} ({folder / 'config.json'})")

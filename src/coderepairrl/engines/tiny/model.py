@@ -1,18 +1,17 @@
-"""Dense models like Llama for inference: packed rows of many requests, one preallocated cache.
+"""Inference of dense Llama-like models: packed rows of many requests, one preallocated cache.
 
-Logits are those of transformers to 1e-5 in fp32, and *a row's bits do not depend on the rows
-beside it*: not on how many requests share the step, not on how a prompt was cut into chunks, not on which prefix came
-from the cache. Serial and concurrent output are equal because the arithmetic is, not because ties are rare. Three
-habits buy this. MKL is asked for its strict reproducible mode: without it processors with AMX sum in another order
-for fewer than 16 rows. Where that mode does not help, as is tried at the start, matrix products never have fewer than
-`MIN_ROWS` rows, and attention a multiple of it. And a query attends over its own keys, padded (masked) to the next
-multiple of `KEYS`, never over its neighbours' length.
+Logits match transformers to 1e-5 in fp32, and *a row's bits do not depend on other rows*, chunks of a prompt, or cached
+prefixes, because:
 
-Models of more than `PACK_BYTES` are multiplied by oneDNN, from matrices that are laid out for it once: 1.0 to 2.7 times
-as fast as MKL where few rows meet matrices that no cache holds. Fewer than `PACKED_ROWS` rows are padded.
+- MKL runs in its strict reproducible mode; otherwise processors with AMX sum in another order below 16 rows.
+- If that does not suffice (tested at the start), products have at least `MIN_ROWS` rows, attention a multiple of it.
+- A query attends over its own keys, padded (masked) to a multiple of `KEYS`.
 
-Neither library promises any of this of the number of rows; it is tested, and holds on x86-64 with AVX-512 and AVX2.
-Elsewhere rows may differ in the last bits, and the exam tolerates only ties.
+Models of more than `PACK_BYTES` use oneDNN with prepacked matrices: 1.0 to 2.7 times as fast as MKL when few rows meet
+matrices beyond the cache. Fewer than `PACKED_ROWS` rows are padded.
+
+Neither library promises this; tests show it on x86-64 with AVX-512 and AVX2. Elsewhere last bits may differ, and the
+exam tolerates only ties.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PACKED_ROWS = 4
 
 
 def _least_rows() -> int:
-    """1 if a row has the same bits alone as among many, in a product and in attention; else 4, with which most have."""
+    """Return 1 if single rows have the same bits as batched ones, else 4."""
     draw = torch.Generator().manual_seed(0)
     rows_NC, weight_CC, cached_TC = (torch.randn(size, 64, generator=draw) for size in (32, 64, 5 * KEYS))
     for compute, other in ((linear, weight_CC), (_attended, cached_TC)):
@@ -53,7 +52,6 @@ def _least_rows() -> int:
 
 
 def _attended(rows_NC: Tensor, cached_TC: Tensor) -> Tensor:
-    """Over two heads, with keys as values."""
     query, keys = (tensor.view(1, -1, 2, 32).transpose(1, 2) for tensor in (rows_NC, cached_TC))
     return scaled_dot_product_attention(query, keys, keys).transpose(1, 2).reshape(rows_NC.shape)
 
@@ -62,7 +60,7 @@ MIN_ROWS = _least_rows()
 
 
 class Matrix(NamedTuple):
-    """A matrix to multiply rows by, and what is added to the product."""
+    """Weight and bias of a linear layer."""
 
     weight_OI: Tensor
     bias_O: Tensor | None
@@ -70,7 +68,7 @@ class Matrix(NamedTuple):
 
     @classmethod
     def join(cls, weights: Sequence[Tensor], biases: Sequence[Tensor], *, packed: bool) -> Matrix:
-        """Several matrices for the same rows as one; there may be no `biases`."""
+        """Join matrices that multiply the same rows."""
         weight_OI = torch.cat([*weights]) if len(weights) > 1 else weights[0]
         if packed:
             weight_OI = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
@@ -79,7 +77,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One decoder layer. Queries, keys and values are one matrix, gate and up another; q and k are interleaved."""
+    """One decoder layer, with q, k, v and gate, up joined; q and k are interleaved."""
 
     norm_in: Tensor
     qkv: Matrix
@@ -92,7 +90,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A complete set of fp32 weights, ready to serve."""
+    """Complete fp32 weights."""
 
     embed_VC: Tensor
     layers: tuple[LayerWeights, ...]
@@ -101,7 +99,7 @@ class Weights:
 
     @classmethod
     def build(cls, config: ModelConfig, read: Callable[[str], Tensor]) -> Weights:
-        """Arrange for serving the tensors of a checkpoint, which `read` returns by Hugging Face's names."""
+        """Prepare a checkpoint; `read` returns tensors by Hugging Face's names."""
         size = 4 * sum(math.prod(shape) for shape in config.shapes().values())
         packed = size > PACK_BYTES and torch._C._has_mkldnn
 
@@ -147,7 +145,7 @@ class Weights:
 
 
 class AttentionBlock(NamedTuple):
-    """Queries that attend in one call: `rows` over the first `keys` keys of `slots`."""
+    """Queries `rows` that attend in one call over the first `keys` keys of `slots`."""
 
     slots: slice
     rows: slice
@@ -156,15 +154,14 @@ class AttentionBlock(NamedTuple):
 
 
 class Attending(NamedTuple):
-    """What attends in a forward pass. Of the `single` blocks each row is the only one of its slot; they come first. A
-    `long` one has several rows of one slot."""
+    """Attention blocks: first `single` ones with one row per slot, then `long` ones of one slot each."""
 
     single: list[AttentionBlock]
     long: list[AttentionBlock]
 
 
 class TinyModel:
-    """A forward pass over a cache of `slots` sequences of at most `context` tokens each."""
+    """A forward pass over a cache of `slots` sequences of at most `context` tokens."""
 
     def __init__(self, config: ModelConfig, *, slots: int, context: int) -> None:
         self.config = config
@@ -181,20 +178,20 @@ class TinyModel:
         self._positions = torch.arange(self.context)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Give `target` the first `count` tokens that `source` has in the cache."""
+        """Copy the first `count` cached tokens."""
         for cache in self._cache:
             cache[target, :, :count] = cache[source, :, :count]
 
     def wipe(self, slot: int, count: int) -> None:
-        """Zero the first `count` tokens of a slot: what broken weights left there must not poison masked sums."""
+        """Zero the first `count` tokens: leftovers of broken weights would poison masked sums."""
         for cache in self._cache:
             cache[slot, :, :count] = 0.0
 
     @torch.inference_mode()
     def forward(self, weights: Weights, ids: Sequence[int], pieces: Sequence[Piece], wanted: Sequence[int]) -> Tensor:
-        """Run `pieces` (their tokens `ids` one after another); logits (W, V) behind the rows `wanted` of `ids`.
+        """Run `pieces`, whose tokens are `ids`; returns logits (W, V) at the rows `wanted`, which ascend.
 
-        Keys and values of every token land in the cache. A slot appears in one piece at most; `wanted` ascends.
+        Caches all keys and values. A slot appears in at most one piece.
         """
         config, rows = self.config, len(ids)
         eps, dim, queries = config.rms_norm_eps, config.head_dim, config.num_attention_heads
@@ -228,7 +225,6 @@ class TinyModel:
         return product(rms_norm(hidden_NC, (config.hidden_size,), weights.norm, eps), weights.head)
 
     def _places(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
-        """Position of each row in its sequence, and the cells of its keys and values in the flat cache."""
         slot_P, start_P, size_P = np.array(pieces).T
         before_P = size_P.cumsum() - size_P
         position_N = (start_P - before_P).repeat(size_P) + np.arange(size_P.sum())
@@ -237,7 +233,6 @@ class TinyModel:
         return torch.from_numpy(position_N), torch.from_numpy(cell_NH).view(-1)
 
     def _attending(self, pieces: Sequence[Piece]) -> Attending:
-        """Join single tokens of neighbouring slots with as many keys; cut the rest where a query's number changes."""
         first_long = next((at for at, piece in enumerate(pieces) if piece.size > 1), len(pieces))
         long: list[AttentionBlock] = []
         row = first_long
@@ -268,7 +263,7 @@ class TinyModel:
         return blocks
 
     def _mask(self, positions_P: Tensor, keys: int) -> Tensor:
-        """(P, keys): 0 where a query at a position may look, -inf where it may not."""
+        """Mask (P, keys): 0 where a query may attend, else -inf."""
         positions_P1, positions_K = positions_P.unsqueeze(1), self._positions[:keys]
         hidden = positions_K > positions_P1
         if self.config.window:
@@ -276,7 +271,7 @@ class TinyModel:
         return torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
 
     def _attend(self, index: int, query_NHD: Tensor, attending: Attending) -> Tensor:
-        """Grouped-query attention of every block over the cache of layer `index`; returns (N, heads * head_dim)."""
+        """Grouped-query attention; returns (N, heads * head_dim)."""
         heads, group, dim = self.config.num_key_value_heads, self._group, self.config.head_dim
         keys_SHTD, values_SHTD = self._cache[index].chunk(2, dim=1)
         outputs: list[Tensor] = []
@@ -285,13 +280,13 @@ class TinyModel:
             query_NHGD = query_NHD[: attending.single[-1].rows.stop].view(-1, heads, group, dim)
             if group % MIN_ROWS:
                 query_NHGD = pad(query_NHGD, (0, 0, 0, -group % MIN_ROWS))
-            found = [
+            single_outputs = [
                 scaled_dot_product_attention(
                     query_NHGD[rows], keys_SHTD[slots, :, :keys], values_SHTD[slots, :, :keys], attn_mask=mask
                 )
                 for slots, rows, keys, mask in attending.single
             ]
-            outputs.append(torch.cat(found)[:, :, :group].reshape(-1, heads * group * dim))
+            outputs.append(torch.cat(single_outputs)[:, :, :group].reshape(-1, heads * group * dim))
         for slots, rows, keys, mask in attending.long:
             query = query_NHD[rows].view(-1, heads, group, dim).transpose(0, 1).reshape(1, heads, -1, dim)
             size = query.shape[2]
@@ -305,7 +300,7 @@ class TinyModel:
 
 
 def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
-    """`linear`, but a row's bits do not depend on how many rows there are."""
+    """Apply `linear` with bits that do not depend on the number of rows."""
     rows = rows_NC.shape[0]  # `len` is a call into Python
     weight, bias, packed = matrix
     least = PACKED_ROWS if packed else MIN_ROWS
@@ -319,7 +314,7 @@ def product(rows_NC: Tensor, matrix: Matrix) -> Tensor:
 
 
 def _frequencies(config: ModelConfig) -> Tensor:
-    """(D / 2,): radians a position by which each pair of dimensions is rotated, as transformers computes them."""
+    """(D / 2,): radians per position, computed as in transformers."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
     plain: Tensor = 1.0 / config.rope_theta**exponents
     if not config.rope:
@@ -331,28 +326,28 @@ def _frequencies(config: ModelConfig) -> Tensor:
         float(config.rope[key]) for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     turns = trained * plain / (2 * math.pi)  # of the positions that it was trained on
-    kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - kept) * slow + kept * plain
+    plain_share = ((turns - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - plain_share) * slow + plain_share * plain
 
 
 def _alone(pieces: Sequence[Piece], wanted: Sequence[int]) -> list[Piece]:
-    """The tokens at rows `wanted` of `pieces`, each as a piece of its own.
+    """Turn the tokens at rows `wanted` into single-token pieces.
 
     >>> _alone([Piece(slot=3, start=10, size=5), Piece(slot=7, start=0, size=1)], [4, 5])
     [Piece(slot=3, start=14, size=1), Piece(slot=7, start=0, size=1)]
     """
     rows = (Piece(piece.slot, piece.start + at, 1) for piece in pieces for at in range(piece.size))
-    kept = set(wanted)
-    return [piece for row, piece in enumerate(rows) if row in kept]
+    wanted_rows = set(wanted)
+    return [piece for row, piece in enumerate(rows) if row in wanted_rows]
 
 
 def _padded(position: int) -> int:
-    """How many keys a query at `position` attends over, the masked ones included."""
+    """Number of keys, including masked ones, for a query at `position`."""
     return (position // KEYS + 1) * KEYS
 
 
 def _cuts(start: int, count: int) -> list[slice]:
-    """``start : start + count`` cut at the multiples of `KEYS`.
+    """Cut at the multiples of `KEYS`.
 
     >>> _cuts(60, 10)
     [slice(60, 64, None), slice(64, 70, None)]

@@ -1,4 +1,4 @@
-"""From logits to tokens: every row with the settings and random numbers of its own request."""
+"""Sampling tokens from logits, each row with its request's settings and random numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ LARGE, BLOCK = 8192, 512
 
 
 def uniforms(seed: int, count: int) -> list[float]:
-    """Random numbers in [0, 1) of a request, one per token, independent of the other requests in a batch.
-
-    Philox is counter-based, so the sequence is a pure function of `seed`. They have 52 bits.
+    """Random numbers in [0, 1) of 52 bits, one per token: a pure function of `seed` (Philox).
 
     >>> uniforms(7, 2) == uniforms(7, 3)[:2]
     True
@@ -29,12 +27,10 @@ def uniforms(seed: int, count: int) -> list[float]:
 
 
 def sample(logits_BV: Tensor, samplings: Sequence[Sampling], draws: Sequence[float]) -> tuple[list[int], list[float]]:
-    """One token and its logprob per row.
+    """Sample one token and its logprob per row.
 
-    The logprob is ``log softmax(logits / T)`` of the token over the *whole* vocabulary, also if top-k, top-p or min-p
-    truncate it; at temperature 0 (greedy) it is taken at T = 1. A token is drawn by inverting the
-    cumulative distribution at `draws`, which costs one random number per token instead of one per vocabulary entry.
-    A row that is not finite has the logprob nan.
+    The logprob is ``log softmax(logits / T)`` over the *whole* vocabulary, even with top-k, top-p or min-p; at
+    temperature 0 (greedy), T = 1. `draws` invert the cumulative distribution. A non-finite row has logprob nan.
     """
     temperatures = [sampling.temperature or 1.0 for sampling in samplings]
     if any(temperature != 1.0 for temperature in temperatures):
@@ -73,7 +69,7 @@ def _draw_whole(logprobs_BV: Tensor, samplings: Sequence[Sampling], draws: Seque
 
 
 def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
-    """As `_draw`: first the block of the vocabulary, then the token in it. Sums are in float64, weights in float32."""
+    """Draw a block, then the token in it. Sums are in float64, weights in float32."""
     size = logprobs_BV.shape[1]
     weights_BNK = pad(logprobs_BV.exp(), (0, -size % BLOCK)).view(len(logprobs_BV), -1, BLOCK)
     sums_BN = weights_BNK.sum(-1, dtype=torch.float64)
@@ -89,13 +85,13 @@ def _draw_from_blocks(logprobs_BV: Tensor, draws_B1: Tensor) -> Tensor:
 
 
 def _truncate(weights_V: Tensor, sampling: Sampling) -> None:
-    """Zero, in place, what top-k, then top-p, then min-p exclude; the most likely token always stays."""
-    kept, order = weights_V.sort(descending=True, stable=True)
+    """Zero what top-k, then top-p, then min-p exclude; the likeliest token stays."""
+    sorted_V, order = weights_V.sort(descending=True, stable=True)
     if sampling.top_k > 0:
-        kept[sampling.top_k :] = 0.0
+        sorted_V[sampling.top_k :] = 0.0
     if sampling.top_p < 1.0:
-        mass_before = kept.cumsum(0) - kept
-        kept[mass_before >= sampling.top_p * kept.sum()] = 0.0
+        mass_before = sorted_V.cumsum(0) - sorted_V
+        sorted_V[mass_before >= sampling.top_p * sorted_V.sum()] = 0.0
     if sampling.min_p > 0.0:
-        kept[kept < sampling.min_p * kept[0]] = 0.0
-    weights_V[order] = kept
+        sorted_V[sorted_V < sampling.min_p * sorted_V[0]] = 0.0
+    weights_V[order] = sorted_V

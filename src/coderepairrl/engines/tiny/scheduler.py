@@ -1,8 +1,7 @@
-"""Continuous batching: which tokens run next, and where their keys and values are stored. No tensors here.
+"""Continuous batching, without tensors: which tokens run next, and where the cache stores them.
 
-The cache has one row (slot) per sequence. A finished request leaves its keys in its slot, and a later request whose
-prompt begins with the same ids takes them over: a conversation's next turn in place, a fork or another attempt at the
-same task as a copy. All slots may be busy; then requests wait in order of arrival.
+The cache has one row (slot) per sequence. A finished request's keys stay in its slot, and later prompts with the same
+prefix reuse them, in place for a conversation's next turn, else as a copy. Requests wait in order of arrival.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WORTH_WAITING = 32
 
 
 class Piece(NamedTuple):
-    """Tokens ``start : start + size`` of the sequence in `slot`, to be run through the model."""
+    """Tokens ``start : start + size`` of the sequence in `slot`."""
 
     slot: int
     start: int
@@ -33,7 +32,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SequenceRequest:
-    """A sequence being generated. `computed` counts its tokens whose keys are in the cache."""
+    """A sequence being generated. `computed` counts tokens whose keys are cached."""
 
     key: int
     tokens: list[int]
@@ -49,7 +48,7 @@ class SequenceRequest:
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the engine started, in tokens."""
+    """Token counts since the start."""
 
     prompt: int = 0
     prefix_hit: int = 0
@@ -58,7 +57,7 @@ class Counters:
 
 @dataclass(slots=True)
 class Step:
-    """One forward pass: `ids` of all `pieces` in a row; `samplers` get a token from the logits behind `wanted`."""
+    """One forward pass over `ids`; `samplers` get tokens from the logits at rows `wanted`."""
 
     ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
@@ -67,9 +66,9 @@ class Step:
 
 
 class Scheduler:
-    """Admits requests to slots, finds shared prefixes and fills forward passes.
+    """Assigns slots, reuses shared prefixes and fills forward passes.
 
-    `copy(source, target, count)` copies keys and values between slots.
+    `copy(source, target, count)` copies keys and values.
     """
 
     def __init__(self, *, slots: int, context: int, copy: Callable[[int, int, int], None]) -> None:
@@ -95,7 +94,7 @@ class Scheduler:
 
     @property
     def free_tokens(self) -> int:
-        """Cells of the cache that hold no running request's tokens."""
+        """Cache cells without a running request's tokens."""
         return int(self._ids.size - sum(len(request.tokens) for request in self.running.values()))
 
     def add(self, request: SequenceRequest) -> None:
@@ -103,13 +102,13 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, key: int) -> None:
-        """Drop a request wherever it is; unknown and finished ones are fine."""
+        """Drop a request; unknown and finished ones are ignored."""
         if request := self.running.get(key):
             self._release(request)
         self.waiting = deque(request for request in self.waiting if request.key != key)
 
     def plan(self) -> Step:
-        """Admit what fits, then fill a step: next tokens first, by slot, then as much of the prompts as fits."""
+        """Admit requests, then fill a step: next tokens, then prompts."""
         self._admit()
         step = Step()
         budget = STEP_TOKENS
@@ -127,7 +126,7 @@ class Scheduler:
         return step
 
     def done(self, step: Step) -> None:
-        """The keys and values of `step` are in the cache."""
+        """Mark the step's keys and values as cached."""
         for piece in step.pieces:
             end = piece.start + piece.size
             self._computed[piece.slot] = end
@@ -135,7 +134,7 @@ class Scheduler:
                 request.computed = end
 
     def emit(self, request: SequenceRequest, token: int) -> bool:
-        """Append a sampled token; whether the request ended with it (and gave up its slot)."""
+        """Append a token; returns whether the request ended and released its slot."""
         slot = request.slot
         self._ids[slot, len(request.tokens)] = token
         self._known[slot] += 1
@@ -149,9 +148,9 @@ class Scheduler:
         return True
 
     def forget(self) -> list[tuple[int, int]]:
-        """New weights: nothing in the cache is valid any more. Running requests are recomputed from their ids.
+        """Invalidate the cache for new weights; running requests are recomputed.
 
-        Returns the slots that were written to, and how many tokens of each.
+        Returns the written slots with their token counts.
         """
         written = [(int(slot), int(self._touched[slot])) for slot in np.flatnonzero(self._touched)]
         self._computed[:] = 0
@@ -192,18 +191,17 @@ class Scheduler:
         self.waiting.extendleft(reversed(later))
 
     def _shared(self, tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """How many leading ids each slot shares with a prompt. Its last one always runs, for its logits."""
-        size = len(tokens) - 1
+        """Number of leading ids shared with each slot, at most all but the last."""
+        size = len(tokens) - 1  # the last one always runs, for its logits
         differs = self._ids[:, :size] != np.array(tokens[:-1], dtype=np.int32)
         first = np.where(differs.any(1), differs.argmax(1), size) if size else np.zeros(len(self._known), np.int64)
         return np.minimum(first, self._known)
 
     def _place(self, request: SequenceRequest, source: int, count: int) -> None:
-        """Give a request a slot that begins with the `count` tokens computed in `source`."""
         idle = [slot for slot, owner in enumerate(self._owner) if owner is None]
         extends = self._owner[source] is None and count > 0 and count == self._computed[source]
-        others = [slot for slot in idle if slot != source or not count] or idle
-        slot = source if extends else min(others, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
+        reusable = [slot for slot in idle if slot != source or not count] or idle
+        slot = source if extends else min(reusable, key=lambda slot: (self._computed[slot] > 0, self._used[slot]))
         if count and slot != source:
             self._copy(source, slot, count)
             self._touched[slot] = max(self._touched[slot], count)

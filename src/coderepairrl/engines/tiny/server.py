@@ -1,9 +1,8 @@
-"""The tiny engine's process: one thread that answers frames and runs one forward pass after another.
+"""The tiny engine's process: one thread that answers frames and runs forward passes.
 
-Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: ``{"version", "tokens"}`` with the
-requests that have ended, each as ``[key, ids, logprobs, whether it has ended]``, and every `SEND_SECONDS` with all
-others that have new tokens; ``{"failed", "error"}`` for a request that cannot go on; ``{"answer", ...}`` for a numbered
-command.
+Frames in: ``{"do": "generate" | "abort" | "load" | "health", ...}``. Frames out: ``{"version", "tokens"}``, with
+``[key, ids, logprobs, ended]`` per request, at once for ended ones, else every `SEND_SECONDS`; ``{"failed", "error"}``
+for a failed request; ``{"answer", ...}`` for a numbered command.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SEND_SECONDS = 0.05
 
 
 def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) -> None:
-    """Raise `EngineFault` unless the weights in `path`, a folder or a file, are `config`'s, complete and finite."""
+    """Raise `EngineFault` unless the weights match `config` and are finite."""
     if checksum is not None:
         weights.verify(path, checksum)
     config.check_tensors(path, weights.tensors(path))
@@ -47,14 +46,13 @@ def check_weights(config: ModelConfig, path: Path, checksum: str | None = None) 
 
 
 def read_weights(config: ModelConfig, path: Path) -> Weights:
-    """The weights in `path`, which `check_weights` has seen. Files are mapped: only their fp32 copy takes memory."""
+    """Read checked weights. Files are mapped: only their fp32 copy takes memory."""
     with _opened(path) as read:
         return Weights.build(config, read)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
-    """A function that reads a tensor by its name, from whichever file has it."""
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(file, framework="pt")) for file in weights.files(path)]
         readers = {name: file.get_tensor for file in files for name in file.keys()}  # noqa: SIM118 - not a mapping
@@ -62,7 +60,7 @@ def _opened(path: Path) -> Iterator[Callable[[str], torch.Tensor]]:
 
 
 class TinyServer:
-    """The requests, the weights and the main loop."""
+    """Requests, weights and main loop."""
 
     def __init__(self, folder: Path, *, slots: int, context: int) -> None:
         self.config = ModelConfig.read(folder)
@@ -87,7 +85,7 @@ class TinyServer:
                 parent.send(reply)
 
     def handle(self, frame: Frame) -> list[Frame]:
-        """Handle a frame; returns the answer to a numbered command, after what the weights before a load sampled."""
+        """Handle a frame; returns a numbered command's answer, after tokens sampled before a load."""
         do = frame["do"]
         if do == "generate":
             self.scheduler.add(self._request(frame))
@@ -134,7 +132,7 @@ class TinyServer:
         }
 
     def step(self) -> list[Frame]:
-        """Run one forward pass; returns at most one frame of tokens, and frames for failed requests."""
+        """Run one forward pass; returns frames of tokens and failed requests."""
         step = self.scheduler.plan()
         if not step.pieces:
             return []
@@ -161,7 +159,6 @@ class TinyServer:
         return self._tokens(ended, ended)
 
     def _tokens(self, keys: Sequence[int], ended: Sequence[int] = ()) -> list[Frame]:
-        """The frame, if any, with what was not sent yet of the requests `keys`."""
         tokens = [[key, *self._unsent.pop(key), key in ended] for key in keys]
         return [{"version": self.version, "tokens": tokens}] if tokens else []
 

@@ -1,4 +1,4 @@
-"""The options of the tiny engine, and how its child is started."""
+"""Options of the tiny engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVER = "coderepairrl.engines.tiny.server"
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny(EngineSpec):
-    """A dense model like Llama on a CPU, in fp32. Raises `ConfigError` for invalid options."""
+    """A dense Llama-like model on a CPU, in fp32. Raises `ConfigError` for invalid options."""
 
     context: int | None = None
     """Longest sequence in tokens; the model's own limit if None."""
@@ -43,7 +43,7 @@ class Tiny(EngineSpec):
         check_positive(vars(self), "kv_gib")
 
     def check_model(self, model: Path) -> None:
-        """Raise `ConfigError` for a model that it does not serve, and where no sequence fits the options."""
+        """Raise `ConfigError` for an unsupported model, or without room for a sequence."""
         self._room(ModelConfig.read(model))
 
     def require(self) -> None:
@@ -51,7 +51,7 @@ class Tiny(EngineSpec):
         require_train()
 
     async def start(self, model: Path, *, log_dir: Path) -> TinyEngine:
-        """As `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` for a folder without weights."""
+        """See `EngineSpec.start`; the child writes ``engine.log``. Raises `ConfigError` without weights."""
         self.require()
         config = ModelConfig.read(model)
         try:
@@ -77,7 +77,7 @@ class Tiny(EngineSpec):
         return self.engine(child, config, context)
 
     def _room(self, config: ModelConfig) -> tuple[int, int]:
-        """The longest sequence, and how many of that length there is room for: at least one."""
+        """Longest sequence, and how many of that length fit."""
         context = config.context if self.context is None else self.context
         if context > config.context:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The vLLM engine: a server of vLLM 0.32, our own child or joined by URL (docs/guides/engines.md)."""
+"""The vLLM engine: a vLLM 0.32 server, started here or joined by URL (docs/guides/engines.md)."""
 
 from coderepairrl.engines.vllm.client import VllmEngine
 from coderepairrl.engines.vllm.spec import Vllm

@@ -1,4 +1,4 @@
-"""The `Engine` protocol over a vLLM server: token ids in, token ids out, and weights that change while it serves."""
+"""The `Engine` protocol over a vLLM server, with weights that change while it serves."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _COUNTERS = {
 class VllmEngine(Engine):
     """A vLLM server, started and supervised or joined by URL.
 
-    Logprobs are those of `Sampling`'s definition unless top-p, top-k or min-p truncate the distribution: vLLM then
-    returns those of the truncated one, which only evaluation uses. Full weights replace the model's in place while
-    requests are held; the keys of requests in flight are recomputed, and each token has the version that sampled it.
-    Such a request yields nothing between the swap and its end, when the server reports at which token the version
-    changed. Adapters are served side by side under versioned names: a request in flight keeps its adapter.
+    Logprobs follow `Sampling`, except with top-p, top-k or min-p (evaluation only): then they are those of the
+    truncated distribution. Full weights are replaced in place while requests are held; keys of requests in flight are
+    recomputed, and each token has the version that sampled it. Such a request yields nothing until its end, when the
+    server reports where the version changed. Adapters have versioned names: a request in flight keeps its adapter.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class VllmEngine(Engine):
         slots: int,
         max_loras: int,
     ) -> None:
-        """`policy` is the server's name for the folder `model`."""
+        """Connect to a server that serves the folder `model` as `policy`."""
         self.context = context
         self.served = ServedWeights(server, traffic := Traffic(slots), policy, model, checksum, max_loras)
         self.server = server
@@ -61,7 +60,7 @@ class VllmEngine(Engine):
         self._watch = asyncio.create_task(self._watch_over())
 
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` when the engine fails."""
+        """See `Engine.generate`. Raises ValueError for invalid requests, `EngineFault` for a failed engine."""
         return self.sample(ids, sampling, seed, None)
 
     def at(self, version: int) -> Engine:
@@ -71,7 +70,7 @@ class VllmEngine(Engine):
     async def sample(
         self, ids: Sequence[int], sampling: Sampling, seed: int, version: int | None
     ) -> AsyncGenerator[Chunk, None]:
-        """As `generate`, with the weights of `version`, of the newest if None."""
+        """Generate with the weights of `version`, the newest if None."""
         self._check(ids, sampling)
         async with self._traffic.slot():
             self.server.require_alive()
@@ -98,14 +97,14 @@ class VllmEngine(Engine):
                 self.server.require_alive()  # with the first reason
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """See `Engine.load`. `path` and `checksum` are as in `coderepairrl.sync.weights`.
+        """See `Engine.load` and `coderepairrl.sync.weights`.
 
-        For an offer, the sender must be started at about the same time (`receivers`).
+        An offer's sender must start at about the same time (`receivers`).
         """
         return await self.served.load(path, version, checksum)
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`; a server that fails in it, or in waking up, is ended, so that another can be started."""
+        """See `Engine.sleep`; a server that fails to sleep or wake is ended."""
         await self.served.sleep()
 
     async def wake(self) -> None:
@@ -113,21 +112,18 @@ class VllmEngine(Engine):
         await self.served.wake()
 
     async def receivers(self) -> int:
-        """Workers of the server, all of which take the weights of an offer."""
+        """Number of workers, which all receive an offer's weights."""
         return await self.served.receivers()
 
     @property
     def patience(self) -> float:
-        """Seconds without an answer after which the server counts as hung."""
+        """Seconds without an answer after which the server has hung."""
         return self.server.patience
 
     async def health(self) -> Mapping[str, float]:
-        """Counters.
-
-        ``version``; requests ``running`` and ``waiting``, those that wait here included; tokens
-        since the start: ``prompt_tokens``, of which ``prefix_hit_tokens`` came from the cache, and
-        ``generated_tokens``; ``kv_used``, the share of the cache that is in use; ``adapters`` at the server;
-        ``sleep_seconds`` and ``wake_seconds`` of its last sleep.
+        """``version``; requests ``running`` and ``waiting``, here or there; tokens since the start: ``prompt_tokens``,
+        of which ``prefix_hit_tokens`` came from the cache, and ``generated_tokens``; the used share of the cache
+        ``kv_used``; ``adapters``; ``sleep_seconds`` and ``wake_seconds`` of the last sleep.
         """
         await self.server.call("GET", "/health")
         counters = dict.fromkeys(_COUNTERS.values(), 0.0)
@@ -135,11 +131,11 @@ class VllmEngine(Engine):
             if (name := _COUNTERS.get(line.partition("{")[0])) is not None:
                 counters[name] += float(line.rpartition(" ")[2])
         counters["waiting"] += self._traffic.queued
-        own = {"version": self.served.version, "adapters": len(self.served.adapters)}
-        return counters | own | self.served.suspension.seconds
+        local_counters = {"version": self.served.version, "adapters": len(self.served.adapters)}
+        return counters | local_counters | self.served.suspension.seconds
 
     async def close(self) -> None:
-        """End a server of our own; leave one that was joined. Requests still open raise `EngineFault`."""
+        """End a server started here. Open requests raise `EngineFault`."""
         self.server.die("the engine was closed")
         self._watch.cancel()
         await asyncio.wait([self._watch])
@@ -147,7 +143,7 @@ class VllmEngine(Engine):
 
     @property
     def pid(self) -> int | None:
-        """Process id of a server of our own."""
+        """Process id of a server started here."""
         return self.server.pid
 
     def _check(self, ids: Sequence[int], sampling: Sampling) -> None:
@@ -161,10 +157,10 @@ class VllmEngine(Engine):
             raise ValueError(f"max_tokens={sampling.max_tokens}: at least one token is sampled")
 
     async def _tokens(self, stream: Stream, request: Mapping[str, Any]) -> AsyncGenerator[Chunk, None]:
-        """The chunks of one request, as soon as their versions are certain."""
+        """Yield chunks once their versions are certain."""
         ids: list[int] = []
         logprobs: list[float] = []
-        given = 0
+        sent = 0
         async with contextlib.aclosing(self.server.events("/inference/v1/generate", request)) as events:
             async for event in events:
                 self._traffic.last_event = time.monotonic()
@@ -179,14 +175,14 @@ class VllmEngine(Engine):
                     elif stream.straddles:
                         continue
                     else:
-                        versions = [(stream.version, given, len(ids))]
+                        versions = [(stream.version, sent, len(ids))]
                     for version, start, end in versions:
-                        if (start := max(start, given)) < end:
+                        if (start := max(start, sent)) < end:
                             yield Chunk(tuple(ids[start:end]), tuple(logprobs[start:end]), version)
-                    given = len(ids)
+                    sent = len(ids)
 
     async def _watch_over(self) -> None:
-        """End a server that has requests but sends nothing, so that they fail and another server can be started."""
+        """End a silent server, so that its requests fail and another can be started."""
         while True:
             await asyncio.sleep(1.0)
             if self._traffic.silence() > self.server.patience:
@@ -196,23 +192,18 @@ class VllmEngine(Engine):
 
 
 class _Pinned(Engine):
-    """Requests to one version of an engine that keeps several."""
-
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self.context = engine.context
         self._engine = engine
         self._version = version
 
     def generate(self, ids: Sequence[int], sampling: Sampling, seed: int) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`."""
         return self._engine.sample(ids, sampling, seed, self._version)
 
     async def load(self, path: Path, version: int, checksum: str) -> int:
-        """Refused: it is one version."""
         raise EngineFault(f"version {self._version} is served beside others, and stays")
 
     async def health(self) -> Mapping[str, float]:
-        """As its engine, which has all the requests."""
         return await self._engine.health()
 
     async def close(self) -> None:
@@ -220,7 +211,6 @@ class _Pinned(Engine):
 
 
 def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-    """`Sampling` as vLLM's parameters: it stops on our ids only, with logprobs of the sampled token only."""
     return {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -236,7 +226,6 @@ def _parameters(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
 
 
 def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
-    """That of one token. Raises `EngineFault` where it is not finite."""
     logprob = float(entry["logprob"])
     if logprob <= NOT_A_NUMBER:
         raise EngineFault(f"the logits of version {stream.version} are not finite")
@@ -244,7 +233,7 @@ def _logprob(entry: Mapping[str, Any], stream: Stream) -> float:
 
 
 def vocabulary(model: Path) -> int:
-    """Vocabulary size of the model in the folder `model`. Raises `ConfigError` if its config has none."""
+    """Vocabulary size of a model folder. Raises `ConfigError` if not stated."""
     try:
         config = json.loads((model / "config.json").read_text())
         return int(config.get("vocab_size") or config["text_config"]["vocab_size"])

@@ -1,8 +1,8 @@
 """Runs a command and ends all of its processes when its owner is gone.
 
-``python guard.py OWNER FOLDER COMMAND...``: vLLM starts several processes, some of which outlive their parent and keep
-a GPU's memory. This process reads a pipe from the process OWNER (the controller). When OWNER closes it, the command is
-ended gracefully; when OWNER was killed, or on SIGTERM, at once. Then FOLDER, with the server's socket, is removed.
+``python guard.py OWNER FOLDER COMMAND...``: some of vLLM's processes outlive their parent and keep a GPU's memory. The
+command ends gracefully when the process OWNER (the controller) closes stdin, at once when OWNER was killed or on
+SIGTERM. Then FOLDER, with the server's socket, is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run until the command has ended and its process group is gone; exit with its status."""
+    """Run until the process group is gone; exit with the command's status."""
     libc = ctypes.CDLL(None)
     server = subprocess.Popen(
         sys.argv[3:],
@@ -52,7 +52,8 @@ def main() -> None:
 
 
 def _kill(group: int) -> None:
-    """Kill the process group, resource trackers last: once the others are gone they clear /dev/shm and exit."""
+    """Kill the group, resource trackers last."""
+    # once the others are gone, resource trackers clear /dev/shm and exit
     deadline = time.monotonic() + SWEEP
     while time.monotonic() < deadline and (alive := list(_alive(group))):
         for pid, tracks in alive:
@@ -64,7 +65,6 @@ def _kill(group: int) -> None:
 
 
 def _alive(group: int) -> Iterator[tuple[int, bool]]:
-    """Processes of the group that have not ended, and whether each is a resource tracker."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, _, of = (process / "stat").read_text().rpartition(") ")[2].split()[:3]

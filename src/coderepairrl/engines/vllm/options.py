@@ -1,4 +1,4 @@
-"""Checks of the vLLM engine's options, with vLLM's own arguments parsed as vLLM does."""
+"""Checks of the vLLM engine's options."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")
 
 
 def enough(rank: int) -> int:
-    """The smallest value of ``--max-lora-rank`` for adapters of this `rank`. Raises `ConfigError`.
+    """Smallest sufficient ``--max-lora-rank``. Raises `ConfigError`.
 
     >>> enough(24)
     32
@@ -65,7 +65,7 @@ _NUMBER = re.compile(r"-\d+(\.\d*)?")
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One of vLLM's arguments as the user gave it.
+    """A user's argument for vLLM.
 
     >>> [given] = parse(["--max_model_len=4096"])
     >>> given.name, given.value, given.means("--max-model-len")
@@ -80,30 +80,30 @@ class Argument:
     """As they stand, with all that follows up to the next one."""
 
     def means(self, *names: str) -> bool:
-        """Whether it is one of vLLM's `names`, which vLLM lets one shorten."""
+        """Whether it is one of `names`, perhaps shortened, as vLLM allows."""
         short = self.name.startswith("--") and len(self.name) > 2
         return self.name in names or (short and any(name.startswith(self.name) for name in names))
 
 
 def parse(args: Sequence[str]) -> list[Argument]:
-    """The arguments in a command line."""
-    found: list[list[str]] = []
+    """Split a command line into arguments."""
+    groups: list[list[str]] = []
     for word in args:
-        if not found or (word.startswith("-") and not _NUMBER.fullmatch(word)):
-            found.append([])
-        found[-1].append(word)
-    given = []
-    for first, *more in found:
+        if not groups or (word.startswith("-") and not _NUMBER.fullmatch(word)):
+            groups.append([])
+        groups[-1].append(word)
+    arguments = []
+    for first, *more in groups:
         name, equals, value = first.partition("=")
         value = value if equals else "".join(more[:1])
         if name.startswith("--"):
             name = name.partition(".")[0].replace("_", "-")
-        given.append(Argument(name, value, (first, *more)))
-    return given
+        arguments.append(Argument(name, value, (first, *more)))
+    return arguments
 
 
 def check(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of `Vllm` that cannot be, whatever the machine and the model."""
+    """Raise `ConfigError` for options of `Vllm` that are always invalid."""
     check_whole(options, "context", 1)
     check_whole(options, "slots", 1)
     check_whole(options, "lora_rank", 0, RANKS[-1])
@@ -116,7 +116,7 @@ def check(options: Mapping[str, Any]) -> None:
     if head not in ("fp32", "model"):
         raise ConfigError(f"engine.options.head={head!r}", fix="fp32 or model")
     _check_args(options.get("args", ()))
-    if head == "fp32" and any(given.means("--hf-overrides") for given in parse(options.get("args", ()))):
+    if head == "fp32" and any(argument.means("--hf-overrides") for argument in parse(options.get("args", ()))):
         raise ConfigError(
             "engine.options.args has --hf-overrides, which is how engine.options.head=fp32 reaches vLLM",
             fix="engine.options.head=model, and head_dtype among the overrides",
@@ -136,22 +136,22 @@ def check(options: Mapping[str, Any]) -> None:
 
 
 def _check_args(args: Sequence[str]) -> None:
-    for given in parse(args):
-        if given.words[0] == "--" or not given.words[0].startswith("-"):
-            raise ConfigError(f"engine.options.args: {given.words[0]!r} belongs to no argument", fix="leave it out")
-        if " " in given.words[0].partition("=")[0]:
-            raise ConfigError(f"engine.options.args: {given.words[0]!r} is one word", fix="write it as two")
+    for argument in parse(args):
+        if argument.words[0] == "--" or not argument.words[0].startswith("-"):
+            raise ConfigError(f"engine.options.args: {argument.words[0]!r} belongs to no argument", fix="leave it out")
+        if " " in argument.words[0].partition("=")[0]:
+            raise ConfigError(f"engine.options.args: {argument.words[0]!r} is one word", fix="write it as two")
         for name, fix in _SET_OTHERWISE.items():
-            if given.means(name):
-                raise ConfigError(f"engine.options.args has {given.words[0].partition('=')[0]}", fix=fix)
+            if argument.means(name):
+                raise ConfigError(f"engine.options.args has {argument.words[0].partition('=')[0]}", fix=fix)
 
 
 def arguments(
     model: Path, *, context: int | None, slots: int, dtype: str, head: str, lora: tuple[int, int]
 ) -> list[str]:
-    """What a server of `model` is started with: docs/guides/engines.md says the same to those who start one themselves.
+    """Build a server's arguments, which docs/guides/engines.md also lists.
 
-    `lora` is the largest rank of an adapter and how many there may be.
+    `lora` is the largest adapter rank and the number of adapters.
     """
     if dtype == "auto":  # vLLM's own "auto" would halve float32
         config = json.loads((model / "config.json").read_text())

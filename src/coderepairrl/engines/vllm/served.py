@@ -26,12 +26,12 @@ class Adapter(NamedTuple):
 
 
 class ServedWeights:
-    """Full weights, which are replaced in place, and adapters on them, which are served side by side."""
+    """Full weights, replaced in place, and adapters, served in parallel."""
 
     def __init__(
         self, server: VllmServer, traffic: Traffic, policy: str, model: Path, checksum: str, most_adapters: int
     ) -> None:
-        """`policy` is the server's name for the folder `model`, which it serves as version 0."""
+        """Track a server that serves `model` as version 0 under the name `policy`."""
         self.adapters: list[Adapter] = []
         """Oldest first; new requests use the last one."""
         self.full = (model, 0, checksum)
@@ -46,11 +46,11 @@ class ServedWeights:
 
     @property
     def version(self) -> int:
-        """Of the newest weights."""
+        """Version of the newest weights."""
         return self.adapters[-1].version if self.adapters else self.full[1]
 
     def stream(self, version: int | None = None) -> Stream:
-        """A request to the newest weights, or to those of `version`. Raises `EngineFault` where they are not there."""
+        """Create a request to the newest weights or `version`. Raises `EngineFault` if not served."""
         _, number, checksum = self.full
         for each in (*reversed(self.adapters), Adapter(self._policy, number, checksum)):
             if version in (None, each.version):
@@ -58,9 +58,9 @@ class ServedWeights:
         raise EngineFault(f"version {version} is not served any more")
 
     async def begin(self, left: Sequence[str] | None) -> None:
-        """Make the server serve version 0. A server of our own (`left` is None) only has to label it so.
+        """Make the server serve version 0.
 
-        From one that was joined, adapters `left` by an earlier run are unloaded, and the model is loaded again.
+        On a joined server, adapters `left` by an earlier run are unloaded, and the model is reloaded.
         """
         if left is None:
             await self._server.call("POST", "/update_weight_version", body={"new_version": "0"})
@@ -102,11 +102,11 @@ class ServedWeights:
                 pass
 
     async def receivers(self) -> int:
-        """Workers of the server, all of which take the weights of an offer."""
+        """See `VllmEngine.receivers`."""
         return int(json.loads(await self._server.call("GET", "/get_world_size"))["world_size"])
 
     def versions(self, stream: Stream, spans: Sequence[Mapping[str, Any]], count: int) -> list[tuple[int, int, int]]:
-        """Ranges ``(version, start, end)`` of a finished request's tokens. Raises `Gone` for an unexpected version."""
+        """Ranges ``(version, start, end)`` of a request's tokens. Raises `Gone` for an unexpected version."""
         if stream.model != self._policy:  # an adapter: the server reports the version of the full weights
             return [(stream.version, 0, count)]
         try:
@@ -120,8 +120,7 @@ class ServedWeights:
         return ranges
 
     def stale(self, stream: Stream, refusal: Refused) -> Gone | None:
-        """The fault where a request was refused because what it samples from is gone: the server was started anew, and
-        has to be joined again."""
+        """Return the fault if the server was restarted and lost the request's weights."""
         if refusal.status != 404:
             return None
         kind = "model" if stream.model == self._policy else "adapter"
@@ -131,7 +130,6 @@ class ServedWeights:
         )
 
     async def _receive(self, offer: Path, checksum: str) -> None:
-        """Let the workers receive the offered weights into memory. If it fails, they serve as before."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         self._check_layout(offer)
@@ -153,7 +151,7 @@ class ServedWeights:
             raise EngineFault(f"what arrived has checksum {wrong[0]}, not {checksum}: version {self.version} stays")
 
     async def _replace(self, path: Path, version: int, checksum: str) -> None:
-        """Replace the full weights while requests are held. After a refusal the old weights are restored first."""
+        """Replace the full weights while requests are held; restore the old ones after a refusal."""
         if self.adapters:
             raise EngineFault("adapters are served: the weights below them cannot change")
         await asyncio.to_thread(self._check_layout, path)
@@ -171,15 +169,14 @@ class ServedWeights:
             raise EngineFault(f"the server refused {path}, and serves version {self.version} again: {refused}")
 
     async def _swap_or_roll_back(self, path: Path, version: int, checksum: str) -> Refused | None:
-        """Swap; a refusal is returned after the old weights are restored. Raises `EngineFault` if they cannot be."""
         try:
             await self._swap(path, version)
         except Refused as refusal:
-            old, number, known = self.full
+            old, number, old_checksum = self.full
             if weights.is_offer(old):
                 raise EngineFault(f"{refusal}; no file of version {number} is there to go back to") from None
             await self._swap(old, number)
-            await asyncio.to_thread(weights.verify, old, known)  # only now: what was read must be unchanged
+            await asyncio.to_thread(weights.verify, old, old_checksum)  # only now: what was read must be unchanged
             return refusal
         self.full = (path, version, checksum)
         return None
@@ -199,7 +196,7 @@ class ServedWeights:
         await self._server.call("POST", "/update_weight_version", body={"new_version": str(version)})
 
     def _check_layout(self, path: Path) -> None:
-        """Raise `EngineFault` for other names or shapes: vLLM would keep the old values and only log it."""
+        # vLLM would keep the old values for other names or shapes, and only log it
         offered = weights.tensors(path)
         extra = {"lm_head.weight"}  # a tied head may be stored a second time
         if wrong := sorted((self._layout.keys() ^ offered.keys()) - extra):
@@ -209,14 +206,13 @@ class ServedWeights:
                 raise EngineFault(f"{path}: {name} is {tensor.shape}, not {self._layout[name].shape}")
 
     async def _serve_adapter(self, path: Path, version: int, checksum: str) -> None:
-        """Load an adapter beside those in use; nothing to do if it is the newest one (from a restarted learner)."""
         if not self._most_adapters:
             raise EngineFault("the server was started without adapters", fix="set engine.options.lora_rank")
         await asyncio.to_thread(weights.tensors, path)
         adapter = Adapter(f"{self._policy}-v{version}", version, checksum)
-        if adapter in self.adapters[-1:]:
+        if adapter in self.adapters[-1:]:  # from a restarted learner
             return
-        if any(there.version == version for there in self.adapters):
+        if any(served.version == version for served in self.adapters):
             raise EngineFault(f"{adapter.name} is served already: a version names one adapter")
         await self._free_adapter_slot()
         try:
@@ -234,13 +230,13 @@ class ServedWeights:
         self.adapters.append(adapter)
 
     async def _free_adapter_slot(self) -> None:
-        """Unload the oldest adapter that no request uses where there is no room for another; wait for requests to end
-        where all are in use. vLLM itself would drop one that is in use."""
+        """Unload the oldest unused adapter, or wait for requests to end."""
         patience = self._server.patience
         deadline = asyncio.get_running_loop().time() + patience
         while len(self.adapters) >= self._most_adapters:
             self._traffic.fewer.clear()
             used = {stream.model for stream in self._traffic.streams}
+            # vLLM itself would drop an adapter that is in use
             if idle := [adapter for adapter in self.adapters[:-1] if adapter.name not in used]:
                 await self._unload(idle[0].name)
                 self.adapters.remove(idle[0])
@@ -260,7 +256,7 @@ class ServedWeights:
 
 @contextmanager
 def _as_folder(path: Path) -> Iterator[Path]:
-    """A folder for vLLM, which reads no single files: with a link to the file, beside it, where the server sees it."""
+    """Yield a folder with a link to the file, next to it: vLLM reads no single files."""
     if path.is_dir():
         yield path.resolve()
         return

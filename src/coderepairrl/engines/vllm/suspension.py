@@ -1,4 +1,4 @@
-"""A server that computes nothing for a while: paused while its weights change, or asleep while its GPU is another's."""
+"""Suspending a server: paused while its weights change, or asleep while others use its GPU."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from coderepairrl.errors import EngineFault
 
 
 class Suspension:
-    """Pauses and sleeps of one server. Its requests stay there (vLLM's mode ``keep``) and go on afterwards.
+    """Pauses and sleeps of a server, whose requests stay and continue afterwards.
 
-    It sleeps at vLLM's level 1: weights and adapters go to the host's memory, the cache of keys and values is dropped,
-    and those of the requests that are kept are computed again. Level 2 would save the copy where full weights are sent
-    anyway, but also lose what vLLM derives from weights and has in no file.
+    At vLLM's sleep level 1 weights and adapters move to host memory, and the KV cache is recomputed. Level 2 would save
+    the copy, but lose what vLLM derives from weights and no file has.
     """
 
     def __init__(self, server: VllmServer, traffic: Traffic) -> None:
@@ -28,21 +27,21 @@ class Suspension:
         self._traffic = traffic
 
     async def pause(self) -> None:
-        """Stop, with the weights where they can be replaced: of a server that sleeps they come back alone."""
+        """Pause with the weights on the device; a sleeping server wakes only those."""
         if self.asleep:
             await self._wake("weights")
         else:
             await self._server.call("POST", "/pause", query={"mode": "keep"})
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         if self.asleep:
             await self.wake()
         else:
             await self._server.call("POST", "/resume")
 
     async def sleep(self) -> None:
-        """Fall asleep. A server that fails in it is ended: nobody knows what it still holds of the GPU."""
+        """Fall asleep. A failing server is ended, since it may still hold GPU memory."""
         self._traffic.hold()
         self.asleep = True
         self.seconds = dict.fromkeys(self.seconds, 0.0)
@@ -51,19 +50,19 @@ class Suspension:
         self.seconds["sleep_seconds"] = time.monotonic() - began
 
     async def wake(self) -> None:
-        """Wake up whole, and go on with what was kept; new requests begin at the end of `awake_at_end`.
+        """Wake completely and continue kept requests; new ones begin after `awake_at_end`.
 
-        A server that fails in it is ended; raises `Gone` with its reason.
+        A failing server is ended; raises `Gone`.
         """
         answer = await self._wake()
         if json.loads(answer)["status"] != "awake":
-            await self._server.end(why := f"the server did not wake up: {answer}")
-            raise Gone(why)
+            await self._server.end(reason := f"the server did not wake up: {answer}")
+            raise Gone(reason)
         self.asleep = False
 
     @asynccontextmanager
     async def awake_at_end(self) -> AsyncIterator[None]:
-        """At its end a server that slept is awake, whatever happened within, or dead, and new requests begin."""
+        """Ensure on exit that a sleeping server is awake or dead, and release new requests."""
         slept = self.asleep
         try:
             yield
@@ -85,8 +84,8 @@ class Suspension:
         try:
             return await self._server.call("POST", path, query=query)
         except BaseException as error:  # also if cancelled
-            why = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
-            await self._server.end(why)
+            reason = f"the server failed to {path.strip('/').replace('_', ' ')}: {str(error) or repr(error)}"
+            await self._server.end(reason)
             if isinstance(error, EngineFault):
-                raise Gone(why) from error
+                raise Gone(reason) from error
             raise

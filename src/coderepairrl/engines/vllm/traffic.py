@@ -1,4 +1,4 @@
-"""Requests at a vLLM server, and those that wait for a slot or for the end of a load."""
+"""Open and waiting requests of a vLLM server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A request that is open at the server, which samples from `model`: its name for the weights of `version`."""
+    """An open request that samples from `model`, the server's name for the weights of `version`."""
 
     model: str
     version: int
@@ -22,7 +22,7 @@ class Stream:
 
 
 class Traffic:
-    """At most `slots` open streams; none begins from `hold` on until `release`, nor while they are `held`."""
+    """At most `slots` open streams; none begins from `hold` until `release`."""
 
     def __init__(self, slots: int) -> None:
         self.streams: set[Stream] = set()
@@ -40,7 +40,7 @@ class Traffic:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
-        """Wait for a slot and for a load in progress: no request begins with weights that are being replaced."""
+        """Wait for a slot and for a load in progress."""
         self.queued += 1
         try:
             await self._room.acquire()
@@ -55,7 +55,7 @@ class Traffic:
 
     @contextmanager
     def open(self, stream: Stream) -> Iterator[None]:
-        """Within, `stream` is in `streams`."""
+        """Keep `stream` in `streams` for the duration."""
         if not self.streams:
             self.last_event = time.monotonic()
         self.streams.add(stream)
@@ -72,7 +72,7 @@ class Traffic:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within, no request begins."""
+        """Let no request begin for the duration."""
         self.hold()
         try:
             yield
@@ -92,12 +92,12 @@ class Traffic:
             self._admit.set()
 
     def end(self) -> None:
-        """Hold nothing from now on: the server is dead, and who waits has to learn of it."""
+        """Stop holding, so that waiting requests fail: the server is dead."""
         self._ended = True
         self._admit.set()
 
     def silence(self) -> float:
-        """Seconds for which the server has had requests and sent nothing."""
+        """Seconds without events while the server had requests."""
         if not self.streams or self.holding:
             self.last_event = time.monotonic()
         return time.monotonic() - self.last_event

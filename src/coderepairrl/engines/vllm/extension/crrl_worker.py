@@ -1,6 +1,6 @@
-"""Methods added to vLLM's workers by ``--worker-extension-cls crrl_worker.Extension``, with this folder on PYTHONPATH.
+"""Methods for vLLM's workers (``--worker-extension-cls crrl_worker.Extension``, with this folder on PYTHONPATH).
 
-Runs in vLLM's Python, which need not have this project: it loads the one file `sync/wire.py` by its path.
+vLLM's Python may lack this project: only `sync/wire.py` is loaded, by its path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ WIRE = Path(__file__).parents[3] / "sync" / "wire.py"
 
 
 def _load(file: Path) -> Any:
-    """Import the module in `file`."""
     spec = importlib.util.spec_from_file_location("crrl_wire", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -31,8 +30,7 @@ wire = _load(WIRE)
 
 
 def _mend_adapters() -> None:
-    """In a batch with adapters, have tokens without one computed without one: vLLM 0.32 on a CPU takes their index, -1,
-    for the last place, and computes them by the adapter there."""
+    """Compute tokens without an adapter correctly."""
     from vllm.lora.ops.torch_ops import lora_ops  # type: ignore[import-not-found]
     from vllm.lora.punica_wrapper import punica_cpu  # type: ignore[import-not-found]
 
@@ -40,6 +38,7 @@ def _mend_adapters() -> None:
 
     def mended(inputs: Any, lora: Any, output: torch.Tensor, indices: torch.Tensor, scaling: float = 1.0) -> None:
         shrink(inputs, lora, output, indices, scaling)
+        # vLLM 0.32 on a CPU takes the index of no adapter, -1, for the last place, and applies the adapter there
         output[indices < 0] = 0.0
 
     lora_ops.bgmv_shrink = punica_cpu.bgmv_shrink = mended
@@ -50,7 +49,7 @@ if current_platform.is_cpu():
 
 
 class Extension:
-    """Mixed into vLLM's worker, whose attributes it uses."""
+    """Mixin for vLLM's worker, whose attributes it uses."""
 
     reload_weights: Any
     model_runner: Any
@@ -59,7 +58,7 @@ class Extension:
     _arrived: dict[str, torch.Tensor]
 
     def reload_policy(self, path: str) -> dict[str, str]:
-        """Load the weights in the folder `path` and check them. The caller has paused the server.
+        """Load and check the weights in the folder `path`, while the server is paused.
 
         Returns an empty dict, or the ``error`` (`_refusal`).
         """
@@ -72,9 +71,9 @@ class Extension:
         return {}
 
     def receive_policy(self, offer: str, receivers: int, seconds: float, checksum: str) -> dict[str, str]:
-        """Receive the weights of the offer in the file `offer` into host memory, without loading them.
+        """Receive the weights of the offer in the file `offer` into host memory.
 
-        Returns their ``checksum``, or the ``error`` (`_refusal`). `receivers` are all workers of the server.
+        `receivers` counts all workers. Returns the ``checksum``, or the ``error`` (`_refusal`).
         """
         config = self.vllm_config.parallel_config
         place = config.data_parallel_index * config.world_size + self.rank
@@ -88,7 +87,7 @@ class Extension:
         return {"checksum": actual}
 
     def load_received(self) -> dict[str, str]:
-        """Load the weights that `receive_policy` received, once; otherwise as `reload_policy`."""
+        """Load the received weights, once; otherwise like `reload_policy`."""
         try:
             arrived, self._arrived = self._arrived, {}
             if not arrived:
@@ -99,20 +98,17 @@ class Extension:
         return {}
 
     def _refusal(self, error: Exception) -> dict[str, str]:
-        """`error` as a result: an exception would break the caller's connection and lose the reason.
-
-        With several replicas (``--data-parallel-size``), vLLM 0.32 returns the results of the first one only: of the
-        others an error must be raised to be noticed, which ends the use of this server.
-        """
+        """Return `error` as a result: an exception would break the caller's connection and lose the reason."""
+        # with several replicas (--data-parallel-size) vLLM 0.32 returns the results of the first one only: the others
+        # must raise to be noticed, which ends the use of this server
         if self.vllm_config.parallel_config.data_parallel_index:
             raise error
         return {"error": f"{type(error).__name__}: {error}"}
 
     def _reload(self, **source: Any) -> None:
-        """Reload, and pack a tied head anew: it is in no file, and vLLM 0.32 on a CPU would keep serving a packed copy
-        of the old one. Raises ValueError for weights that are not finite.
-        """
+        """Reload the weights. Raises ValueError if they are not finite."""
         self.reload_weights(**source)
+        # a tied head is in no file, and vLLM 0.32 on a CPU would keep serving a packed copy of the old one
         model = self.model_runner.get_model()
         for module in model.modules():
             if isinstance(module, VocabParallelEmbedding):

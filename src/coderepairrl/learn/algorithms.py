@@ -1,7 +1,6 @@
-"""Algorithms as combinations of parts, by name (docs/reference/algorithms.md). Imports no torch.
+"""Algorithms as combinations of parts (docs/reference/algorithms.md). Imports no torch.
 
-The loss is ``- sum_t share_t objective(ratio_t, advantage)`` over trained tokens; formulas are in `losses` and
-`advantages`.
+Formulas are in `losses` and `advantages`.
 """
 
 from __future__ import annotations

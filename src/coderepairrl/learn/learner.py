@@ -2,8 +2,8 @@
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
 "fix": hint}``. KIND is ``usage`` (bad model or checkpoint), ``prerequisite`` (missing package or device), ``storage``
-(cannot read or write) or ``refused`` (bad batch). Any other exception ends the process. Processes that share the work
-each get every request and give the same answer.
+(cannot read or write) or ``refused`` (bad batch). Any other exception ends the process. Every process gets each
+request and answers alike.
 """
 
 from __future__ import annotations

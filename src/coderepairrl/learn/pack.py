@@ -1,7 +1,7 @@
-"""Packing of rows into micro-batches as prefix trees: no padding, each distinct token once.
+"""Packing of rows into prefix-tree micro-batches: no padding, each distinct token once.
 
-Rows are sorted by ids; each is laid out without the beginning it shares with its predecessor. T tokens of a
-micro-batch, R rows, N trained tokens.
+Each row, in order of ids, is laid out without the prefix shared with its predecessor. T tokens of a micro-batch, R
+rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Ids = Sequence[int]
 class MicroBatch:
     """Prefix tree of rows, and their trained tokens.
 
-    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N`,
-    `row_N` their rows, in the order given; `count_R` counts them per row.
+    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N`;
+    `row_N` are their rows, in the order given.
     """
 
     ids_T: Tensor
@@ -55,7 +55,7 @@ class MicroBatch:
 
 
 class Tree(NamedTuple):
-    """Places of rows' tokens in their prefix tree.
+    """Places of row tokens in their prefix tree.
 
     >>> tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
     Tree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
@@ -91,18 +91,18 @@ def tree(rows: Sequence[Ids]) -> Tree:
 
 
 def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Sort `rows` by ids: each index, and the tokens shared with the row before."""
+    """Row indices sorted by ids, with the tokens shared with the row before."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
 
 
 def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    kept = []
+    prefix = []
     for start, stop in runs:
         if tokens > 0:
-            kept.append((start, min(stop, start + tokens)))
+            prefix.append((start, min(stop, start + tokens)))
         tokens -= stop - start
-    return tuple(kept)
+    return tuple(prefix)
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -113,7 +113,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def distinct(rows: Sequence[Ids]) -> int:
-    """Number of tokens, common beginnings counted once."""
+    """Count tokens, shared prefixes once."""
     return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
 
 
@@ -121,7 +121,7 @@ def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: 
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
     Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, at the cost of a
-    second forward pass. For several parallel `ranks`, parts are as small as their rounds allow.
+    second forward pass. For parallel `ranks`, parts are as small as their rounds allow.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
@@ -142,17 +142,17 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: in
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
-        found: list[tuple[int, int, int]] = []
+        cuts: list[tuple[int, int, int]] = []
         fresh = 0  # of the part, without what its first row shares with the one before
         for start in range(stop - 1, -1, -1):
             at, shared = order[start]
             fresh += len(rows[at]) - shared
             tokens = fresh + shared
-            if tokens > largest and found:
+            if tokens > largest and cuts:
                 break
-            cost = 4 if tokens > micro_tokens and found else 3  # a backward pass takes as long as two forward passes
-            found.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
-        best.append(min(found))
+            cost = 4 if tokens > micro_tokens and cuts else 3  # a backward pass takes as long as two forward passes
+            cuts.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
+        best.append(min(cuts))
     parts = []
     stop = len(order)
     while stop:
@@ -168,8 +168,7 @@ def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBat
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and number of the batch's `episodes`. Parts without rows are left
-    out.
+    """Deal episodes round-robin into `parts`: rows, and the part's share of `episodes`. Omits parts without rows.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
@@ -186,11 +185,10 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 def share(
     samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """Micro-batches of process `rank` (`cut`), and an idle one if it needs one last. Raises ValueError for a malformed
-    row.
+    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row.
 
-    Processes that share a model must run it equally often. Trees computed chunk by chunk come first: their gradients
-    are not exchanged.
+    Processes that share a model must run it equally often. Trees computed chunk by chunk come first, since their
+    gradients are not exchanged.
     """
     for sample in samples:
         _check(sample)
@@ -202,7 +200,7 @@ def share(
 
 
 def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """Pack `samples` into one micro-batch, in chunks of half of `micro_tokens` where larger."""
+    """Pack `samples` into one micro-batch; above `micro_tokens`, in chunks of half of it."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -234,7 +232,7 @@ def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
 
 
 def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
-    """Samples of `rows`, every token except the first "trained", to score."""
+    """Samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows

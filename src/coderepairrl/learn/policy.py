@@ -1,6 +1,6 @@
 """Policy: a Hugging Face causal language model that scores packed rows.
 
-A model whose rows influence each other gets one row at a time; one without a linear head is refused (`probe`).
+A model whose packed rows influence each other computes them one at a time (`probe`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Policy:
 
     @property
     def values(self) -> dict[str, nn.Parameter]:
-        """Parameters of the value head; no engine gets them."""
+        """Value head parameters; never sent to an engine."""
         head = self._packed.value_head
         return {} if head is None else {f"{VALUE_HEAD}.{name}": p for name, p in head.named_parameters()}
 
@@ -113,11 +113,11 @@ class Policy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """See `constants`."""
+        """Constant buffers of the model."""
         return constants(self.model)
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """``log softmax(logits / temperature)`` of the trained tokens (N), float32, about `logits` logits at a time."""
+        """Logprobs of the trained tokens (N) at `temperature`, float32, about `logits` logits at a time."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
@@ -133,7 +133,7 @@ class Policy:
         *,
         spread: bool = False,
     ) -> Scored:
-        """Logprobs, likeliest tokens, divergences from `others` at `temperature`, entropy (`spread`) and values."""
+        """Logprobs, likeliest tokens, divergences from `others`, entropy (`spread`) and values."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
 
     @torch.no_grad()
@@ -147,17 +147,17 @@ class Policy:
 
     @property
     def chunkable(self) -> bool:
-        """Whether it can compute trees in chunks (`MicroBatch.chunk_tokens`): on a CPU, by attention alone."""
+        """Whether trees can be computed in chunks (`MicroBatch.chunk_tokens`): on a CPU, by attention only."""
         config = self.model.config.get_text_config()
-        alike = self.found.chunked and getattr(config, "sliding_window", None) is None
-        return alike and self.device.type == "cpu"
+        has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
+        return has_uniform_attention and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
-        """Switch to the model before training. Needs adapters."""
+        """Switch to the untrained model. Needs adapters."""
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and a whole model's `constants`, by file names; all processes must iterate."""
+        """Trainable tensors, and a whole model's `constants`, by file name; all processes must iterate."""
         yield from self._trained()
         if self.settings.lora is None:
             yield from self.constants.items()
@@ -178,7 +178,7 @@ class Policy:
     def save(self, folder: Path, *, here: bool = True) -> None:
         """Write a model's or adapter's folder, exactly, the value head in a separate file.
 
-        Without `here` the process only takes part in gathering (`shards.write`).
+        Without `here` the process only takes part in gathering.
         """
         shards.write(folder, self.stem, self.state(), here=here)
         if self.values:
@@ -203,7 +203,7 @@ class Policy:
             self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of `export`, one by one; all processes must iterate. Raises ValueError for adapters without any."""
+        """Tensors of `export`, one by one; all processes must iterate. Raises ValueError without adapters to export."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
@@ -241,9 +241,9 @@ class Policy:
 
 
 def constants(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers in a whole model's files, such as a router's biases."""
-    kept = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    """Buffers stored in model files, such as a router's biases."""
+    saved_names = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -1,7 +1,7 @@
 """Linear layers with frozen 4-bit weights: the base below adapters.
 
-A layer decodes its weights in each pass, in the precision of the model's files. A folder with the decoded values is the
-same model, bit for bit, and quantising it again changes nothing (a block's largest number is a code).
+Each pass decodes the weights, in the precision of the model's files. A folder with the decoded values is the same
+model, bit for bit; quantising it again changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Codes = dict[str, Tensor]
 
 
 class QuantisedLinear(nn.Linear):
-    """Linear layer with quantised weights, none of them parameters."""
+    """Linear layer with quantised, frozen weights."""
 
     def __init__(self, shape: torch.Size, codes: Codes, dtype: torch.dtype, bias: Tensor | None) -> None:
         """Hold `codes` of weights of `shape`, rounded to `dtype`."""
@@ -45,7 +45,7 @@ class QuantisedLinear(nn.Linear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its codes and scales."""
+        """Bytes of codes and scales."""
         return sum(part.nbytes for part in self.codes.values())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """Type of the numbers in the files, to which an engine rounds: config.json's `dtype` where `loaded` as float32."""
+    """Dtype of the files, to which an engine rounds: config.json's `dtype` where `loaded` is float32."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded

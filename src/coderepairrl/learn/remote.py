@@ -1,7 +1,7 @@
 """Controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`).
 
-Rank 0 connects; its first 32 bytes are the digest of a shared secret; parsing starts once they match. Frames
-are JSON, neither encrypted nor signed: the network must be private, as for torch's connections.
+Rank 0 connects and sends the 32-byte digest of a shared secret; parsing starts once it matches. Frames are JSON,
+neither encrypted nor signed: the network must be private, as for torch's connections.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def read_secret() -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Versions that machines must share."""
+    """Package and code versions that machines must share."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
         try:
@@ -138,7 +138,7 @@ class RemoteLearner:
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
         """Wait up to `patience` seconds for `processes` ranks to connect.
 
-        Raises `LearnerFault` when none do, `UsageError` for a taken address or another number of ranks,
+        Raises `LearnerFault` when none do, `UsageError` for an unusable address or a wrong number of ranks,
         `PrerequisiteError` for other versions.
         """
         (host, port), secret = parse_address(listen), read_secret()
@@ -202,7 +202,7 @@ class RemoteLearner:
             raise self._lost(error) from error
 
     async def dismiss(self) -> None:
-        """Tell the ranks that the run is over, and wait briefly."""
+        """End the ranks, waiting briefly."""
         with suppress(ChildDied, OSError):
             async with asyncio.timeout(_GRACE):
                 await self.send({"exit": 0})
@@ -235,7 +235,7 @@ async def _receive(reader: asyncio.StreamReader) -> Frame:
 
 
 def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Reject unfit machines; `machines` has each rank's host, versions, and whether it sees a GPU."""
+    """Reject unfit machines, given each rank's host, versions, and whether it sees a GPU."""
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",

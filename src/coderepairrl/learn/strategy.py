@@ -1,4 +1,4 @@
-"""Strategies (`train.strategy`): how batch and model are divided among processes."""
+"""Strategies (`train.strategy`): division of batch and model among processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SingleProcess:
-    """Single process with the whole model."""
+    """Only process, with the whole model."""
 
     rank = 0
     ranks = 1
@@ -49,7 +49,7 @@ class SingleProcess:
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this process's share."""
+        """Accumulate the gradient."""
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
@@ -79,12 +79,12 @@ class SingleProcess:
         return parameter.shape
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set a parameter to `value`, which every process has."""
+        """Set a parameter to `value`, present in every process."""
         with torch.no_grad():
             parameter.copy_(_like(parameter, value))
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Optimiser state of a parameter, gathered; empty before the first update."""
+        """Gathered optimiser state of a parameter; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
             tensor = whole(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
@@ -109,12 +109,12 @@ class SingleProcess:
 
     @contextmanager
     def replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` in the process that writes; all raise if it fails at the start."""
+        """`replace_folder` in the writing process; all raise if it cannot start."""
         with ExitStack() as files:
             yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
 
     def agree(self, action: Callable[[], Any]) -> Any:
-        """Result of `action`; all processes raise if one cannot read or write, or the others would wait for it."""
+        """Result of `action`; all processes raise OSError if one cannot read or write."""
         result, failure = None, None
         try:
             result = action()
@@ -129,7 +129,7 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make training deterministic on a GPU: a resumed run repeats steps and compares the weights."""
+    """Make GPU training deterministic: a resumed run repeats steps and compares weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length

@@ -1,7 +1,7 @@
-"""Learner process that torchrun starts: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
+"""Learner process for torchrun: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run (`coderepairrl.learn.remote`), broadcasts each request (`coderepairrl.learn.learner`), and
-sends the answer. At the end of the run all ranks exit with 0, after a lost connection with 1: torchrun restarts them.
+Rank 0 connects to the run (`coderepairrl.learn.remote`), broadcasts each request and sends the answer. Ranks exit with
+0 when the run ends, with 1 after a lost connection: torchrun restarts them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _connect(address: str, machines: list[Any]) -> Parent:
-    """Connect to a run that accepts this learner. Raises `CodeRepairError`."""
+    """Connect to the run. Raises `CodeRepairError`."""
     where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
     while True:
         try:

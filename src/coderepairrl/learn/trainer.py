@@ -1,4 +1,4 @@
-"""Training step: a batch of rows in, new weights out, deterministic, in one process or several."""
+"""Training step: a batch of rows in, new weights out, deterministically."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class _Part:
 class Trainer:
     """Policy, optimiser, reference policy and teacher.
 
-    `version` counts batches, `updates` optimiser updates. Processes that share a batch each have a trainer and make the
-    same calls; the first one writes files.
+    `version` counts batches, `updates` optimiser updates. Processes that share a batch make the same calls; the first
+    one writes files.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
@@ -80,10 +80,9 @@ class Trainer:
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
 
-        The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient and the rest
-        of the batch are skipped: the metrics have ``skipped``, and `version` still counts, so that a replay repeats it.
-
-        Raises ValueError for an empty batch, a malformed row, or fewer episodes or tokens than rows have.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows. At a non-finite gradient the rest of
+        the batch is skipped (``skipped`` in the metrics); `version` still counts, so that a replay repeats it. Raises
+        ValueError for an empty batch, a malformed row, or fewer episodes or tokens than in rows.
         """
         self._require_here()
         if not samples:
@@ -133,7 +132,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Logprobs of each row's tokens except the first."""
+        """Logprobs of each row's tokens after the first."""
         self._require_here()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut(rows, self._budget):
@@ -145,7 +144,7 @@ class Trainer:
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
         """Write the weights atomically to ``folder/v<version>``; returns path, version and `sync.weights.checksum`.
 
-        The caller deletes older folders. Raises ValueError for adapters without any.
+        The caller deletes older folders. Raises ValueError without adapters to publish.
         """
         self._require_here()
         path = folder / f"v{self.version:06d}"
@@ -169,7 +168,7 @@ class Trainer:
         return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the tensors of `offer` to an engine's workers; returns "", or why it broke off.
+        """Send the tensors of `offer` to an engine's workers; returns "" or why it stopped.
 
         Raises ValueError when the weights are no longer those of `version`.
         """
@@ -190,15 +189,15 @@ class Trainer:
         checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit, except the reference policy.
+        """Restore a checkpoint bit for bit, except the reference policy.
 
-        Raises `UsageError`, with nothing changed, when `folder` holds no intact checkpoint of this model.
+        Raises `UsageError`, changing nothing, when `folder` holds no intact checkpoint of this model.
         """
         self._require_here()
         self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
-        """Move everything on the device to host memory, where only `save` works; returns bytes.
+        """Move everything to host memory, where only `save` works; returns bytes.
 
         Raises ValueError for one of several processes.
         """
@@ -207,7 +206,7 @@ class Trainer:
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
-        """Move everything back, bit for bit; returns bytes."""
+        """Move everything back to the device; returns bytes."""
         return self._offloader.restore()
 
     def _require_here(self) -> None:
@@ -230,17 +229,17 @@ class Trainer:
 
     @property
     def _in_chunks(self) -> bool:
-        """Whether trees larger than a micro-batch are computed in chunks."""
+        """Whether large trees are computed in chunks."""
         # gradient checkpointing would save no memory, processes that share the model would have to make equally many
         # passes, and a chunk gives logprobs alone
         settings = self.settings
-        alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
+        keeps_activations = settings.strategy == "ddp" and not settings.gradient_checkpointing
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
         logprobs = logprobs and not settings.value_head
-        return alike and logprobs and self.policy.chunkable and self._chunkable
+        return keeps_activations and logprobs and self.policy.chunkable and self._chunkable
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
-        """Share of a minibatch, with its loss averaged over `episodes` or `tokens`."""
+        """Share of a minibatch; its loss is averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.strategy
         metrics.minibatch(samples)
         tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
@@ -273,19 +272,21 @@ class Trainer:
         """Compute value targets and logprobs from the values before the batch."""
         # an episode's rows may be in other processes, so they exchange values
         settings = self.settings
-        known: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
+        values_by_part: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
         for part in parts:
-            own: dict[int, list[float]] = {}
+            values_of_rank: dict[int, list[float]] = {}
             for batch in part.batches:
                 scored = self.policy.valued(batch, settings.temperature)
                 part.before.append(scored.logp_N)
                 metrics.before(batch, scored.logp_N)
-                own |= values.values_of_rows(batch, scored.value_N)
+                values_of_rank |= values.values_of_rows(batch, scored.value_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
-            known.append((part.samples, {n: row for each in self.strategy.gather(own) for n, row in each.items()}))
-        found, metrics.explained = values.estimates(known, whiten=settings.baseline == "batch")
-        for part, of_rows in zip(parts, found, strict=True):
+            values_by_part.append(
+                (part.samples, {n: row for each in self.strategy.gather(values_of_rank) for n, row in each.items()})
+            )
+        estimates, metrics.explained = values.estimates(values_by_part, whiten=settings.baseline == "batch")
+        for part, of_rows in zip(parts, estimates, strict=True):
             part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
@@ -345,7 +346,7 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _scored(self, batch: MicroBatch) -> Scored:
-        """Score trained tokens, against other models where the loss needs it."""
+        """Score trained tokens, against other models if the loss needs it."""
         # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
@@ -354,16 +355,16 @@ class Trainer:
                 return self.policy.valued(batch, temperature)
             logp_N = self.policy.logprobs(batch, temperature)
             return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
-        others: dict[str, Other] = {}
+        compared: dict[str, Other] = {}
         if self.teacher is not None:
-            others["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
+            compared["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
         if imitates and settings.beta > 0:
             if self.reference is not None:
-                others["initial"] = self.reference.as_other(batch, reverse=False)
+                compared["initial"] = self.reference.as_other(batch, reverse=False)
             else:
                 with self.policy.initial():
-                    others["initial"] = Other(self.policy.states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, others, spread=settings.entropy > 0)
+                    compared["initial"] = Other(self.policy.states(batch), None, reverse=False)
+        return self.policy.compare(batch, temperature, compared, spread=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -375,7 +376,7 @@ class Trainer:
             return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
-        """Update; returns the gradient's norm before clipping, and the learning rate."""
+        """Update; returns the gradient norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
         norm = self.strategy.update(rate)
         self.updates += 1

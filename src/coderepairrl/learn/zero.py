@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3).
 
-DeepSpeed holds flat float32 tensors, divided among processes; a checkpoint equals that of one process.
+DeepSpeed shards flat float32 tensors; checkpoints equal those of one process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Zero(Distributed):
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over policy and optimiser, reduced to this process's share."""
+        """Wrap policy and optimiser for this process."""
         if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
@@ -55,7 +55,7 @@ class Zero(Distributed):
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this process's share."""
+        """Accumulate the gradient."""
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
@@ -81,7 +81,7 @@ class Zero(Distributed):
             return parameter.detach().clone() if self._divided else parameter.detach()
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set a parameter to `value`, which every process has."""
+        """Set a parameter to `value`, present in every process."""
         value = value.to(self.device)
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
             parameter.copy_(value)
@@ -91,7 +91,7 @@ class Zero(Distributed):
             safe_set_full_fp32_param(parameter, value)
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Optimiser state of a parameter, gathered; empty before the first update."""
+        """Gathered optimiser state of a parameter; empty before the first update."""
         states = list(self.optimizer.state.values())
         if states:
             self._link(parameter)

@@ -1,4 +1,4 @@
-"""Loading of a model's `Codec`: which renderer writes its prompts, and which ids structure its replies."""
+"""Loading of a model's `Codec`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
 
 def _read(name: str, folder: Path) -> _Model:
-    """Read the model. Raises `ConfigError` for a multimodal one, or another model's tokenizer."""
+    """Read the model. Raises `ConfigError` if multimodal, or with another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
@@ -107,9 +107,9 @@ def _families(model: _Model, renderer: str) -> tuple[str, ...]:
     if renderer == "auto":
         families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
     if not set(families) & set(RENDERERS) or (families == ("template",) and source is None):
-        what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
+        requested = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
         raise ConfigError(
-            f"no renderer for {what} of {model.name}" + (", which has no chat template" if source is None else ""),
+            f"no renderer for {requested} of {model.name}" + (", which has no chat template" if source is None else ""),
             fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
         )
     return families
@@ -144,7 +144,7 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
-    """Codec by the renderer `family`, with its thinking switch at `enable_thinking` (default: `thinking`)."""
+    """Codec by renderer `family`, its thinking switch at `enable_thinking` (default: `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: PackageRenderer | TemplateRenderer
     if family == "template" and model.template is not None:
@@ -165,7 +165,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ConfigError` if it is unreadable or lacks one of `keys`."""
+    """Read a JSON object. Raises `ConfigError` if unreadable or without one of `keys`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -225,7 +225,7 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `OPENING` as the template does: a reply that ends in `last`, and more."""
+    """Whether the codec renders `news`, a reply that ends in `last` and more, after `OPENING` as the template does."""
     # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
     def parts(text: str) -> tuple[str, str]:

@@ -85,7 +85,7 @@ class PackageRenderer:
         *,
         tools: Sequence[Message] | None = None,
     ) -> Any:
-        """Extend the ids by `new_messages`, as `renderers` does; None if impossible."""
+        """Extend the ids by `new_messages`; None if impossible."""
         return self._inner.bridge_to_next_turn(
             list(previous_prompt_ids), list(previous_completion_ids), list(new_messages), tools=tools
         )

@@ -1,6 +1,6 @@
-"""Reply of a policy, parsed from ids: as a whole, or while it is sampled.
+"""Reply of a policy, parsed from ids at once or while sampled.
 
-`ReplyStream` emits certain text alone: for any ids, the streamed text is a prefix of the parsed reply.
+`ReplyStream` emits only certain text: the streamed text is always a prefix of the parsed reply.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Increment of a reply: some text, or one whole tool call."""
+    """Increment of a reply: some text, or one tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -90,11 +90,11 @@ class _Text:
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
         """Decode `data`; returns the first stop string's position in `raw`, and the string, if any."""
         text = self.decoder.decode(data, final)
-        known = len(self.raw)
+        length = len(self.raw)
         self.raw += text
         if not text or not self.stop:
             return None
-        start = max(0, known - max(map(len, self.stop)) + 1)
+        start = max(0, length - max(map(len, self.stop)) + 1)
         matches = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
         return min(matches, default=None)
 
@@ -123,7 +123,7 @@ def _overlap(text: str, stop: str) -> int:
 class ReplyStream:
     """Parser of one output while it is sampled.
 
-    `parse` parses a whole output. `stop` strings in the content (not tool calls and reasoning, as in the OpenAI API)
+    `parse` parses a whole output. `stop` strings in the content (not in tool calls or reasoning, as in the OpenAI API)
     end the message: then `cut` is the number of the output's ids, and the caller must stop sampling.
     """
 
@@ -180,7 +180,7 @@ class ReplyStream:
         return [*deltas, Delta(content=content)] if content else deltas
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Finish: the whole reply, and the remaining deltas."""
+        """Finish: returns the reply and the remaining deltas."""
         reply = self._parse(self.ids[: self.cut])
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
@@ -221,7 +221,7 @@ class ReplyStream:
         if self._mode is _Mode.REASONING:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
-            known = len(self._content.raw)
+            length = len(self._content.raw)
             stop = self._content.add(data)
             if begun := self._content.raw.strip():
                 held = self._markers.held and begun.startswith(self._markers.held)
@@ -232,7 +232,7 @@ class ReplyStream:
                 at, self.stopped_by = stop
                 self._stopped = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
-            elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, known - len(text) + 1)) >= 0:
+            elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, length - len(text) + 1)) >= 0:
                 self._mode = _Mode.HELD
 
     def _new_calls(self, reply: Reply) -> list[Delta]:

@@ -1,7 +1,6 @@
 """Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies.
 
 Agents send several and late system messages, consecutive user messages, results without calls, no user message.
-`unwritten` tries which of these a template cannot write.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether `messages` have calls of tools, or results."""
+    """Whether `messages` have tool calls or results."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
@@ -104,8 +103,7 @@ _JOINED = {
 
 
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
-    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with that number of
-    `calls`.
+    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with `calls` calls.
 
     Rewrites between two replies are independent of the rest, so a longer conversation begins like a shorter one.
     """
@@ -114,7 +112,7 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
-        """Whether to rewrite message `at` for `shape`; records the change."""
+        """Record whether to rewrite message `at` for `shape`."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes

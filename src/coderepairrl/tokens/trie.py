@@ -1,4 +1,4 @@
-"""Compressed trie (radix tree) of token ids: common prefixes are stored once."""
+"""Compressed trie (radix tree) of token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Known(NamedTuple):
 
 
 class Node:
-    """Edge label between branches. A node stays the end of its label when others branch off inside."""
+    """Edge label between branches; stays the end of its label when others branch off inside."""
 
     __slots__ = ("children", "end", "label", "owner")
 
@@ -67,10 +67,10 @@ class Trie:
 
     def longest(self, ids: Sequence[int]) -> Known:
         """Longest prefix of `ids` that is a prefix of a sequence."""
-        wanted = array("i", ids)
+        sequence = array("i", ids)
         node, at = self._root, 0
-        while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
-            same = common(child.label, wanted, at)
+        while at < len(sequence) and (child := node.children.get(sequence[at])) is not None:
+            same = common(child.label, sequence, at)
             at += same
             if same < len(child.label):
                 return Known(at, child.owner, None)
@@ -88,7 +88,7 @@ def _split(parent: Node, child: Node, at: int) -> Node:
 
 
 def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
-    """Length of the common prefix of `one` and ``other[start:]``, strings or arrays of ids.
+    """Length of the common prefix of `one` and ``other[start:]``.
 
     >>> common("abcd", "xabd", 1)
     2

@@ -36,15 +36,15 @@ def group_advantages(
 ) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
-    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300); population deviation by default, sample
-      deviation with ``ddof=1`` (TRL).
+    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300); population deviation, or the sample's with
+      ``ddof=1`` (TRL).
     - ``batch``: ``zscore`` over a batch, passed as one group (REINFORCE++, arXiv 2501.03262).
     - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783).
     - ``leave_one_out``: ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740).
     - ``none``: ``r`` (REINFORCE).
 
-    A flat group (for ``none``, a reward of 0) gets None, or 0 when a KL term (`kl`) trains it anyway.
-    Raises `ConfigError` for an unknown kind, ValueError for a non-finite reward.
+    A flat group (for ``none``, a reward of 0) gets None, or with a KL term (`kl`) 0. Raises `ConfigError` for an
+    unknown kind, ValueError for a non-finite reward.
 
     >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values
     (-0.5, 0.5, None, 0.0)

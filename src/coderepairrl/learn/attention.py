@@ -134,9 +134,8 @@ def tree_attention(
 ) -> tuple[Tensor, None]:
     """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans`: one row.
 
-    A sliding window counts tokens along the path. `s_aux`: attention sinks, a logit per head. With a `store`, the
-    tokens are a chunk and `spans` index the whole tree. Raises `UsageError` for a mask, dropout or soft cap, and for
-    chunks off the CPU, with a sliding window or sinks.
+    `s_aux`: attention sinks, a logit per head. With a `store`, the tokens are a chunk and `spans` index the whole tree.
+    Raises `UsageError` for a mask, dropout or soft cap, and for chunks off the CPU, with a sliding window or sinks.
     """
     if attention_mask is not None or dropout or softcap is not None:
         raise UsageError("packed training knows causal attention only: no mask, no dropout, no soft cap")
@@ -202,10 +201,7 @@ AttentionInterface.register(TREE, tree_attention)
 
 
 class _Merged(torch.autograd.Function):
-    """CPU attention: causal within a span, full on each run of ancestors, merged by log-sums.
-
-    The backward pass gives each part the merged output and log-sum: no key is copied, no weights are kept.
-    """
+    """CPU attention: causal within a span, full on each run of ancestors, merged by log-sums."""
 
     @staticmethod
     def forward(

@@ -37,7 +37,7 @@ class Learner:
 
     Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
     for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A cancelled request is
-    completed. All processes are killed when one dies or exceeds `patience` seconds.
+    completed.
     """
 
     def __init__(
@@ -253,7 +253,6 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
-    """Start all processes or none."""
     require_train()
     extra = _KEEP_MEMORY | dict(extra)
     if processes == 1:

@@ -79,8 +79,8 @@ def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None
 def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
     """Share of the adapter's change that survives merging and rounding; 1 is all.
 
-    ``<result - base, delta> / <delta, delta>`` over all adapted layers, `delta` the adapters' product. Raises
-    `UsageError` when the three do not match.
+    ``<result - base, delta> / <delta, delta>``, `delta` the adapters' product. Raises `UsageError` when the three do
+    not match.
     """
     policy = _with_adapters(base, adapter, precision)
     left = total = 0.0

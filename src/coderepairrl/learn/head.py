@@ -1,7 +1,7 @@
 """Output head with float32 logits, even for bfloat16 models.
 
 In bfloat16 a logit of 20 is off by up to 0.06, the largest difference between implementations (arXiv 2506.13585,
-arXiv 2510.13786). Weights are rounded to bfloat16, as in vLLM with ``head_dtype`` float32.
+arXiv 2510.13786).
 """
 
 from __future__ import annotations

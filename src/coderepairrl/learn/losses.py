@@ -248,7 +248,6 @@ def _loss(
     scale: Scale,
     ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
 ) -> Loss:
-    """Add the terms common to all algorithms; `share_N` are the tokens' shares."""
     kl_N, teacher_N, entropy_N = _kl(trained, scale), trained.teacher_N, trained.entropy_N
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()

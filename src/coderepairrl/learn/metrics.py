@@ -67,8 +67,7 @@ class Metrics:
     """Metrics over the micro-batches and updates of one step.
 
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
-    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row, and clipped
-      fractions.
+    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row; clipped fractions.
     - ``log_ratio_limited``: ratios cut at ``exp(20)`` or ``exp(-20)``.
     - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
     - ``accuracy``: share of trained tokens that are the likeliest; with `sft` or a teacher.
@@ -79,10 +78,10 @@ class Metrics:
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
     - ``ess``: effective sample size of these ratios, ``(sum w)^2 / (n sum w^2)``: 1 on policy.
     - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct`), and share cut.
-    - ``staleness_max``, ``staleness_mean``: versions that trained tokens are behind.
+    - ``staleness_max``, ``staleness_mean``: versions behind, of trained tokens.
     - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
-    - ``distinct_tokens``: common beginnings counted once per minibatch; ``computed_tokens``: of a pass, idle
-      micro-batches included; ``repetition``: their ratio.
+    - ``distinct_tokens``: common beginnings once per minibatch; ``computed_tokens``: of a pass, idle micro-batches
+      included; ``repetition``: their ratio.
     - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained`).
     - ``skipped``, ``skipped_reason``: skipped updates; non-finite metrics are then absent.
     - ``denominator``: episodes that the loss is averaged over; absent for `sft`.

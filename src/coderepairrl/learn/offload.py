@@ -61,7 +61,6 @@ class Offloader:
         return sum(each.nbytes for each in by_location.values())
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Start copying to the host; an untrained tensor is copied once."""
         copied_tensor, copy = self._copies.get(id(tensor), (None, None))
         if copy is None or copied_tensor is not tensor or copy.shape != tensor.shape:
             copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")

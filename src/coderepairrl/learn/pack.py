@@ -1,7 +1,6 @@
 """Packing of rows into prefix-tree micro-batches: no padding, each distinct token once.
 
-Each row, in order of ids, is laid out without the prefix shared with its predecessor. T tokens of a micro-batch, R
-rows, N trained tokens.
+T tokens of a micro-batch, R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ def distinct(rows: Sequence[Ids]) -> int:
 def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, at the cost of a
-    second forward pass. For parallel `ranks`, parts are as small as their rounds allow.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, with a second forward
+    pass. For parallel `ranks`, parts are as small as their rounds allow.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]

@@ -114,7 +114,6 @@ class Packed(nn.Module):
         others: Mapping[str, Other],
         spread: bool,
     ) -> Scored:
-        """`Policy.compare` in slices of at most `logits` logits."""
         at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
         parts: list[Scored] = []
         for at in range(0, len(hidden_ND), at_once):
@@ -175,8 +174,7 @@ class Packed(nn.Module):
 class _TwoPasses(torch.autograd.Function):
     """Logprobs of a tree with one chunk's activations in memory, and all keys and values.
 
-    The backward pass visits chunks in reverse, recomputes each except for attention, and accumulates its ancestors'
-    gradients.
+    The backward pass recomputes chunks in reverse, and accumulates their ancestors' gradients.
     """
 
     @staticmethod

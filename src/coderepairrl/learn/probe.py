@@ -60,8 +60,8 @@ class _Asked(NamedTuple):
 def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
     """Probe `model`: `hidden` computes a micro-batch as in training, `head` its logits.
 
-    Runs the first layers with one of each kind, in float32, or float64 where rounding would look like an error. Raises
-    `UsageError` unless the logits are a linear head on the last hidden states.
+    Runs the first layers with one of each kind. Raises `UsageError` unless the logits are a linear head on the last
+    hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
@@ -102,7 +102,6 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
             )
 
         def asked(compute: Callable[[], _Asked]) -> str:
-            """Difference from the reference, or ""."""
             try:
                 errors = _errors(compute(), plain)
                 if TOLERANCE < max(errors) <= ROUNDING:
@@ -189,7 +188,6 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> str:
-    """Reason against chunks, or ""."""
     store = Store(len(batch.ids_T))
     try:
         with torch.no_grad():

@@ -1,7 +1,6 @@
 """Linear layers with frozen 4-bit weights: the base below adapters.
 
-Each pass decodes the weights, in the precision of the model's files. A folder with the decoded values is the same
-model, bit for bit; quantising it again changes nothing.
+A folder with the decoded values is the same model, bit for bit; quantising it again changes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Recurrent layers over a prefix tree: convolution and state continue from the parent's.
 
-`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``: given ``spans``, they call the
-original per part, with the preceding inputs or the parent's last state. Covers Gated DeltaNet (Qwen3-Next,
-Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``, to run once per part. Covers
+Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
 """
 
 from __future__ import annotations
@@ -152,8 +151,8 @@ def _scan(original: Function, names: Scan) -> Function:
             part_options |= {names.state: states[part.parent], names.last: True}
             output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
             outputs.append(output)
-        whole = torch.cat(outputs, 1)
-        return (whole, None) if names.pair else whole
+        joined = torch.cat(outputs, 1)
+        return (joined, None) if names.pair else joined
 
     return branched
 

@@ -1,7 +1,7 @@
 """Controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`).
 
-Rank 0 connects and sends the 32-byte digest of a shared secret; parsing starts once it matches. Frames are JSON,
-neither encrypted nor signed: the network must be private, as for torch's connections.
+Rank 0 first sends the 32-byte digest of a shared secret. Frames are JSON, neither encrypted nor signed: the network
+must be private, as for torch's connections.
 """
 
 from __future__ import annotations
@@ -235,7 +235,6 @@ async def _receive(reader: asyncio.StreamReader) -> Frame:
 
 
 def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Reject unfit machines, given each rank's host, versions, and whether it sees a GPU."""
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",

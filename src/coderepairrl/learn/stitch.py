@@ -1,7 +1,7 @@
 """Stitching of episodes (trees of turns) into rows, accounting for every sampled token. Imports no torch.
 
-A row is the context after a leaf, exactly as the engine saw it. A turn in several rows is trained in the first; one
-that a fork keeps partly is context. An untrainable turn is context if it leads to a trained turn, else dropped.
+A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first. An
+untrainable turn is context if it leads to a trained turn, else dropped.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def batch(
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
-    Flat groups have rows (of advantage 0) only with a KL term (`kl`). Advantages are multiplied by `kind_scales`.
-    Raises ValueError for a repeated episode id, and as `stitch`.
+    Flat groups have rows (of advantage 0) only with a KL term (`kl`). Raises ValueError for a repeated episode id, and
+    as `stitch`.
     """
     groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
@@ -158,7 +158,6 @@ def _masses(
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
-    """Trained tokens or episodes of each kind."""
     if balance == "tokens":
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
@@ -229,8 +228,8 @@ def stitch(
 
     Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
     (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main conversation
-    (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to `distinct`,
-    which grows. Raises ValueError for a turn without a prompt, or a token without a version.
+    (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to `distinct`.
+    Raises ValueError for a turn without a prompt, or a token without a version.
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
@@ -281,7 +280,6 @@ def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
 
 
 def _trainable(episode: Episode, max_tokens: int) -> int:
-    """Trained tokens, given an advantage."""
     pairs = zip(episode.turns, fates(episode, max_tokens=max_tokens), strict=True)
     return sum(len(turn.output) for turn, (fate, _) in pairs if fate == "trained")
 
@@ -354,7 +352,6 @@ class _Forest:
 
 
 def _versions(turn: Turn) -> list[int]:
-    """Policy version of each output token."""
     versions = [-1] * len(turn.output)
     for span in turn.versions:
         for at in range(span.start, min(span.end, len(versions))):

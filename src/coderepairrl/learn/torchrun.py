@@ -1,7 +1,7 @@
 """Learner process for torchrun: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run (`coderepairrl.learn.remote`), broadcasts each request and sends the answer. Ranks exit with
-0 when the run ends, with 1 after a lost connection: torchrun restarts them.
+Rank 0 connects to the run and broadcasts each request. Ranks exit with 0 when the run ends, with 1 after a lost
+connection: torchrun restarts them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def main() -> None:
 
 
 def _connect(address: str, machines: list[Any]) -> Parent:
-    """Connect to the run. Raises `CodeRepairError`."""
     where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
     while True:
         try:
@@ -100,7 +99,6 @@ def _connect(address: str, machines: list[Any]) -> Parent:
 
 
 def _next(run: Parent) -> Frame:
-    """Next request, or the exit status after the last."""
     try:
         request = run.receive()
     except (OSError, EOFError) as error:

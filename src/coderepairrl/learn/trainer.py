@@ -51,8 +51,7 @@ class _Part:
 class Trainer:
     """Policy, optimiser, reference policy and teacher.
 
-    `version` counts batches, `updates` optimiser updates. Processes that share a batch make the same calls; the first
-    one writes files.
+    `version` counts batches, `updates` optimiser updates. Processes that share a batch make the same calls.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
@@ -81,8 +80,8 @@ class Trainer:
         """Train on one batch and return its `Metrics`.
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows. At a non-finite gradient the rest of
-        the batch is skipped (``skipped`` in the metrics); `version` still counts, so that a replay repeats it. Raises
-        ValueError for an empty batch, a malformed row, or fewer episodes or tokens than in rows.
+        the batch is skipped; `version` still counts, so that a replay repeats it. Raises ValueError for an empty batch,
+        a malformed row, or fewer episodes or tokens than in rows.
         """
         self._require_here()
         if not samples:
@@ -229,7 +228,6 @@ class Trainer:
 
     @property
     def _in_chunks(self) -> bool:
-        """Whether large trees are computed in chunks."""
         # gradient checkpointing would save no memory, processes that share the model would have to make equally many
         # passes, and a chunk gives logprobs alone
         settings = self.settings
@@ -239,7 +237,6 @@ class Trainer:
         return keeps_activations and logprobs and self.policy.chunkable and self._chunkable
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
-        """Share of a minibatch; its loss is averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.strategy
         metrics.minibatch(samples)
         tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
@@ -269,7 +266,6 @@ class Trainer:
 
     @torch.no_grad()
     def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
-        """Compute value targets and logprobs from the values before the batch."""
         # an episode's rows may be in other processes, so they exchange values
         settings = self.settings
         values_by_part: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
@@ -291,7 +287,6 @@ class Trainer:
 
     @torch.no_grad()
     def _score(self, part: _Part, metrics: Metrics) -> None:
-        """Compute logprobs before the batch."""
         for batch in [*part.batches, *([part.idle] if part.idle else [])]:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
@@ -376,7 +371,6 @@ class Trainer:
             return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
-        """Update; returns the gradient norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
         norm = self.strategy.update(rate)
         self.updates += 1

@@ -1,8 +1,7 @@
 """PPO's values: a linear head predicts the return of each context.
 
-An episode's trajectory is its trained tokens, row after row. The reward arrives at the end, undiscounted and without
-bootstrapping: a token's advantage is the reward minus its context's value (as in VAPO and Open-Reasoner-Zero,
-arXiv 2503.24290). R rows, N trained tokens.
+The reward arrives after an episode's last trained token, undiscounted and without bootstrapping: a token's advantage is
+the reward minus its context's value (VAPO, Open-Reasoner-Zero, arXiv 2503.24290). R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ def _variance(numbers: Sequence[float]) -> float:
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half the squared error of each value, and where the clip acts (no gradient).
 
-    The worse of two errors: of the value, and of the value clipped around the one before the batch (PPO, TRL).
+    The worse error of the value and of the value clipped around the one before the batch (PPO, TRL).
     """
     near_N = torch.maximum(torch.minimum(value_N, before_N + clip), before_N - clip)
     free_N, bound_N = (value_N - return_N).square(), (near_N - return_N).square()

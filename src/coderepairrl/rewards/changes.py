@@ -1,8 +1,8 @@
 """Changes of a patch, without no-ops.
 
-A *class* of edits is a no-op unless the oracle uses it: comments, whitespace (indentation and line endings included)
-and, only where the oracle has nothing else, blank lines. Renames, modes, binary content and the creation or deletion
-of an empty file are *facts*: never dropped, matched only by an equal fact.
+Comments, whitespace (indentation and line endings included) and blank lines are *classes* of edits: no-ops unless the
+oracle uses them. Renames, modes, binary content and the creation or deletion of an empty file are *facts*: never
+dropped, matched only by an equal fact.
 """
 
 from __future__ import annotations

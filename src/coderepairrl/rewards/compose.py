@@ -186,7 +186,6 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
 
 
 def _read(path: Path, role: str) -> bytes:
-    """Bytes of a well-formed diff."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -11,8 +11,6 @@ from coderepairrl.types import Episode, Score, Task, ToolCall
 class LengthPenalty(Reward):
     """Minus the thousands of sampled tokens, in (-inf, 0].
 
-    ``reward = { patch_edits = 1.0, length = 0.01 }`` subtracts 0.01 per thousand tokens.
-
     Source: the thesis's efficiency term (future work). Known weakness: silence is cheapest, so a large weight teaches
     to give up.
     """
@@ -43,11 +41,9 @@ class TimePenalty(Reward):
 class RepeatPenalty(Reward):
     """Minus the number of calls that repeat a failed one, in (-inf, 0].
 
-    A failing call counts if it failed before with the same tool and arguments, and nothing new has succeeded since:
-    tests may fail again after an edit.
+    A failing call counts if it failed before with the same tool and arguments, and nothing new has succeeded since.
 
-    Source: the thesis's penalty on repeated failures. Known weaknesses: misses varied calls, and agents that do not
-    report tool calls.
+    Source: the thesis's penalty on repeated failures. Known weakness: misses varied and unreported calls.
     """
 
     name = "repeats"

@@ -37,10 +37,9 @@ class PatchEdits(TextReward):
     """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
-    (`changes_of_code`). Comment words never equal code words; an invisible character is a token. For file f, patch a
-    and oracle g, A is the sequence of tokens of all added lines; C that of the tokens that change, tagged as deleted or
-    inserted, without brackets and quotes unless the oracle changes nothing else. A fact (rename, copy, mode, binary
-    content, creation or deletion of an empty file) is one token of C.
+    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C that of the
+    tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes nothing
+    else. A fact (rename, copy, mode, binary content, creation or deletion of an empty file) is one token of C.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
     tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
@@ -55,11 +54,9 @@ class PatchEdits(TextReward):
     N_f is the mean, over both patches, of the mean nearness of their edits: ``exp(-d / 6)`` for d old lines to the
     other patch's nearest edit; a fact is near only its equal. s_f = 0 for a Python file that both create if only the
     oracle's parses. Up to 3 files that the oracle does not touch are free: tests by name, and new files that parse.
-    An empty patch, a no-op, and an edit that shares nothing with the oracle earn 0.
 
-    Source: this project; chosen by cross-validation on real predictions with known test outcomes
-    (docs/guides/rewards.md). Known weaknesses: another correct repair earns little, and nothing elsewhere in the file;
-    code that never runs (below ``if False:`` or in a string) earns about half; docstrings count as code.
+    Source: this project, by cross-validation (docs/guides/rewards.md). Known weaknesses: another correct repair earns
+    little; code that never runs (below ``if False:`` or in a string) earns about half; docstrings count as code.
     """
 
     name = "patch_edits"
@@ -149,7 +146,6 @@ def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[by
 
 
 def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
-    """Tokens deleted and inserted, and facts; a moved copy is deleted as a copy."""
     changed_tokens: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}

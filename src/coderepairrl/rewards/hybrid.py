@@ -35,9 +35,8 @@ _THERE = 'command -v "$0"'
 class HybridReward(Reward):
     """`patch_edits` for every attempt, and the task's checks for some, in [0, 1] (RW13, RW14).
 
-    A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Whole
-    groups are drawn, since attempts are compared within a group. Another budget: ``class Half(HybridReward): name,
-    share = "half", 0.5``.
+    A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Another
+    budget: ``class Half(HybridReward): name, share = "half", 0.5``.
 
     Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `patch_edits` without tests; tested
     and untested groups are not comparable.
@@ -70,12 +69,10 @@ class HybridReward(Reward):
 class BuildReward(Reward):
     """1 if the patch applies and every changed file parses, else 0 (RW13).
 
-    Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell files are parsed in a fresh sandbox (`CHECKERS`); others
-    only have to apply. So do files whose parser the sandbox lacks, unless the reference changes such files: then the
-    sandbox is at fault. An empty patch scores 0.
+    Files are parsed in a fresh sandbox (`CHECKERS`). If it lacks a parser, those files only have to apply, unless the
+    reference changes such files: then the sandbox is at fault.
 
-    Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1, so
-    combine it with a reward for repair.
+    Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1.
     """
 
     name = "build"

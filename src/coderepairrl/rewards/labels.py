@@ -44,10 +44,9 @@ def read_confidence(reply: str) -> float | None:
 
 
 class Label(AnswerReward):
-    """1 if the reply gives the task's label, else 0.
+    """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
-    The label, `Task.answer` such as ``CWE-79``, is between ``<answer>`` tags or alone after the thought. Ignores case,
-    leading zeros of a weakness, and surrounding quotes, asterisks and full stops.
+    Ignores case, leading zeros of a weakness, and surrounding quotes, asterisks and full stops.
 
     Source: this project. Known weakness: with few classes, guessing the commonest pays.
     """

@@ -24,9 +24,8 @@ SEQUENCE_PAIRS = 400_000_000
 class PatchLines(TextReward):
     """Similarity of the changed lines (version 1), in [0, 1].
 
-    A file is its removed lines R and added lines A, in old-file order, and its facts (rename, copy, mode, binary
-    content, creation or deletion of an empty file). Comments, whitespace and blank lines are ignored unless the oracle
-    uses them (`changes`). A line is its tokens, with indentation where the language reads it.
+    A file is its removed lines R and added lines A, in old-file order, and its facts; edits that are no-ops for the
+    oracle are ignored (`changes`). A line is its tokens, with indentation where the language reads it.
 
     Lines x, y of n and m tokens with a longest common subsequence of c have similarity
 
@@ -40,12 +39,10 @@ class PatchLines(TextReward):
 
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
-    s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart. Junk in place
-    of the right line earns 1/3 of that line.
+    s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart.
 
-    Source: this project, against what context and headers earn in `patch_similarity`. Known weaknesses: another correct
-    repair earns little; docstrings and comments in multi-line strings count as code; a moved line counts as changed;
-    beyond 20,000 line pairs only equal lines count.
+    Source: this project. Known weaknesses: another correct repair earns little; docstrings count as code; a moved line
+    counts as changed; beyond 20,000 line pairs only equal lines count.
     """
 
     name = "patch_lines"

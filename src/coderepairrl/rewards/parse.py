@@ -231,7 +231,6 @@ class _Reader:
         return digest.hexdigest()
 
     def hunk(self, file: FilePatch) -> None:
-        """Read one hunk and append its blocks."""
         header = _HUNK.match(self.peek())
         if header is None:
             raise self.error("not a hunk header (`@@ -1,3 +1,3 @@`)")

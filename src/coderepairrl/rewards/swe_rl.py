@@ -32,13 +32,13 @@ class _Unusable(Exception):
 class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
-    The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each once, the thought not empty; the solution
-    has fenced blocks that begin with ``### PATH``. Each block must change text found in the file at the task's commit,
-    from the start of a line; else -1. The value is the mean, over files that the reply or the oracle changes, of the
-    difflib ratio (without autojunk) of the two unified diffs without headers; 0 if only one changes it.
+    The reply is a ``<think>`` and a ``<solution>`` with fenced blocks that begin with ``### PATH``; each must change
+    text found in the file at the task's commit, from the start of a line; else -1. The value is the mean, over files
+    that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs without
+    headers; 0 if only one changes it.
 
     Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses: context lines earn, as in
-    `patch_similarity`; a block replaces every match of its text; -1 for a format error makes any well-formed junk pay.
+    `patch_similarity`; a block replaces every match of its text; any well-formed junk beats -1.
     """
 
     name = "swe_rl"
@@ -71,7 +71,6 @@ class SweRL(Reward):
 
 
 def _edits(reply: str) -> Edits:
-    """Blocks of the reply's solution, by file."""
     for tag in _TAGS:
         if reply.count(tag) != 1:
             raise _Unusable(f"{tag} stands there {reply.count(tag)} times")
@@ -131,7 +130,6 @@ async def _text(sandbox: Sandbox, path: str) -> str:
 
 
 def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:
-    """Hunks of each file that differs."""
     hunks = {}
     for path, content in new.items():
         lines = list(difflib.unified_diff(old[path].splitlines(), content.splitlines(), lineterm=""))

@@ -1,7 +1,6 @@
 """Tokens, comments and indentation of single diff lines, by language.
 
-Approximate, since lines lack context: inside a multi-line string a line is read as code, and an unclosed quote ends the
-search for a comment.
+Approximate, since lines lack context: inside a multi-line string a line is read as code.
 """
 
 from __future__ import annotations

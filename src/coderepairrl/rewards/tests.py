@@ -28,15 +28,12 @@ class TestsReward(Reward):
 
     Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
     (`grading.steering.STEERING`), then `Checks.restore`. If tests are named (FAIL_TO_PASS and PASS_TO_PASS of
-    SWE-bench), those must pass. Patches that are empty or do not apply score 0 without a run. Verdicts, but not faults,
-    are cached per task and patch.
+    SWE-bench), those must pass. Verdicts, but not faults, are cached per task and patch.
 
     If checks never begin (missing program or module, no test reported), a control runs them once per task on the
-    reference. If they do not begin there either, the sandbox is at fault; else the score is 0. Without a reference,
-    only a missing program or runner module on the untouched tree is a fault.
+    reference; if they do not begin there either, the sandbox is at fault, else the score is 0.
 
-    Source: the thesis's future work. Known weaknesses: as good as the checks; failing repairs are not ranked; costs a
-    sandbox and the checks' time.
+    Source: the thesis's future work. Known weaknesses: as good as the checks; failing repairs are not ranked; slow.
     """
 
     __test__ = False  # pytest: not a test class
@@ -140,12 +137,12 @@ def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
 class StateTests(Reward):
     """1 if the task's checks pass in the attempt's final workspace, else 0.
 
-    For results that are not a diff: installing, building, downloading, restarting. The attempt's processes have ended,
-    and the checks' files are restored first. If checks never begin, a control in a fresh sandbox decides, as for
-    `tests`. Run a command that the attempt must install with ``sh -c``, since a missing program is a fault.
+    For results that are not a diff: installing, building, downloading, restarting. The checks' files are restored
+    first. If checks never begin, a control in a fresh sandbox decides, as for `tests`. Run a command that the attempt
+    must install with ``sh -c``, since a missing program is a fault.
 
-    Source: terminal benchmarks. Known weakness: checks run among everything that the attempt left; a changed
-    interpreter can make them pass. Prefer `tests` where a diff holds the repair.
+    Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in. Prefer
+    `tests` where a diff holds the repair.
     """
 
     name = "state_tests"
@@ -175,11 +172,10 @@ class StateTests(Reward):
 class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for others.
 
-    Use weight 0: it measures repairs at a quarter of the cost and feeds the over-optimisation alarm
-    (docs/guides/rewards.md). The score is named `tests`. Another budget: ``class Half(SampledTests): share = 0.5``.
+    Use weight 0: it measures repairs and feeds the over-optimisation alarm (docs/guides/rewards.md). The score is named
+    `tests`. Another budget: ``class Half(SampledTests): share = 0.5``.
 
-    Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`; with a weight, tested and
-    untested groups are not comparable.
+    Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`.
     """
 
     share = 0.25
@@ -194,10 +190,10 @@ class GradedTests(TestsReward):
     """Share of FAIL_TO_PASS that passes times share of PASS_TO_PASS that still passes, in [0, 1].
 
     Missing and skipped tests do not pass. 0 if a command that must pass as a whole fails (a build, a timeout) or only
-    other tests fail; 1 exactly where `tests` is.
+    other tests fail.
 
-    Source: users of SWE-bench, for tasks with many tests. Known weaknesses: those of `tests`; half of the tests may be
-    far from half of the repair.
+    Source: users of SWE-bench. Known weaknesses: those of `tests`; half of the tests may be far from half of the
+    repair.
     """
 
     name = "tests_graded"

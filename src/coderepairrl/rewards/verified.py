@@ -69,7 +69,6 @@ def unfit(task: Task, patch: bytes) -> str:
 
 
 def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
-    """Lines removed on balance, and names of removed definitions."""
     blocks = [block for file in files for block in file.blocks]
     removed, added = (
         [line for each in blocks for line in each.removed],

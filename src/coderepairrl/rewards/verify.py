@@ -128,8 +128,7 @@ async def verify(
     """Raise unless every trial keeps its promise; returns the number of cached ones.
 
     Kept promises are cached in folder `cache` by task, checks, workspace, reward, this package's files, the sandbox
-    with its settings (`about`), and a probe's findings; never for rewards outside this package. `on_trial` is called
-    after each.
+    with its settings (`about`), and a probe's findings; never for rewards outside this package.
 
     Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` if a reference earns less than 1
     or a patch that repairs nothing more than 0, and as the rewards.
@@ -177,18 +176,18 @@ async def _marks(
     if sandboxed:  # the digest of an image stands for its contents
         async with backend.open(sandboxed[0]) as fresh:
             inside = await _probe(fresh)
-    found: list[Path | None] = []
+    paths: list[Path | None] = []
     for task, reward in asked:
         if not type(reward).__module__.startswith("coderepairrl."):
-            found.append(None)
+            paths.append(None)
             continue
         kind, _, where = task.workspace.partition(":")
         workspace_files = _manifest(Path(where)) if kind == "dir" else ""
         place = "" if kind == "image" else inside
         where_asked = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
         asks = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
-        found.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
-    return found
+        paths.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
+    return paths
 
 
 async def _probe(sandbox: Sandbox) -> str:

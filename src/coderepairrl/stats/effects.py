@@ -1,10 +1,8 @@
 """Effect sizes of two policies on the same tasks, with clustered paired bootstrap intervals.
 
-Cohen's d is the difference over the pooled standard deviation, Cohen's h the difference of the arcsines of two
-proportions: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis").
-
-Clusters are drawn with replacement, with all attempts of both policies. The interval is the expanded percentile one
-(Hesterberg 2015, Am. Stat. 69, 371): the plain one is too narrow for few clusters.
+Cohen's d and h: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis"). Clusters are
+drawn with replacement, with all attempts of both policies. The interval is the expanded percentile one (Hesterberg
+2015, Am. Stat. 69, 371): the plain one is too narrow for few clusters.
 """
 
 from __future__ import annotations
@@ -65,13 +63,11 @@ def _drawn(clusters: int, seed: int) -> Array:
 
 
 def _means(sums: Array, counts: Array) -> Array:
-    """Means of all rows over the last, which counts, for `counts` (draws, clusters)."""
     drawn = sums @ counts.T
     return np.asarray(drawn[:-1] / drawn[-1])
 
 
 def _tail(clusters: int) -> float:
-    """Probability cut off at each end: 2.5 % for many clusters, less for few."""
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 

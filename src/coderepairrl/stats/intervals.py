@@ -3,10 +3,8 @@
 The variance of a mean is estimated from G clusters, as that of a ratio, with G / (G - 1), but never below that of
 independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). Shares (means of
 values in [0, 1]) have Wilson's score interval (1927), differences of two shares Tango's (1998), both for the effective
-number of observations: p (1 - p) over the variance. These hold for few clusters and small p, where a percentile
-bootstrap covers far less than 95 % (Dean and Pagano 2015; tests/stats/test_coverage.py), but not for rare shares of
-strongly clustered values: .05 with an intra-cluster correlation of .7 is held in 90 % with 30 clusters of 4. Other
-values have Student's interval.
+number of observations: p (1 - p) over the variance. These hold for few clusters and small p, unlike a percentile
+bootstrap (Dean and Pagano 2015; tests/stats/test_coverage.py), but not for rare shares of strongly clustered values.
 
 Equal shares count one observation per cluster. One cluster, and other equal values, are too few.
 
@@ -212,7 +210,6 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Bisect for the point where `holds` becomes false."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -304,8 +301,6 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
         return Interval(middle, None, None)
 
     def first(reached: Callable[[Interval], bool]) -> int:
-        """Index of the first distinct value with `reached`."""
-
         def holds(value: float) -> bool:
             return reached(mean_interval([float(each <= value) for each in values], clusters, share=True))
 

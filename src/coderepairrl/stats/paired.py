@@ -1,7 +1,6 @@
 """Tests of two policies on the same tasks: McNemar's, equivalence, and Holm's correction.
 
-McNemar's tests are about these tasks; `sign_flip_test` and `equivalence`, of whole clusters, also about tasks from
-other repositories.
+McNemar's tests are about these tasks; `equivalence`, of whole clusters, also about tasks from other repositories.
 
 McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91. Schuirmann
 1987 (two one-sided tests): J. Pharmacokinet. Biopharm. 15, 657. Tango 1998 (paired proportions): Stat. Med. 17, 891.

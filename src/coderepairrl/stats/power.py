@@ -1,9 +1,8 @@
 """Power of comparisons: the smallest detectable difference, and the tasks and attempts needed.
 
 A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Power is that of the
-normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws. With one attempt per task E[D²]
-is the share of tasks on which the policies disagree, and this is Connor's formula for McNemar's test (1987, Biometrics
-43, 207). E[D²] is at least the effect.
+normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws: with one attempt per task,
+Connor's formula for McNemar's test (1987, Biometrics 43, 207).
 
 Numbers are multiplied by the design effect: the variance of whole clusters over that of independent tasks. E[D²] at k
 attempts is ``between + within / k``: two attempts per task separate these (unbiased); one gives a range.

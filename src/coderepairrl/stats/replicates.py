@@ -1,11 +1,9 @@
 """Means and paired differences over tasks and seeds: for further tasks *and* further training runs.
 
-Seeds are training runs measured on the same tasks, so values are crossed, like readers and cases in radiology. The
-variance of the mean is that between seeds, plus that between clusters of tasks beyond their interaction, which the
-first includes; never below that of the tasks alone. Degrees of freedom are Satterthwaite's of the two parts (Hillis
-2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110).
-
-Intervals and p-values as in `intervals`. Simulated in tests/stats/test_replicates.py.
+Seeds are training runs measured on the same tasks. The variance of the mean is that between seeds, plus that between
+clusters of tasks beyond their interaction, which the first includes. Degrees of freedom are Satterthwaite's of the two
+parts (Hillis 2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110). Intervals and p-values as in
+`intervals`. Simulated in tests/stats/test_replicates.py.
 """
 
 from __future__ import annotations

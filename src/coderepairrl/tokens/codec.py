@@ -137,8 +137,7 @@ class Codec:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
         The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls` is the number of the reply's calls (default: of
-        results). Returns None if exact extension is impossible: with a new assistant message, or (with thinking) a user
-        message, which makes the template drop thoughts. Raises as `render`.
+        results). Returns None if exact extension is impossible, as with a new assistant message. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -222,7 +221,6 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """Limit the tokenizer to `most`. Raises `TooLong` for more messages than tokens."""
         if most is None:
             return nullcontext()
         if len(messages) > most:

@@ -19,9 +19,9 @@ class Row(NamedTuple):
 def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
     """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
-    Trained: a reply's text, calls, thoughts and end token, in one row; not headers, other messages, scaffolding, or
-    empty thoughts. Rewritten history starts another row (with thinking, at a user message). Raises ValueError for a
-    conversation without a reply or starting with one, or that the template refuses or writes differently from a sample.
+    Trained: a reply's text, calls, thoughts and end token; not headers, scaffolding, or empty thoughts. Rewritten
+    history starts another row (with thinking, at a user message). Raises ValueError for a conversation without a reply
+    or starting with one, or that the template refuses or writes differently from a sample.
     """
     messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -54,7 +54,6 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
 
 
 def _plain(message: Message, codec: Codec) -> Message:
-    """Normalise `message`: content as a string, thoughts only with thinking."""
     # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
     # samples
     normalised, text = dict(message), message.get("content") or ""

@@ -33,8 +33,8 @@ class BridgedIds:
 class TemplateRenderer:
     """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, shows tools or
-    calls but not both, or writes calls in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, shows only tools
+    or only calls, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:

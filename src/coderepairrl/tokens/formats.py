@@ -23,8 +23,7 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
     """Messages with channels, as gpt-oss writes them.
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content. Other
-    recipients, and messages that end as calls do, are invalid calls. Prompts end within a head, ``<|start|>assistant``,
-    which some replies omit later. Ids without a message are content.
+    recipients, and messages that end as calls do, are invalid calls. Ids without a message are content.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -76,7 +75,6 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
 
 
 def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
-    """Thoughts, words, and JSON between Qwen's tags."""
     from renderers.parsing import parse_qwen3
 
     return parse_qwen3(
@@ -102,7 +100,6 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     calls: list[Any] = []
 
     def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
-        """Add the calls in `text` if `known` is empty or has all functions."""
         found = tagged.functions(text, tools) or []
         if all(call.name in known for call in found) or not known:
             calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)

@@ -48,8 +48,8 @@ class _Model:
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
     """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub, without torch.
 
-    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template (or without any),
-    else ``template``, the template itself. A named renderer is not compared. Raises `ConfigError`, `PrerequisiteError`.
+    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
+    ``template``, the template itself. A named renderer is not compared. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
     folder = _folder(model)
@@ -63,7 +63,6 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
 
 def _read(name: str, folder: Path) -> _Model:
-    """Read the model. Raises `ConfigError` if multimodal, or with another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
@@ -102,7 +101,6 @@ def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _families(model: _Model, renderer: str) -> tuple[str, ...]:
-    """Renderers to try for `model`. Raises `ConfigError` if none."""
     families, source = (renderer,), model.template
     if renderer == "auto":
         families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
@@ -116,7 +114,6 @@ def _families(model: _Model, renderer: str) -> tuple[str, ...]:
 
 
 def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
-    """Codec by the first of `families` that agrees with the chat template, else by the template."""
     if model.template is None:
         return _codec(model, families[0], thinking)
     like = ""
@@ -217,7 +214,6 @@ def _check_thinks(source: Template, codec: Codec) -> None:
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
-    """Whether the codec renders a first prompt as the template does."""
     return all(
         codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)

@@ -99,12 +99,10 @@ class _Text:
         return min(matches, default=None)
 
     def ready(self) -> str:
-        """New certain text."""
         certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.release(self.raw[:certain].strip())
 
     def rest(self) -> str:
-        """New text at the end."""
         return self.release(self.raw.strip())
 
     def release(self, text: str) -> str:
@@ -123,8 +121,8 @@ def _overlap(text: str, stop: str) -> int:
 class ReplyStream:
     """Parser of one output while it is sampled.
 
-    `parse` parses a whole output. `stop` strings in the content (not in tool calls or reasoning, as in the OpenAI API)
-    end the message: then `cut` is the number of the output's ids, and the caller must stop sampling.
+    `stop` strings in the content (not in tool calls or reasoning, as in the OpenAI API) end the message: then `cut` is
+    the number of the output's ids, and the caller must stop sampling.
     """
 
     def __init__(
@@ -192,7 +190,6 @@ class ReplyStream:
         return reply, deltas + self._new_calls(reply)
 
     def _switch(self, token: int) -> list[Delta]:
-        """Change the mode at a structural token."""
         markers = self._markers
         if self._mode is _Mode.START:
             self._content.add(b"", final=True)  # half a character is not whitespace

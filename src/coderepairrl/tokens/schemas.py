@@ -63,7 +63,6 @@ class ToolSchema:
         return named or [each.get("additionalProperties") for each in schemas]
 
     def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-        """Schemas that `schema` refers to or combines, including itself."""
         if isinstance(schema, Mapping) and id(schema) not in seen:
             seen.add(id(schema))
             yield schema

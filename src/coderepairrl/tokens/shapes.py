@@ -112,7 +112,6 @@ def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: in
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
-        """Record whether to rewrite message `at` for `shape`."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes

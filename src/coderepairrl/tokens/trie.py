@@ -79,7 +79,6 @@ class Trie:
 
 
 def _split(parent: Node, child: Node, at: int) -> Node:
-    """Insert a node for the first `at` tokens of `child`."""
     upper = Node(child.label[:at], child.owner)
     parent.children[upper.label[0]] = upper
     child.label = child.label[at:]

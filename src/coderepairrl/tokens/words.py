@@ -1,7 +1,6 @@
 """Fast encoding of ASCII text, word by word with a cache, in a quarter of the tokenizer's time.
 
-A byte-level BPE splits text by a regular expression and merges only within pieces, so a piece's ids never change.
-Python's `re` splits ASCII text alike; other patterns are left to the tokenizer.
+A byte-level BPE merges only within the pieces of a regular expression, so a piece's ids never change.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class SearchReplaceFormat(AnswerReward):
     REPLACEs, 0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker
     that does not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
 
-    Source: the original's code, whose reader lost blocks with blank lines; this one does not. Known weaknesses: several
-    perfect blocks earn about 0.7, since patterns match well-formed markers; ignores content.
+    Source: the original's code, with blank lines in blocks. Known weaknesses: several perfect blocks earn about 0.7;
+    ignores content.
     """
 
     name = "search_replace_format"
@@ -96,11 +96,11 @@ class SearchReplaceSimilarity(AnswerReward):
     """Similarity of the answer's blocks to the reference's, in [0, 1].
 
     Blocks are paired in order, missing ones empty. A pair scores the mean difflib ratio, over lines, of its search and
-    replace parts; the reward is the mean over pairs, 0 without blocks in the answer. The reference has such blocks, or
-    is a diff, of which each hunk is one block with context.
+    replace parts; the reward is the mean over pairs, 0 without blocks in the answer. Each hunk of a reference diff is
+    one block with context.
 
-    Source: the original's code, whose reader gave 1.0 to garbage for references with blank lines; this one does not.
-    Known weaknesses: blocks are compared in order; searched lines count as much as the repair; context earns.
+    Source: the original's code, with blank lines in blocks. Known weaknesses: order matters; searched lines count as
+    much as the repair; context earns.
     """
 
     name = "search_replace_similarity"

@@ -34,8 +34,7 @@ class ReasoningFormat(AnswerReward):
     1/4 for each of ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n`` and ``\n</answer>`` that occurs exactly once, less
     0.001 for each character before the first and after the last; at least 0.
 
-    Source: the original's code. Known weaknesses: ignores order; a thousand characters outside cost all; empty thoughts
-    and answers earn fully.
+    Source: the original's code. Known weaknesses: ignores order; empty thoughts and answers earn fully.
     """
 
     name = "reasoning_format"
@@ -55,8 +54,7 @@ class ReasoningFormat(AnswerReward):
 class ReasoningFormatStrict(AnswerReward):
     """1 if the reply is a thought and a one-line answer, each tag on a separate line, else 0 (RW8).
 
-    Source: the original's code. Known weakness: for classification only, since no multi-line answer, such as a repair,
-    has this format.
+    Source: the original's code. Known weakness: for classification only.
     """
 
     name = "reasoning_format_strict"
@@ -67,9 +65,7 @@ class ReasoningFormatStrict(AnswerReward):
 
 
 class Classification(AnswerReward):
-    """1 if the tagged answer is the task's label, else 0.
-
-    The label is `Task.answer`, for example ``CWE-79``; a reply without tags answers ``N/A``.
+    """1 if the tagged answer is the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
     Source: the original's code. Known weaknesses: another spelling is wrong; with few classes, guessing the commonest
     pays.

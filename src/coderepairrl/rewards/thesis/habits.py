@@ -92,8 +92,8 @@ class ExplorationDepth(Reward):
 
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
     0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for
-    a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a command
-    given twice, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
+    a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a repeated
+    command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
 
     Source: the original's code. Known weakness: pays for looking, not for finding.
     """

@@ -19,8 +19,8 @@ Place = tuple[str, str]
 class FileMatch(TextReward):
     """Share of files in common, in [0, 1]: |F_a & F_g| / max(|F_a|, |F_g|).
 
-    Source: the original's code. Known weakness: hacked in the thesis, since any edit of the right file earns 1. Measure
-    with it (weight 0).
+    Source: the original's code. Known weakness: hacked in the thesis, since any edit of the right file earns 1. Use
+    weight 0.
     """
 
     name = "file_match"
@@ -60,10 +60,10 @@ class DraftSimilarity(TextReward):
     """Reward of the thesis's draft, in [0, 1].
 
     1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where larger,
-    0.1 for a right file and another 0.1 for a right function (as named by hunk headings).
+    0.1 for a right file and another 0.1 for a right function (by hunk headings).
 
     Source: equation 3.1 and section 3.5.3 of the draft; the partial credit's size is this project's. Known weaknesses:
-    a near repair earns as little as junk; any edit of the right file earns 0.1; no-ops count.
+    any edit of the right file earns 0.1; no-ops count.
     """
 
     name = "draft_similarity"
@@ -98,10 +98,10 @@ class FunctionMatch(Reward):
     """Share of functions in common, in [0, 1]: |P_a & P_g| / max(|P_a|, |P_g|) over (file, function).
 
     A changed place of a Python file belongs to the innermost function or class at the task's commit, read in a fresh
-    sandbox; in other or unparsable files, to the hunk's heading. Code outside functions is one place per file.
+    sandbox; in other or unparsable files, to the hunk's heading.
 
     Source: the draft's section 3.5.3 ("correct files and functions"). Known weaknesses: any edit of the right function
-    earns 1; a heading names the function above the hunk, which may have ended.
+    earns 1; a heading may name a function that ended above the hunk.
     """
 
     name = "function_match"
@@ -174,12 +174,10 @@ def enclosing(tree: ast.AST, line: int) -> str:
 
 
 class TestPatchSimilarity(Reward):
-    """`patch_similarity` to the change of the tests instead of the oracle, in [0, 1].
+    """`patch_similarity` to the change of the tests (`Checks.restore`) instead of the oracle, in [0, 1].
 
-    That change is a fresh sandbox's diff after writing the task's `Checks.restore`.
-
-    Source: the original's code, which picked demonstrations with tests by it. Known weaknesses: those of
-    `patch_similarity`; pays for tests, not for repairs.
+    Source: the original's code, which picked demonstrations with tests by it. Known weakness: pays for tests, not for
+    repairs.
     """
 
     __test__ = False  # pytest: not a test class

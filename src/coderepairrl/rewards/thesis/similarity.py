@@ -24,12 +24,12 @@ class PatchSimilarity(TextReward):
         R = sum over files f of both patches of SM(g_f, a_f) / max(|F_a|, |F_g|)
 
     SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default
-    "autojunk". A file's text is everything from its ``diff --git a/X b/X`` line to the next, headers, hashes and
-    context included, stripped; X names it, and the last of several counts. Empty patches and oracles score 0.
+    "autojunk". A file's text is everything from its ``diff --git a/X b/X`` line to the next, stripped; X names it, and
+    the last of several counts.
 
     Source: the thesis and its code; equal to its published values on real predictions (tests). Known weaknesses:
-    headers and context dominate, so a blank line in the right file scores 0.14 to 0.19 on average and one next to the
-    right hunk 0.52 to 0.60; blob hashes keep a perfect repair below 1.0; a patch without ``diff --git`` lines scores 0.
+    headers and context dominate, so a blank line next to the right hunk scores 0.52 to 0.60; blob hashes keep a perfect
+    repair below 1.0; a patch without ``diff --git`` lines scores 0.
     """
 
     name = "patch_similarity"

@@ -17,7 +17,7 @@ def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
 def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
     """Account for a run's tokens, by kind of task.
 
-    Unconsumed tokens are dropped as ``evaluation``, ``void`` (retried), ``stale``, ``interrupted`` or ``pending``.
+    Unconsumed tokens are dropped as ``evaluation``, ``void``, ``stale``, ``interrupted`` or ``pending``.
     """
     accounts: dict[str, Account] = {}
     begun: dict[str, tuple[str, str, str]] = {}

@@ -33,10 +33,7 @@ _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """Resolve the targets to linear layers of `model`, by peft's rule: a name, or the end of one.
-
-    Raises `UsageError` for a target without a linear layer, or with a shared weight.
-    """
+    """Resolve the targets to linear layers of `model`, by name or the end of one, as peft does. Raises `UsageError`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
     def named(target: str) -> list[str]:
@@ -63,7 +60,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add float32 adapters that add zero, and freeze everything else. `settings` must be `resolved`."""
+    """Add adapters that add zero, and freeze everything else. `settings` must be `resolved`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
@@ -88,8 +85,7 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 def read_config(folder: Path) -> Lora:
     """Read ``adapter_config.json``; a target pattern becomes the layers in the weights' file.
 
-    Raises `UsageError` for an unsupported option; OSError, ValueError, KeyError, TypeError or SafetensorError when
-    unreadable.
+    Raises `UsageError` for an unsupported option, and any error of reading.
     """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
@@ -157,7 +153,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name, adapters merged in float32; `whole` gathers shards, so all processes must iterate."""
+    """Tensors by name, adapters merged in float32; all processes must iterate, since `whole` gathers."""
     layers = dict(_layers(model))
 
     def sum_of(weight: str, tensor: Tensor) -> Tensor:

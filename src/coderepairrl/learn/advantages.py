@@ -1,4 +1,4 @@
-"""Advantages from a group's rewards; None for a void episode. Imports no torch."""
+"""Advantages from a group's rewards; None for a void episode."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def group_advantages(
 
 
 def overlong(tokens: int, limit: int, buffer: int) -> float:
-    """Penalty for length: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
+    """Length penalty: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
 
     >>> [overlong(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
     [0.0, 0.25, 1.0, 1.0]
@@ -84,7 +84,7 @@ def overlong(tokens: int, limit: int, buffer: int) -> float:
 def ties_broken(
     values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
 ) -> tuple[float | None, ...]:
-    """Add `weight` times a score's excess over its mean among equal rewards, which sums to 0 there.
+    """Add `weight` times a score's excess over its mean among equal rewards.
 
     >>> ties_broken((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
     (0.05, -0.05)

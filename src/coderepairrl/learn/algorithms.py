@@ -1,7 +1,4 @@
-"""Algorithms as combinations of parts (docs/reference/algorithms.md). Imports no torch.
-
-Formulas are in `losses` and `advantages`.
-"""
+"""Algorithms as combinations of parts (docs/reference/algorithms.md)."""
 
 from __future__ import annotations
 

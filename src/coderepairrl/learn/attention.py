@@ -1,4 +1,4 @@
-"""Causal attention over a packed prefix tree: tokens attend to their path from the root."""
+"""Causal attention over a packed prefix tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class Span(NamedTuple):
-    """Consecutive tokens of one path: each attends to `before`, and causally within the span.
+    """Consecutive tokens: each attends to `before`, and causally within the span.
 
     >>> Span(5, 9, ((0, 2), (3, 5))).keys
     ((0, 2), (3, 5), (5, 9))
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 
 def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
-    """Split spans into parts of `chunk_tokens` tokens, the last possibly shorter.
+    """Split spans into parts of `chunk_tokens` tokens.
 
     >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
@@ -75,7 +75,7 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
 class Layer:
     """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
-    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens, for a second pass.
+    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens.
     """
 
     key: Tensor
@@ -174,7 +174,7 @@ def _has_bias(module: nn.Module) -> bool:
 
 
 def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
-    """Mean of a layer's keys (of the first chunk), on which softmax does not depend."""
+    """Mean of a layer's keys (of the first chunk)."""
     # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
     # other rounding, which multiplies the error
     centres = {} if store is None else store.centres
@@ -186,7 +186,6 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    """Add a sink as a key without a value at every root."""
     # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels want multiples of 8
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
@@ -278,7 +277,7 @@ class _Merged(torch.autograd.Function):
 
 
 def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    """Attend span by span with gathered keys; the backward pass gathers them again."""
+    """Attend span by span with gathered keys, also in the backward pass."""
     if _spreads(query):
         key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
@@ -302,7 +301,7 @@ def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | 
 def _windowed(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
-    """Attend to the path's last `window` tokens and the `sinks`, in blocks of queries to bound the masks."""
+    """Attend to the path's last `window` tokens and the `sinks`, in blocks."""
     parts = []
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])

@@ -23,7 +23,7 @@ _SCHEMA = 2
 
 
 def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
-    """Write atomically, as a Hugging Face model or peft adapter, identical for any number of processes."""
+    """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
         strategy.agree(lambda: shards.write(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first))
@@ -36,7 +36,7 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
 def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
     """Restore a checkpoint bit for bit; returns version and updates.
 
-    Raises `UsageError`, changing nothing, when `folder` holds no intact checkpoint of this model.
+    Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
     """
     strategy.agree(lambda: recover(folder) if strategy.first else None)
     problem = damage(folder) if strategy.first else ""

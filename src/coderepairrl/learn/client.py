@@ -1,4 +1,4 @@
-"""Controller's end of the learner process. Imports no torch."""
+"""Controller's end of the learner process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class Learner:
-    """Running learner of one or several processes, serving one request at a time.
+    """Learner of one or several processes, serving one request at a time.
 
     Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
     for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A cancelled request is
@@ -67,8 +67,8 @@ class Learner:
     ) -> Self:
         """Start with the weights in `model` (Hugging Face layout) as version 0.
 
-        Logs to ``log_dir/learner.log``, ``learner-1.log``, ... `gpu` requires a GPU. With `listen` (HOST:PORT), waits
-        up to `patience` seconds for torchrun's processes (`RemoteLearner`) and ignores `env`.
+        `gpu` requires a GPU. With `listen` (HOST:PORT), waits up to `patience` seconds for torchrun's processes and
+        ignores `env`.
         """
         learner = cls([], publish_dir, patience)
         start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
@@ -96,7 +96,7 @@ class Learner:
     ) -> dict[str, Any]:
         """Train on one batch; returns `learn.metrics.Metrics`.
 
-        The loss is averaged over `episodes` or `tokens` (of `Batch`), by default those in rows.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
         metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
         return metrics
@@ -117,9 +117,7 @@ class Learner:
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of `offer` to `receivers` processes; returns "" or why it stopped. `seconds` limits each
-        step.
-        """
+        """Send the weights of `offer` to `receivers` processes; returns "" or why it stopped."""
         how = {"version": version, "receivers": receivers, "seconds": seconds}
         broken_off: str = await self._call("send", offer=offer, **how)
         return broken_off
@@ -130,7 +128,7 @@ class Learner:
         return result
 
     async def put_away(self) -> int:
-        """Move everything to host memory; returns bytes. Until `take_back` only `save` works. Single process only."""
+        """Move everything to host memory, where only `save` works; returns bytes."""
         size: int = await self._call("put_away")
         return size
 

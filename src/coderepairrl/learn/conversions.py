@@ -22,7 +22,7 @@ from coderepairrl.runs.storage import write_sums
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
-    """Write a randomly initialised model, deterministic in `seed`. Raises `UsageError` without a usable config.json."""
+    """Write a model with random weights. Raises `UsageError` without a usable config.json."""
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
     except UNREADABLE as error:
@@ -41,7 +41,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def language_model(source: Path, target: Path) -> None:
-    """Write only the causal language model in `source`, values unchanged. Raises as `load_model`."""
+    """Write only the language model in `source`, values unchanged. Raises as `load_model`."""
     # a checkpoint of all weights is float32, whatever the config says that it was copied from
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
@@ -54,10 +54,7 @@ def language_model(source: Path, target: Path) -> None:
 
 
 def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
-    """Write the model with weights rounded to `form`, the same for engine and learner.
-
-    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` for a missing package.
-    """
+    """Write the model with weights rounded to `form`. Raises `UsageError`, `PrerequisiteError`."""
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
@@ -67,7 +64,7 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write `base` merged with `adapter` (peft's layout); with the run's `precision`, the weights its engine served.
+    """Write `base` merged with `adapter`, as the run's engine served it with that `precision`.
 
     Raises `UsageError` when the two do not match.
     """

@@ -1,8 +1,4 @@
-"""Learner processes that share a batch (DDP) or also the model (FSDP2), through accelerate.
-
-Losses are multiplied by the number of processes: the frameworks average gradients, and denominators are already those
-of the whole batch.
-"""
+"""Learner processes that share a batch (DDP) or also the model (FSDP2), through accelerate."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Learner process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
-"fix": hint}``, KIND ``usage`` (bad model or checkpoint), ``prerequisite`` (missing package or device), ``storage``
-(cannot read or write) or ``refused`` (bad batch). Any other exception ends the process.
+"fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process.
 """
 
 from __future__ import annotations

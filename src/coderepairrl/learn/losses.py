@@ -1,8 +1,7 @@
 """Losses as plain functions on a micro-batch's trained tokens (formulas: docs/reference/algorithms.md).
 
 A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
-(`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`Scale`) are those of the whole batch, so gradients of
-micro-batches add up.
+(`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`Scale`) are those of the whole batch.
 
 Sources: ratio ``row`` GSPO (arXiv 2507.18071); objectives ``clip`` PPO (arXiv 1707.06347), ``cispo`` MiniMax-M1
 (arXiv 2506.13585), ``score`` REINFORCE (Williams 1992); aggregation ``constant`` Dr. GRPO (arXiv 2503.20783); teacher
@@ -40,8 +39,8 @@ class Correction(NamedTuple):
 def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
     """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
 
-    They lead from the engine's policy (behaviour) to the learner's before the batch (proximal): Yao et al. 2025, TRL's
-    ``token_truncate``. With clipping, decoupled PPO (arXiv 2110.00641, arXiv 2505.24298).
+    From the engine's policy to the learner's before the batch: Yao et al. 2025, TRL's ``token_truncate``. With
+    clipping, decoupled PPO (arXiv 2110.00641, arXiv 2505.24298).
     """
     weight_N = torch.exp((old_N - recorded_N).detach())
     return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
@@ -99,8 +98,7 @@ class Scale:
 class Loss:
     """Share of the loss, and its parts, detached.
 
-    `ratio`, `low`, `high` (bound active) and `limited` (beyond `LOG_RATIO_LIMIT`) have the ratio's shape, N or R;
-    None for `sft`.
+    `ratio`, `low`, `high` (bound active) and `limited` have the ratio's shape, N or R; None for `sft`.
     """
 
     value: Tensor
@@ -214,7 +212,7 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """``KL(p || q)`` per token, in nats, over the ids that both vocabularies share."""
+    """``KL(p || q)`` per token, in nats, over the shared ids."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
@@ -229,7 +227,7 @@ def entropy(logits_NV: Tensor) -> Tensor:
 def k3(logp: Tensor, ref: Tensor) -> Tensor:
     """Estimate ``KL(policy || reference)`` per sampled token: ``exp(-d) - 1 + d``, ``d = logp - ref``.
 
-    Unbiased and nonnegative (Schulman 2020, "Approximating KL divergence"; its gradient: arXiv 2506.09477).
+    Unbiased and nonnegative (Schulman 2020; gradient: arXiv 2506.09477).
     """
     d = _limited(logp - ref)
     return torch.exp(-d) - 1 + d

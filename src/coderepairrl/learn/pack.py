@@ -24,8 +24,8 @@ Ids = Sequence[int]
 class MicroBatch:
     """Prefix tree of rows, and their trained tokens.
 
-    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N`;
-    `row_N` are their rows, in the order given.
+    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N` of
+    rows `row_N`.
     """
 
     ids_T: Tensor
@@ -119,8 +119,8 @@ def distinct(rows: Sequence[Ids]) -> int:
 def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, with a second forward
-    pass. For parallel `ranks`, parts are as small as their rounds allow.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks. For parallel `ranks`, parts
+    are as small as their rounds allow.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
@@ -167,7 +167,7 @@ def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBat
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and the part's share of `episodes`. Omits parts without rows.
+    """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
@@ -184,11 +184,7 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 def share(
     samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row.
-
-    Processes that share a model must run it equally often. Trees computed chunk by chunk come first, since their
-    gradients are not exchanged.
-    """
+    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
         _check(sample)
     parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)

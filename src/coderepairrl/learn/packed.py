@@ -1,4 +1,4 @@
-"""Forward pass: logprobs, divergences and values of packed rows' trained tokens."""
+"""Forward pass: logprobs, divergences and values of trained tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Scored(NamedTuple):
 
 
 class Packed(nn.Module):
-    """Model that scores packed rows in `forward`, so that DDP, FSDP or DeepSpeed can wrap it."""
+    """Model that scores packed rows in `forward`, for DDP, FSDP or DeepSpeed to wrap."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Packed(nn.Module):
         states: bool = False,
         values: bool = False,
     ) -> Tensor | Scored:
-        """See `Policy.logprobs`; with `others` `compare`, with `states` `states`, with `values` `valued`."""
+        """See `Policy.logprobs`, `compare` (`others`), `states` and `valued` (`values`)."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
                 if states or values or others is not None:
@@ -93,7 +93,7 @@ class Packed(nn.Module):
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Logprobs (N), at most `logits` logits at once, recomputed in the backward pass."""
+        """Logprobs (N), at most `logits` logits at once."""
         at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
             return self._score(hidden_ND, target_N, temperature)
@@ -142,7 +142,7 @@ class Packed(nn.Module):
         return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
-        """Last hidden states (TD); with `spans`, those of a chunk whose ancestors are in `store`."""
+        """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
         slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = body(self.model)(
             input_ids=batch.ids_T[None, slice_T],
@@ -172,10 +172,7 @@ class Packed(nn.Module):
 
 
 class _TwoPasses(torch.autograd.Function):
-    """Logprobs of a tree with one chunk's activations in memory, and all keys and values.
-
-    The backward pass recomputes chunks in reverse, and accumulates their ancestors' gradients.
-    """
+    """Logprobs of a tree with one chunk's activations in memory, and all keys and values."""
 
     @staticmethod
     def forward(

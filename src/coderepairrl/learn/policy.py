@@ -1,7 +1,4 @@
-"""Policy: a Hugging Face causal language model that scores packed rows.
-
-A model whose packed rows influence each other computes them one at a time (`probe`).
-"""
+"""Policy: a Hugging Face causal language model that scores packed rows."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Policy:
-    """Model in evaluation mode (no dropout) with trainable weights or adapters."""
+    """Model in evaluation mode, with trainable weights or adapters."""
 
     def __init__(
         self,
@@ -76,7 +73,7 @@ class Policy:
     ) -> Policy:
         """Load the model in `folder`; a `frozen` one has no adapters.
 
-        Raises as `load_model`, and `UsageError` for a model that cannot be trained packed.
+        Raises as `load_model`, and `UsageError` if it cannot be trained packed.
         """
         if frozen:
             settings = settings.but(
@@ -117,7 +114,7 @@ class Policy:
         return constants(self.model)
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """Logprobs of the trained tokens (N) at `temperature`, float32, about `logits` logits at a time."""
+        """Logprobs of the trained tokens (N), float32, about `logits` logits at a time."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
@@ -147,7 +144,7 @@ class Policy:
 
     @property
     def chunkable(self) -> bool:
-        """Whether trees can be computed in chunks (`MicroBatch.chunk_tokens`): on a CPU, by attention only."""
+        """Whether trees can be computed in chunks: on a CPU, by attention only."""
         config = self.model.config.get_text_config()
         has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
         return has_uniform_attention and self.device.type == "cpu"
@@ -157,7 +154,7 @@ class Policy:
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and a whole model's `constants`, by file name; all processes must iterate."""
+        """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
         yield from self._trained()
         if self.settings.lora is None:
             yield from self.constants.items()
@@ -176,10 +173,7 @@ class Policy:
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write a model's or adapter's folder, exactly, the value head in a separate file.
-
-        Without `here` the process only takes part in gathering.
-        """
+        """Write the folder of a model or adapter; without `here`, only take part in gathering."""
         shards.write(folder, self.stem, self.state(), here=here)
         if self.values:
             shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
@@ -193,17 +187,14 @@ class Policy:
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
-        """Write weights for an engine, in the run's precision; `here` as in `save`.
-
-        ``model``: adapters merged in float32; ``adapter``: adapters alone, in peft's layout.
-        """
+        """Write weights for an engine, in the run's precision; `here` as in `save`."""
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of `export`, one by one; all processes must iterate. Raises ValueError without adapters to export."""
+        """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None

@@ -1,7 +1,4 @@
-"""Probe of each loaded model: does a prefix tree compute the same as single rows?
-
-Compares hidden states, their gradient at the embeddings, and logits with transformers' eager attention.
-"""
+"""Probe of each loaded model: does a prefix tree compute the same as single rows?"""
 
 from __future__ import annotations
 
@@ -58,10 +55,9 @@ class _Asked(NamedTuple):
 
 
 def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
-    """Probe `model`: `hidden` computes a micro-batch as in training, `head` its logits.
+    """Probe the first layers of `model`; `hidden` computes a micro-batch as in training, `head` its logits.
 
-    Runs the first layers with one of each kind. Raises `UsageError` unless the logits are a linear head on the last
-    hidden states.
+    Raises `UsageError` unless the logits are a linear head on the last hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
@@ -240,7 +236,7 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 
 @contextmanager
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
-    """Set switching lengths (`SWITCHES`, rotary embeddings) within the probe rows' lengths."""
+    """Set switching lengths within the probe rows' lengths."""
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in rope.find_dynamic(model):

@@ -84,7 +84,7 @@ class _FrozenMatmul(torch.autograd.Function):
 def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Replace the linear layers except the head, one by one on `device`.
 
-    Raises `UsageError` for weights elsewhere, such as experts', `PrerequisiteError` without bitsandbytes.
+    Raises `UsageError` for other weights, such as experts', `PrerequisiteError` without bitsandbytes.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 3 and min(parameter.shape) > 1:
@@ -104,7 +104,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """Dtype of the files, to which an engine rounds: config.json's `dtype` where `loaded` is float32."""
+    """Dtype of the files, to which an engine rounds."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded

@@ -1,7 +1,7 @@
 """Recurrent layers over a prefix tree: convolution and state continue from the parent's.
 
-`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``, to run once per part. Covers
-Gated DeltaNet (Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``. Covers Gated DeltaNet
+(Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def digest_files(paths: Iterable[Path]) -> dict[str, str]:
 
 @asynccontextmanager
 async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
-    """Files that every machine must have, with SHA-256: those of `models`, and a new one per folder."""
+    """Files that every machine must have, with SHA-256: of `models`, and a new one per folder."""
     files = [file for model in models for name in ("config.json", "*.safetensors") for file in model.glob(name)]
     marks = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
     try:
@@ -138,8 +138,8 @@ class RemoteLearner:
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
         """Wait up to `patience` seconds for `processes` ranks to connect.
 
-        Raises `LearnerFault` when none do, `UsageError` for an unusable address or a wrong number of ranks,
-        `PrerequisiteError` for other versions.
+        Raises `LearnerFault` when none do, `UsageError` for a bad address or number of ranks, `PrerequisiteError` for
+        other versions.
         """
         (host, port), secret = parse_address(listen), read_secret()
         joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()

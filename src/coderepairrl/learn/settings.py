@@ -1,4 +1,4 @@
-"""Learner settings, checked before any process starts. Imports no torch."""
+"""Learner settings, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
 
 
 class LearnSettings(Learning):
-    """Section ``train``, and settings of other sections that training depends on.
+    """Section ``train``, and related settings of other sections.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))

@@ -30,8 +30,7 @@ def write(
 ) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    `ADAPTER` is always one file: peft and vLLM read no other. `tensors` is iterated even without `here` or with a full
-    disk, since gathering may take every process.
+    `tensors` is iterated even without `here` or with a full disk, since gathering may take every process.
     """
     remaining = iter(tensors)
     try:
@@ -82,7 +81,7 @@ class TensorFiles:
     """Tensors of the files with one stem, read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
-        """Open the files. Raises OSError or SafetensorError for a missing or truncated one."""
+        """Open the files. Raises OSError or SafetensorError."""
         self._files = ExitStack()
         self._where: dict[str, Any] = {}
         index = folder / f"{stem}.safetensors.index.json"

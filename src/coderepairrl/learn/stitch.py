@@ -1,4 +1,4 @@
-"""Stitching of episodes (trees of turns) into rows, accounting for every sampled token. Imports no torch.
+"""Stitching of episodes (trees of turns) into rows, accounting for every sampled token.
 
 A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first. An
 untrainable turn is context if it leads to a trained turn, else dropped.
@@ -121,8 +121,7 @@ def batch(
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
-    Flat groups have rows (of advantage 0) only with a KL term (`kl`). Raises ValueError for a repeated episode id, and
-    as `stitch`.
+    Flat groups have rows (of advantage 0) only with a KL term (`kl`).
     """
     groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
@@ -229,7 +228,6 @@ def stitch(
     Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
     (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main conversation
     (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to `distinct`.
-    Raises ValueError for a turn without a prompt, or a token without a version.
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
@@ -264,9 +262,7 @@ def stitch(
 
 
 def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """Each turn's fate in `stitch`, given an advantage: ``trained``, ``masked`` (in a row) or ``dropped``, with the
-    reason.
-    """
+    """Each turn's fate in `stitch`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
@@ -301,7 +297,7 @@ def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> lis
 
 
 class _Forest:
-    """Turns by context. Raises ValueError for an empty prompt."""
+    """Turns by context."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns

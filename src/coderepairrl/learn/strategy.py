@@ -50,10 +50,11 @@ class SingleProcess:
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
+        # the frameworks average gradients over processes, and denominators are those of the whole batch
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
-        """Update from the accumulated gradient; returns its norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which is discarded.
         """
@@ -129,7 +130,7 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make GPU training deterministic: a resumed run repeats steps and compares weights."""
+    """Make GPU training deterministic: a resumed run compares weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length
@@ -145,7 +146,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Move `value` to the parameter's device, sharded alike if shapes match."""
+    """Move `value` to the parameter's device, sharded if shapes match."""
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

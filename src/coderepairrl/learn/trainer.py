@@ -51,11 +51,11 @@ class _Part:
 class Trainer:
     """Policy, optimiser, reference policy and teacher.
 
-    `version` counts batches, `updates` optimiser updates. Processes that share a batch make the same calls.
+    Processes that share a batch make the same calls.
     """
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` for a missing package."""
+        """Load `model`. Raises `UsageError`, `PrerequisiteError`."""
         self.settings = settings
         self.strategy = _strategy(settings)
         self.reference: Policy | None = None
@@ -80,8 +80,8 @@ class Trainer:
         """Train on one batch and return its `Metrics`.
 
         The loss is averaged over `episodes` or `tokens`, by default those in rows. At a non-finite gradient the rest of
-        the batch is skipped; `version` still counts, so that a replay repeats it. Raises ValueError for an empty batch,
-        a malformed row, or fewer episodes or tokens than in rows.
+        the batch is skipped; `version` still counts, so that a replay repeats it. Raises ValueError for an unusable
+        batch.
         """
         self._require_here()
         if not samples:
@@ -116,7 +116,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Metrics of `step` without training. Raises ValueError for an empty batch or a malformed row."""
+        """Metrics of `step` without training. Raises ValueError for an unusable batch."""
         self._require_here()
         if not samples:
             raise ValueError("an empty batch")
@@ -141,9 +141,9 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights atomically to ``folder/v<version>``; returns path, version and `sync.weights.checksum`.
+        """Write the weights atomically; returns path, version and `sync.weights.checksum`.
 
-        The caller deletes older folders. Raises ValueError without adapters to publish.
+        The caller deletes older folders.
         """
         self._require_here()
         path = folder / f"v{self.version:06d}"
@@ -153,7 +153,7 @@ class Trainer:
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """List the tensors in ``folder/v<version>`` for `send`; returns path, version and `wire.combined_digest`."""
+        """List the tensors for `send`; returns path, version and `wire.combined_digest`."""
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
@@ -169,7 +169,7 @@ class Trainer:
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
         """Send the tensors of `offer` to an engine's workers; returns "" or why it stopped.
 
-        Raises ValueError when the weights are no longer those of `version`.
+        Raises ValueError after a later `step`.
         """
         if version != self.version:
             raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
@@ -188,18 +188,12 @@ class Trainer:
         checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
-        """Restore a checkpoint bit for bit, except the reference policy.
-
-        Raises `UsageError`, changing nothing, when `folder` holds no intact checkpoint of this model.
-        """
+        """Restore a checkpoint bit for bit, except the reference policy. Raises as `checkpoint.read`."""
         self._require_here()
         self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
-        """Move everything to host memory, where only `save` works; returns bytes.
-
-        Raises ValueError for one of several processes.
-        """
+        """Move everything to host memory, where only `save` works; returns bytes. Single process only."""
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
@@ -341,7 +335,7 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _scored(self, batch: MicroBatch) -> Scored:
-        """Score trained tokens, against other models if the loss needs it."""
+        """Score trained tokens, against other models if needed."""
         # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature

@@ -63,7 +63,7 @@ def estimates(
 ) -> tuple[list[dict[int, Estimate]], float | None]:
     """Estimates of each minibatch's rows by index, and `explained` variance.
 
-    A sample's `advantage` is its episode's reward. `whiten`: mean 0 and deviation 1 over the batch.
+    A sample's `advantage` is its episode's reward. `whiten`: mean 0, deviation 1.
     """
     by_part = [
         {

@@ -1,7 +1,4 @@
-"""DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3).
-
-DeepSpeed shards flat float32 tensors; checkpoints equal those of one process.
-"""
+"""DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3)."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ class Zero(Distributed):
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
-        """Update from the accumulated gradient; returns its norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which DeepSpeed discards.
         """

@@ -15,7 +15,7 @@ class AnswerReward(Reward, ABC):
 
     @abstractmethod
     def judge(self, answer: str, task: Task) -> float:
-        """Value of `answer`. Raises `TaskError` if the task lacks its label or reference."""
+        """Value of `answer`. Raises `TaskError` without a label or reference."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Score the episode."""

@@ -34,7 +34,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines as tokens; replaces `height` lines after the first `at` of the old file."""
+    """Neighbouring changed lines as tokens, replacing `height` lines after the first `at`."""
 
     at: int
     height: int
@@ -71,7 +71,7 @@ class Changes:
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
     """Classes of edits without which the oracle would lose lines.
 
-    Blank lines count only without anything else: they are the cheapest edit, and nearly every patch has some.
+    Blank lines, the cheapest edit, count only without anything else.
     """
     used = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
@@ -85,8 +85,7 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
     """Classes of edits of the oracle, and its marked changes.
 
-    Unlike in `classes`, comments also count only without anything else: a comment that repeats the repair is its
-    cheapest copy.
+    Unlike in `classes`, comments count only without anything else: they may repeat the repair.
     """
     rest = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
@@ -104,9 +103,9 @@ def _lines(found: Mapping[str, Changes]) -> int:
 
 
 def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
-    """Changes by file, without no-ops of classes not in `kept`; omits files of no-ops alone.
+    """Changes by file, without no-ops of classes not in `kept`.
 
-    `marked`: comment words differ from equal code words, and an invisible character is a separate token.
+    `marked`: comment words differ from code words, and an invisible character is a separate token.
     """
     merged: dict[str, list[FilePatch]] = {}
     for file in _fold_renames(files):
@@ -120,7 +119,7 @@ def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, mark
 
 
 def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
-    """Context and removed lines of each file's hunks, as in marked changes."""
+    """Context and removed lines of each file's hunks."""
     lines_by_path: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
         view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
@@ -181,7 +180,7 @@ class _View:
     def lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
         """Words and key of each meaningful line of `side`.
 
-        Equal words mean a no-op, equal keys equal lines; the key adds indentation where the language reads it.
+        Equal words mean a no-op, equal keys equal lines; keys include significant indentation.
         """
         seen = []
         inside = False
@@ -195,7 +194,7 @@ class _View:
         return seen
 
     def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Text of `line` that counts, its marked tokens, and whether a comment continues after it."""
+        """Code of `line`, its marked tokens, and whether a comment continues after it."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = shown(line)

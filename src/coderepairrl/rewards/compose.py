@@ -64,9 +64,8 @@ PRESETS = {
 def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     """Build the rewards that `spec` names, each with its weight.
 
-    A name is in `SHIPPED`, ``module:name`` of a class (constructed without arguments) or function (`FunctionReward`),
-    or in `PRESETS`, whose weights are multiplied. Weight 0 only measures. Raises `ConfigError` for unknown names and
-    unusable weights.
+    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. Weight 0 only
+    measures. Raises `ConfigError`.
 
     >>> [(reward.name, weight) for reward, weight in make("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
@@ -97,15 +96,13 @@ def only(name: str) -> Reward:
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
-    """Split rewards into those of the attempt's open workspace (`Reward.on_state`) and others."""
+    """Split off the rewards of the attempt's open workspace (`Reward.on_state`)."""
     on_state = [each for each in rewards if each[0].on_state]
     return on_state, [each for each in rewards if each not in on_state]
 
 
 def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
-    """Version of each reward in `specs`; values of different versions are not comparable.
-
-    Raises `ConfigError` as `make`.
+    """Version of each reward in `specs`. Raises `ConfigError`.
 
     >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 3, 'tests': 1, 'patch_lines': 1}
@@ -133,10 +130,10 @@ def _sensible(number: object) -> bool:
 async def score(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward for which it is `drawn`; `types.total` sums the weighted scores.
+    """Score `episode` by each reward for which it is `drawn`.
 
     Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number,
-    `TaskError` if the task is at fault. A reward that blocks the event loop is not interrupted: write it as a function.
+    `TaskError` if the task is at fault. A reward that blocks the event loop is not interrupted.
     """
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
@@ -170,7 +167,7 @@ async def score(
 def score_files(reward: str, oracle: Path, patch: Path) -> float:
     """Score the diff in file `patch` by `reward`, with `oracle` as reference.
 
-    Raises `UsageError` for an unusable file or a reward that needs a repository, `ConfigError` for an unknown reward.
+    Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
     chosen = only(reward)
     oracle_diff, patch_diff = _read(oracle, "oracle"), _read(patch, "patch")

@@ -15,8 +15,7 @@ from coderepairrl.types import Episode, Score, Task
 class FunctionReward(Reward):
     """Value of ``def function(task, episode)``, a number or a `Score`, under the function's name.
 
-    Runs in a daemon thread, abandoned at the time limit of `compose.score`. ``async def function(task, episode,
-    sandbox)`` is awaited and may open sandboxes.
+    Runs in a daemon thread. ``async def function(task, episode, sandbox)`` is awaited and may open sandboxes.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:

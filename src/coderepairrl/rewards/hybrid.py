@@ -63,6 +63,7 @@ class HybridReward(Reward):
 
     def tested(self, episode: Episode) -> bool:
         """Whether the episode's group is drawn."""
+        # whole groups, since attempts are compared within their group
         return group_drawn(episode.group, self.share)
 
 
@@ -101,10 +102,7 @@ def _kinds(task: Task) -> set[str]:
 
 
 async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """First of `paths` that does not parse, with the error, or "".
-
-    Raises `SandboxFault` if the parser of an ending in `needed` is missing; no patch can choose those.
-    """
+    """First of `paths` that does not parse, with the error, or ""."""
     for path in paths:
         kind = PurePosixPath(path).suffix
         checker = CHECKERS.get(kind)

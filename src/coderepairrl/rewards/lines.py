@@ -130,8 +130,8 @@ def line_similarity(x: Tokens, y: Tokens) -> float:
 def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common subsequence; 0 beyond `SEQUENCE_PAIRS`.
 
-    Takes ``len(a) * len(b) / 64`` steps (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the
-    longest common subsequence problem").
+    Bit-parallel (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence
+    problem").
 
     >>> common_subsequence("nematode", "empty")
     3

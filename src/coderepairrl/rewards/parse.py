@@ -1,7 +1,7 @@
 """Parser of Git's unified diffs, as bytes.
 
-Reads new, deleted, renamed and copied files, modes, binary patches, quoted paths, CRLF content, missing final newlines,
-mail headers and signatures, and files with only ``---`` and ``+++`` lines.
+Reads renames, modes, binary patches, quoted paths, CRLF content, missing final newlines, mail headers, and files with
+only ``---`` and ``+++`` lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Hunk:
     body: tuple[bytes, ...]
 
     def side(self, tag: bytes) -> tuple[bytes, ...]:
-        """Lines of the old (`tag` ``-``) or new (``+``) file, with context, without line endings."""
+        """Lines of the old (``-``) or new (``+``) file, with context, without line endings."""
         return tuple(line[1:] for line in self.body if line[:1] in (b" ", b"", b"\r", tag))
 
 
@@ -68,7 +68,7 @@ class FilePatch:
 
     @property
     def path(self) -> str:
-        """Name that identifies the file across patches of one commit: the old one, if any."""
+        """Name that identifies the file across patches: the old one, if any."""
         return self.new if self.copied or not self.old else self.old
 
 
@@ -173,7 +173,7 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Names of ``diff --git a/X b/X``; unquoted ones are cut in the middle if the halves agree."""
+        """Names of ``diff --git a/X b/X``; unquoted ones are halved if equal."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)

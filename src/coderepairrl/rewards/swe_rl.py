@@ -44,7 +44,7 @@ class SweRL(Reward):
     name = "swe_rl"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault` for a dead sandbox."""
+        """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault`."""
         try:
             oracle = {name for file in parse(task.reference) for name in (file.old, file.new) if name}
         except MalformedPatch as problem:

@@ -107,9 +107,7 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
 
 
 def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
-    r"""Code of `line` (with line ending), its comments, and whether a comment continues after it.
-
-    `inside`: the line starts within a comment.
+    r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: it starts within one.
 
     >>> split(b"a /* b */ c  // d\n", syntax_of("a.c")), split(b"a /* b\n", syntax_of("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))

@@ -48,7 +48,7 @@ class TestsReward(Reward):
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` without checks, and `RewardFault` (never a zero) if the sandbox fails."""
+        """Score the patch. Raises `TaskError` without checks, `RewardFault` if the sandbox fails."""
         if not task.checks:
             raise TaskError(
                 f"task {task.id} has no checks, so the reward 'tests' cannot judge it",
@@ -86,10 +86,7 @@ class _Control:
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
-        """Raise `GraderFault` if checks do not begin in a fresh sandbox on the reference, else the untouched tree.
-
-        `known`: the reference's verdict, if available.
-        """
+        """Raise `GraderFault` if checks do not begin on the reference, else the untouched tree."""
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
@@ -108,7 +105,7 @@ class _Control:
     async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
         """Grade the reference, or without one the untouched repository.
 
-        There only a missing program shows that checks cannot run: the patch may have to add anything else.
+        There only a missing program counts: the patch may have to add anything else.
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
@@ -155,7 +152,7 @@ class StateTests(Reward):
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
         """Run the checks in the attempt's workspace, which `sandbox` opens.
 
-        Raises `TaskError` without checks, `GraderFault` if they cannot run, `RewardFault` if the sandbox fails.
+        Raises `TaskError` without checks, `GraderFault`, `RewardFault`.
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")

@@ -20,13 +20,12 @@ class TextReward(Reward, ABC):
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """Similarity of two patches in [0, 1]; `language` is the task's. Raises `MalformedPatch`."""
+        """Similarity of two patches in [0, 1]. Raises `MalformedPatch`."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score against the nearest reference, ties for the task's; a malformed or oversized patch scores 0 with a
-        note.
+        """Score against the nearest reference; a malformed or oversized patch scores 0.
 
-        Raises `TaskError` if the task's reference is malformed.
+        Raises `TaskError` for a malformed reference.
         """
         references = [(task.reference, "")] if task.reference.strip() else []
         if self.takes_verified:

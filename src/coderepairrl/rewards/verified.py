@@ -37,10 +37,7 @@ def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def unfit(task: Task, patch: bytes) -> str:
-    """Reason that `patch`, which passed the checks of `task`, is no reference for it, or "".
-
-    Changes to tests and restored files had no part in its passing; no check may cover what it removes.
-    """
+    """Reason that `patch`, which passed the checks of `task`, is no reference for it, or ""."""
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
     try:

@@ -1,7 +1,4 @@
-"""Test of a reward's promise `repairs` on real tasks: 1 for a repair, 0 without one.
-
-Runs before a run's first step: a grader that always gives 0 looks like a policy that repairs nothing.
-"""
+"""Test of a reward's promise `repairs` on real tasks, before a run's first step."""
 
 from __future__ import annotations
 
@@ -88,10 +85,9 @@ def environment(task: Task) -> tuple[object, ...]:
 
 
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """Run a trial: 1 for the reference, 0 for each patch of `nothing`, by its name.
+    """Run a trial: 1 for the reference, 0 for each patch of `nothing`.
 
-    The reference is tried as the diff of a sandbox where it was applied, like an attempt. Raises `GraderFault` if the
-    sandbox lacks what the checks need, and as `compose.score`.
+    The reference is tried as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `compose.score`.
     """
     task, reward = trial
     patches = {
@@ -127,11 +123,11 @@ async def verify(
 ) -> int:
     """Raise unless every trial keeps its promise; returns the number of cached ones.
 
-    Kept promises are cached in folder `cache` by task, checks, workspace, reward, this package's files, the sandbox
-    with its settings (`about`), and a probe's findings; never for rewards outside this package.
+    Kept promises are cached in folder `cache`, except for rewards outside this package; `about` identifies the
+    sandbox's settings.
 
-    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` if a reference earns less than 1
-    or a patch that repairs nothing more than 0, and as the rewards.
+    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a broken promise, and as the
+    rewards.
     """
     marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
     cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden

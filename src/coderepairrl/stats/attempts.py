@@ -18,9 +18,7 @@ Solved = Mapping[str, Sequence[bool]]
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Probability that at least one of `k` attempts solves the task, given `solved` of `attempts`.
-
-    Raises ValueError for a `k` below 1 or above `attempts`, and for more solved than attempts.
+    """Probability that at least one of `k` attempts solves the task. Raises ValueError for impossible numbers.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
     (0.25, 0.5, 1.0)
@@ -66,7 +64,7 @@ class CurvePoint(NamedTuple):
 
 
 def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> dict[str, float]:
-    """Apply `estimate` to each task. Raises ValueError for a task with fewer than `k` attempts.
+    """Apply `estimate` to each task. Raises ValueError below `k` attempts.
 
     >>> per_task({"a": [True, False], "b": [False, False]}, 1)
     {'a': 0.5, 'b': 0.0}
@@ -82,7 +80,7 @@ def curve(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> dict[int, Interval]:
-    """Mean over tasks for each of `ks`, with clustered intervals. Raises as `per_task`.
+    """Mean over tasks for each of `ks`, with clustered intervals.
 
     >>> found = curve({"a": [True, False], "b": [False, False], "c": [True, True]}, {"a": 1, "b": 2, "c": 3}, (1, 2))
     >>> print(found[1], found[2])
@@ -102,7 +100,7 @@ def curves(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> list[CurvePoint]:
-    """Compare two policies at each of `ks`. Raises ValueError for different tasks, and as `per_task`."""
+    """Compare two policies at each of `ks`. Raises ValueError for different tasks."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]

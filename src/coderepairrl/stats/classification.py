@@ -49,7 +49,7 @@ class PerClass:
 class Classification:
     """Results of answers; classes are the tasks' labels, sorted.
 
-    `macro_f1` is the mean over classes of F1, 2 TP / (2 TP + FP + FN): 0 for a class never given.
+    `macro_f1`: mean over classes of 2 TP / (2 TP + FP + FN).
     """
 
     answers: int
@@ -109,7 +109,7 @@ def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float
 
 
 def macro_f1(means: Array) -> Array:
-    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``, ignoring absent classes."""
+    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``."""
     right, given, wanted = np.split(means, 3)
     total = given + wanted
     f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)
@@ -138,10 +138,7 @@ class Difference(NamedTuple):
 
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
-    """Compare two policies on the tasks that both answered, weighing tasks equally.
-
-    Raises ValueError without a common task.
-    """
+    """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
     sides = [_shares(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
     names = sorted({wanted for task in tasks for wanted in [sides[0][task].wanted]})
@@ -203,8 +200,7 @@ class Bin:
 class Calibration:
     """Confidence against the share of right answers.
 
-    `error` is the expected calibration error (arXiv 1706.04599): the mean over answers of the distance between their
-    bin's confidence and accuracy. With few answers chance alone makes it positive.
+    `error` is the expected calibration error (arXiv 1706.04599). With few answers chance alone makes it positive.
     """
 
     count: int
@@ -215,7 +211,7 @@ class Calibration:
 def agreement(answers: Sequence[Answer]) -> list[Answer]:
     """Majority label of each task with several attempts, with its share as confidence.
 
-    Ties go to the label given first. Omits tasks without any label.
+    Ties go to the label given first.
     """
     by_task: dict[str, list[Answer]] = {}
     for each in answers:
@@ -230,7 +226,7 @@ def agreement(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def calibrate(answers: Sequence[Answer]) -> Calibration | None:
-    """Calibration of the `answers` with a confidence, if any. Raises ValueError outside [0, 1]."""
+    """Calibration of the `answers` with a confidence. Raises ValueError outside [0, 1]."""
     sure = [(each, each.confidence) for each in answers if each.confidence is not None]
     if not sure:
         return None
@@ -253,6 +249,6 @@ def calibrate(answers: Sequence[Answer]) -> Calibration | None:
 
 
 def expected_error(means: Array) -> Array:
-    """Calibration error from the bins' means of confidence and of being right, ``(2 bins, draws)``."""
+    """Calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
     confidence, right = np.split(means, 2)
     return np.asarray(np.abs(confidence - right).sum(axis=0))

@@ -16,8 +16,8 @@ _SLICES = 12
 def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
     """Cluster of each episode's task, by task id.
 
-    Tasks of one repository share a cluster, unless it is the only repository: then each task stands for itself. Without
-    a repository, a mutant is clustered by function, a vulnerable function with its pair, any other task alone.
+    Tasks of one repository share a cluster, unless it is the only one. Without a repository, a mutant is clustered by
+    function, a vulnerable function with its pair.
 
     >>> from coderepairrl.types import Ending
     >>> def of(*repositories: str) -> list[Episode]:
@@ -64,8 +64,6 @@ def slice_of(task_id: str) -> str:
 def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()) -> dict[str, frozenset[str]]:
     """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields.
 
-    A field with a single value makes no slice.
-
     >>> from coderepairrl.types import Ending
     >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
     {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
@@ -94,7 +92,7 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
 
 
 def split(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Keys of `values` by value, without empty ones; none if all are equal, or values too many.
+    """Keys of `values` by value; none if all are equal, or values too many.
 
     >>> split({"a": "go", "b": "c", "c": ""}), split({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})

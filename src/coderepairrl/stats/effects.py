@@ -31,9 +31,8 @@ def bootstrap(
 ) -> Interval | None:
     """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
-    `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. Returns None if undefined for the
-    tasks; no interval for fewer than 2 clusters, or equal draws. Raises ValueError on unequal lengths and without
-    tasks.
+    `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. None if undefined; no interval for
+    fewer than 2 clusters, or equal draws.
     """
     table = np.array(columns, dtype=float)
     if not table.size or table.shape[1] != len(clusters):
@@ -73,14 +72,14 @@ def _tail(clusters: int) -> float:
 
 
 def difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Mean of ``after - before`` over tasks, with its bootstrap interval. Raises as `bootstrap`."""
+    """Mean of ``after - before`` over tasks, with its bootstrap interval."""
     interval = bootstrap([before, after], clusters, lambda means: means[1] - means[0])
     assert interval is not None  # a difference of means is a number
     return interval
 
 
 def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval | None:
-    """Cohen's d; None for a single task, or without variance. Raises as `bootstrap`."""
+    """Cohen's d; None for a single task, or without variance."""
     size = len(clusters)
     if size < 2:
         return None
@@ -97,7 +96,7 @@ def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence
 
 
 def cohens_h(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Cohen's h of shares, in radians. Raises ValueError outside [0, 1], and as `bootstrap`."""
+    """Cohen's h of shares, in radians. Raises ValueError outside [0, 1]."""
     if not all(0 <= value <= 1 for value in (*before, *after)):
         raise ValueError("Cohen's h is of shares, from 0 to 1")
 

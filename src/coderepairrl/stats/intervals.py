@@ -70,7 +70,7 @@ def mean_interval(
 ) -> Interval:
     """Mean of `values`, one cluster label each, with an interval not below `least`.
 
-    A `share` has values in [0, 1]. Raises ValueError without values, for NaN, and for a share beyond its bounds.
+    A `share` has values in [0, 1]. Raises ValueError without values, or for values out of range.
 
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
@@ -92,9 +92,7 @@ def mean_interval(
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, share: bool
 ) -> Interval:
-    """Mean of ``after - before`` over pairs; arguments as for `mean_interval`.
-
-    Raises ValueError on unequal lengths, without pairs, and for shares beyond their bounds.
+    """Mean of ``after - before`` over pairs; arguments and errors as for `mean_interval`.
 
     >>> str(paired_difference([0, 1, 0, 1], [0, 1, 0, 1], "abcd", share=True))
     '0.000 [-0.490, 0.490]'
@@ -113,7 +111,7 @@ def paired_difference(
 class PairedShares(NamedTuple):
     """Effective numbers of independent pairs: worse (`lost`), better (`gained`), and all.
 
-    `freedom`: the variance's degrees of freedom; None if all differences are equal.
+    `freedom`: degrees of freedom; None if all differences are equal.
     """
 
     mean: float
@@ -125,7 +123,7 @@ class PairedShares(NamedTuple):
 
 
 def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
-    """Effective numbers of pairs behind `paired_difference`. Raises as that."""
+    """Effective numbers of pairs behind `paired_difference`."""
     differences = [late - early for early, late in zip(before, after, strict=True)]
     change = estimate(differences, clusters, _ALIKE)
     _check_share([*before, *after])
@@ -144,7 +142,7 @@ def sign_flip_test(
     """Two-sided p-value of the paired permutation test for ``after - before``.
 
     Whole `clusters` change sign together: all ``2^n`` combinations of up to 12 differing clusters, else 10,000 random
-    ones. Raises ValueError without values or on unequal lengths.
+    ones.
 
     >>> sign_flip_test([0, 0, 0], [1, 1, 1], "abc"), sign_flip_test([0, 1], [1, 0], "ab")
     (0.25, 1.0)
@@ -165,7 +163,7 @@ def sign_flip_test(
 def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
     """Wilson's score interval of a proportion: all p with ``|share - p| <= quantile * sqrt(p (1 - p) / trials)``.
 
-    Numbers may be effective ones. Raises ValueError without trials.
+    Raises ValueError without trials.
 
     >>> str(wilson(36, 500))
     '0.072 [0.052, 0.098]'
@@ -181,8 +179,7 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
 def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
     """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
 
-    All d with ``|share - d| <= quantile * sqrt(V(d) / pairs)``, V(d) from `tango_variance`. Numbers may be effective
-    ones. Raises ValueError without pairs.
+    All d with ``|share - d| <= quantile * sqrt(tango_variance / pairs)``. Raises ValueError without pairs.
 
     >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
     ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
@@ -198,7 +195,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
-    """Variance of one pair's difference under the likeliest probabilities with difference `d`.
+    """Variance of one pair's difference, given the likeliest probabilities for `d`.
 
     >>> tango_variance(0.0, 3, 9, 50) == 12 / 50
     True
@@ -232,7 +229,7 @@ class Estimate(NamedTuple):
 def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
-    0 if they differ by at most `alike` and rounding. Raises ValueError without values.
+    0 if they differ by at most `alike` and rounding.
     """
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
@@ -287,8 +284,7 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     """Median of `values`, one cluster label each.
 
     The interval has every value v whose share of values up to v may be one half (Woodruff 1952, J. Am. Stat. Assoc. 47,
-    635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Equal ends move to the neighbours. One cluster, and equal
-    values, are too few. Raises ValueError without values.
+    635; Francisco and Fuller 1991, Ann. Stat. 19, 454).
 
     >>> str(median_interval([float(v) for v in range(1, 100)], range(99)))
     '50.000 [40.000, 60.000]'

@@ -1,6 +1,6 @@
 """Measures of an episode, and their means with intervals.
 
-Void episodes are counted, not measured: an infrastructure fault says nothing about the policy.
+Void episodes are counted, not measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens",
 def measures(episode: Episode) -> dict[str, float]:
     """Measures of one episode, without undefined or unknown ones.
 
-    ``reward`` is the weighted sum; scores have their names, and ``NAME_per_patch`` for episodes with a patch.
+    ``NAME_per_patch``: scores of episodes with a patch.
     """
     # a rising mean may come from fewer empty patches alone
     calls = episode.tool_calls
@@ -98,10 +98,7 @@ def level(
 
 
 def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
-    """Paired differences ``after - before`` of per-task means, over tasks that both measured.
-
-    Ratios (``*_per_patch``, ``tool_success``) are paired on tasks where both sides have one.
-    """
+    """Paired differences ``after - before`` of per-task means, over tasks that both measured."""
     return {name: pairs.change for name, pairs in pair(before, after).items()}
 
 

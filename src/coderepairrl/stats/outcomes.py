@@ -13,8 +13,6 @@ from coderepairrl.types import Ending, Episode
 def resolved(episode: Episode) -> bool | None:
     """Whether the patch passed the task's checks, by every reward that ran them; None if none did.
 
-    An empty patch counts as failing. Runs of older versions record only the score's value.
-
     >>> from coderepairrl.types import Score
     >>> def scored(*scores: Score) -> Episode: return Episode("", "", "", 0, "", 0, Ending.DONE, scores=scores)
     >>> resolved(scored(Score("tests", 1.0, passed=True))), resolved(scored(Score("tests", 0.0, note="empty patch")))
@@ -35,9 +33,8 @@ def resolved(episode: Episode) -> bool | None:
 def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
     """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
 
-    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`, ``resolved`` one that passed its checks.
-    ``pass@k`` and ``pass^k`` have k of 2, 4, ... and the most attempts, over tasks with k valid ones. Omits void
-    attempts.
+    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`. ``pass@k`` and ``pass^k`` have k of 2, 4,
+    ... and the most attempts. Omits void attempts.
     """
     everything = list(episodes)
     cluster_of = clusters_of(everything)

@@ -32,10 +32,7 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
-    """McNemar's test of solved tasks, one attempt each; p is 1 if none differ.
-
-    Raises ValueError on unequal lengths and without tasks.
-    """
+    """McNemar's test of solved tasks, one attempt each. Raises ValueError without tasks."""
     pairs = [(bool(early), bool(late)) for early, late in zip(before, after, strict=True)]
     if not pairs:
         raise ValueError("no tasks, so there is nothing to test")
@@ -45,7 +42,7 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
 
 
 def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
-    """Exact and mid-p value for numbers of tasks solved by one policy only. Raises ValueError for negative ones."""
+    """Exact and mid-p value for numbers of tasks solved by one policy only."""
     if min(lost, gained) < 0:
         raise ValueError("numbers of tasks are not negative")
     fewer, differ = min(lost, gained), lost + gained
@@ -68,8 +65,7 @@ def equivalence(
 ) -> Equivalence | None:
     """Test whether ``|after - before|`` is below `margin`, by Tango's statistic for a `share`, else Student's.
 
-    None with too little data for an interval. Raises ValueError for a margin that is not positive, and as
-    `paired_difference`.
+    None with too little data. Raises ValueError for a non-positive margin.
     """
     if not margin > 0:
         raise ValueError(f"a margin of equivalence is positive, not {margin}")

@@ -29,8 +29,7 @@ def needed(
 ) -> float:
     """Tasks that show a mean difference of `effect`, given the mean `square` of a task's difference (E[D²]).
 
-    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError for an effect outside (0, 1],
-    a mean square outside [0, 1], and a power outside (0.05, 1).
+    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError out of range.
     """
     if not 0 < effect <= 1:
         raise ValueError(f"an effect to be shown is above 0 and at most 1, not {effect}")
@@ -44,7 +43,7 @@ def needed(
 def detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
-    """Smallest mean difference of shares that `tasks` tasks would have shown, if any. Raises as `needed`."""
+    """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
     low, high = 0.0, 1.0
     if needed(high, square, power=power, design=design, freedom=freedom) > tasks:
         return None
@@ -58,9 +57,9 @@ def detectable(
 
 
 def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> Interval | None:
-    """Smallest detectable difference of means, given the `variance` of a mean difference.
+    """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared).
 
-    The interval is the variance's (chi-squared). None without a variance or a second cluster.
+    None without a variance or a second cluster.
     """
     return detectable_by(variance, clusters - 1, power=power) if clusters > 1 and variance > 0 else None
 
@@ -98,7 +97,7 @@ class Spread(NamedTuple):
     def at(self, attempts: int) -> Interval:
         """E[D²] for `attempts` per task; `value` is the cautious end with single attempts.
 
-        Raises ValueError without an attempt, and if one side's single attempts allow no estimate.
+        Raises ValueError if one side's single attempts allow no estimate.
         """
         if attempts < 1:
             raise ValueError(f"attempts per task are at least 1, not {attempts}")
@@ -115,9 +114,9 @@ class Spread(NamedTuple):
 
 
 def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]) -> Spread:
-    """Spread of shares, values by task and attempt, in the same order of tasks.
+    """Spread of shares, values by task and attempt.
 
-    Raises ValueError on unequal lengths, without tasks, and for a task without an attempt.
+    Raises ValueError without tasks, and for a task without an attempt.
     """
     pairs = list(zip(before, after, clusters, strict=True))
     if not pairs or not all(early and late for early, late, _ in pairs):

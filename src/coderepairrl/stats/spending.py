@@ -52,7 +52,7 @@ class Spent(NamedTuple):
 
 
 def spent(episodes: Iterable[Episode]) -> Spent:
-    """Costs of `episodes`, void ones included, by the engine's tokens or the server's report."""
+    """Costs of `episodes`, void ones included."""
     total = Spent()
     for episode in episodes:
         lengths: list[int] = []

@@ -32,8 +32,8 @@ class LoadedFrom(NamedTuple):
 class Codec:
     """Exact renderer of prompts and parser of replies.
 
-    `renderer` is one of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are below `vocab_size`;
-    `context` is the longest sequence.
+    `renderer` is one of the package `renderers`, or a `TemplateRenderer`. Ids are below `vocab_size`; `context` is the
+    longest sequence.
     """
 
     def __init__(
@@ -74,8 +74,7 @@ class Codec:
         """Ids of a conversation, with the next reply's generation prompt (unless `prompt` is false).
 
         Shapes that the template cannot write are rewritten first (`changes`). Raises ValueError for messages that
-        cannot be rendered (none, or invalid Unicode), and `TooLong` beyond `most` ids, by the number of bytes before
-        tokenizing.
+        cannot be rendered, `TooLong` beyond `most` ids, by the number of bytes before tokenizing.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
@@ -136,8 +135,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls` is the number of the reply's calls (default: of
-        results). Returns None if exact extension is impossible, as with a new assistant message. Raises as `render`.
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of the reply's calls (default: of
+        results). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -153,8 +152,7 @@ class Codec:
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message as if sampled, up to its stop token.
 
-        `calls` is the number of earlier calls in the conversation. Returns None if the family renders history
-        differently (thoughts, for example). Raises as `render`.
+        `calls`: number of earlier calls. None if the family renders history differently. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
         before = [question, *self.renderer.earlier(calls)]
@@ -254,7 +252,7 @@ class Codec:
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _arguments(self, text: str) -> str:
-        """Guard a call's arguments, JSON escapes of special tokens included, since renderers parse them."""
+        """Guard a call's arguments, JSON escapes included, since renderers parse them."""
         # clients send nothing or null for a call without arguments
         if text.strip() in ("", "null"):
             return "{}"

@@ -20,8 +20,7 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
     """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
     Trained: a reply's text, calls, thoughts and end token; not headers, scaffolding, or empty thoughts. Rewritten
-    history starts another row (with thinking, at a user message). Raises ValueError for a conversation without a reply
-    or starting with one, or that the template refuses or writes differently from a sample.
+    history starts another row. Raises ValueError for a conversation that cannot be trained on.
     """
     messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]

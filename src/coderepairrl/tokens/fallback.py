@@ -1,7 +1,4 @@
-"""Prompts by a model's own chat template, for families unknown to `renderers`.
-
-Implements the renderer interface of `Codec`. `tokens.verify` refuses a template that cannot be extended exactly.
-"""
+"""Prompts by a model's own chat template, for families unknown to `renderers`."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ class BridgedIds:
 class TemplateRenderer:
     """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, shows only tools
-    or only calls, or writes calls in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, or writes calls
+    in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -62,8 +59,7 @@ class TemplateRenderer:
     def _format(self) -> Format:
         """Find the template's format of calls, with arguments as objects, or else as text.
 
-        Templates that leave calls out get them as content (LFM2, Granite 3, OLMo 3); those that name functions only by
-        call ids get such ids (Kimi).
+        Some templates leave calls out (LFM2, Granite 3, OLMo 3), or name functions only by call ids (Kimi).
         """
         errors = []
         for self._texts in (False, True):
@@ -126,10 +122,7 @@ class TemplateRenderer:
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
     ) -> BridgedIds | None:
-        """Extend the ids by what the template adds for `new_messages`.
-
-        Returns None for a new reply, and if earlier messages' rendering depends on later ones.
-        """
+        """Extend the ids by what the template adds for `new_messages`; None if impossible."""
         from renderers.base import trim_to_turn_close
 
         if any(message["role"] == "assistant" for message in new_messages):
@@ -179,7 +172,7 @@ class TemplateRenderer:
         return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
-        """Reply with `count` calls, and their results, if later calls are numbered after them; else nothing."""
+        """Reply with `count` calls, and their results, for templates that number calls."""
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]

@@ -1,7 +1,4 @@
-"""Formats of tool calls, named as vLLM's parsers (``--tool-call-parser``).
-
-A model's format is the one that parses the calls in its own prompts (`written`).
-"""
+"""Formats of tool calls, named as vLLM's parsers (``--tool-call-parser``)."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
     """Messages with channels, as gpt-oss writes them.
 
     Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content. Other
-    recipients, and messages that end as calls do, are invalid calls. Ids without a message are content.
+    recipients, and messages that end as calls do, are invalid calls.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -55,10 +52,7 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
-
-    Some models write ``parameters`` like schemas, or the arguments as JSON text like clients.
-    """
+    """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
     from renderers.base import ToolCallParseStatus
 
     reply = _qwen(reader, ids, thinking)
@@ -89,7 +83,7 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
 
 
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags for the function and each parameter, between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
+    """Tags for the function and each parameter (`tagged.functions`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
@@ -214,7 +208,7 @@ def written(
     """Find the format in which a model's prompts write `CALL` of `TOOL`.
 
     `asked`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
-    Raises `ConfigError` for a question changed by its answer, omitted tools or calls, and an unknown format.
+    Raises `ConfigError` for an unusable template.
     """
     name = tokenizer.name_or_path
     pairs = enumerate(zip(prompt, answered, strict=False))

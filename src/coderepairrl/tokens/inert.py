@@ -41,7 +41,7 @@ class TooLong(Exception):
 class InertTokenizer:
     """Tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
 
-    Raises `ConfigError` unless byte-level, and for added tokens that strip their neighbours.
+    Raises `ConfigError` unless byte-level.
     """
 
     unk_token_id: int | None = None
@@ -93,7 +93,7 @@ class InertTokenizer:
         return self._markers.search(text) is not None
 
     def least(self, text: str) -> int:
-        """Lower bound on the tokens of `text`: bytes over the longest token's."""
+        """Lower bound on the tokens of `text`."""
         if not text.isascii():
             text = text.replace(SENTINEL, "")
         if not self._shrinks:

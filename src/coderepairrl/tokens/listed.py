@@ -15,7 +15,7 @@ RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 def parse(text: str, name: str = "name", arguments: str = "arguments", id: str = "") -> Calls | None:
-    """Parse a JSON list of objects with keys `name`, `arguments` and, unless empty, `id`; None for anything else."""
+    """Parse a JSON list of objects with these keys; None for anything else."""
     entries = from_json(text)
     calls: Calls = []
     for entry in entries if isinstance(entries, list) else ():

@@ -46,10 +46,10 @@ class _Model:
 
 
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
-    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub, without torch.
+    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub.
 
     `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
-    ``template``, the template itself. A named renderer is not compared. Raises `ConfigError`, `PrerequisiteError`.
+    ``template``, the template itself. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
     folder = _folder(model)
@@ -141,7 +141,6 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
-    """Codec by renderer `family`, its thinking switch at `enable_thinking` (default: `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: PackageRenderer | TemplateRenderer
     if family == "template" and model.template is not None:
@@ -221,7 +220,7 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news`, a reply that ends in `last` and more, after `OPENING` as the template does."""
+    """Whether the codec renders `news` after `OPENING`, a reply that ends in `last` and more, as the template does."""
     # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
     def parts(text: str) -> tuple[str, str]:

@@ -29,7 +29,7 @@ CLASSES = {
 class PackageRenderer:
     """Renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts.
 
-    Raises `ConfigError` for a tokenizer without the family's tokens, and an unknown format of calls.
+    Raises `ConfigError` for another family's tokenizer, and an unknown format of calls.
     """
 
     def __init__(self, tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool) -> None:

@@ -35,8 +35,7 @@ class _Unread(Exception):
 def parse(text: str) -> Calls | None:
     """Parse calls in a list, or on separate lines; None for anything else.
 
-    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``. Repeated or positional parameters are
-    invalid.
+    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``.
     """
     tree = _tree(text.strip())
     if tree is None:

@@ -73,8 +73,7 @@ class Ids:
 class Format:
     """Format of calls between the tokens `begin` and `end` (empty: none).
 
-    Whether a reply that starts with `held` is a call shows at its end. `needs` are special tokens that distinguish
-    calls from text.
+    A reply that starts with `held` may be a call. `needs` are special tokens that distinguish calls from text.
     """
 
     name: str
@@ -118,7 +117,7 @@ class Format:
         return reply
 
     def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
-        """Add invalid calls for tags in the words of `reply`, and for each closing tag between calls."""
+        """Add invalid calls for stray tags."""
         from renderers.base import ParsedToolCall, ToolCallParseStatus
 
         unread = ToolCallParseStatus.MALFORMED_STRUCTURE
@@ -193,10 +192,7 @@ def talk(reader: Reader, ids: list[int], thinking: bool) -> Any:
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
-    """Leading thoughts, and their end; None if unfinished.
-
-    They end at their tag, or without one at the first token `begin`.
-    """
+    """Leading thoughts, up to their tag or `begin`, and their end; None if unfinished."""
     opened, closed = reader.thoughts
     first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
     again = first < len(ids) and ids[first] == opened
@@ -223,8 +219,8 @@ def after_thoughts(
 ) -> Any:
     """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
 
-    `read` parses a block's ids, None if they are no calls. Without a second tag a block ends with the reply. Words
-    after the last block are content only with `words_after`, other words after the first never.
+    `read` parses a block, None if invalid. Without a second tag a block ends with the reply. Words after the last block
+    are content only with `words_after`.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 

@@ -1,7 +1,4 @@
-"""Reply of a policy, parsed from ids at once or while sampled.
-
-`ReplyStream` emits only certain text: the streamed text is always a prefix of the parsed reply.
-"""
+"""Reply of a policy, parsed from ids at once or while sampled."""
 
 from __future__ import annotations
 
@@ -51,8 +48,7 @@ class Delta:
 class Markers:
     """Ids that structure a reply; tool calls lie between `call_open` and `call_close`.
 
-    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits
-    for the end.
+    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits.
     """
 
     stop: frozenset[int]
@@ -88,7 +84,7 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
-        """Decode `data`; returns the first stop string's position in `raw`, and the string, if any."""
+        """Decode `data`; returns the position of the first stop string, and the string."""
         text = self.decoder.decode(data, final)
         length = len(self.raw)
         self.raw += text
@@ -119,10 +115,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ReplyStream:
-    """Parser of one output while it is sampled.
+    """Parser of one output while it is sampled, which emits only certain text.
 
-    `stop` strings in the content (not in tool calls or reasoning, as in the OpenAI API) end the message: then `cut` is
-    the number of the output's ids, and the caller must stop sampling.
+    `stop` strings in the content (as in the OpenAI API) end the message: then `cut` is the number of the output's ids,
+    and the caller must stop sampling.
     """
 
     def __init__(

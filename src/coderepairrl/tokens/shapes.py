@@ -1,7 +1,4 @@
-"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies.
-
-Agents send several and late system messages, consecutive user messages, results without calls, no user message.
-"""
+"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies."""
 
 from __future__ import annotations
 
@@ -105,7 +102,7 @@ _JOINED = {
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
     """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with `calls` calls.
 
-    Rewrites between two replies are independent of the rest, so a longer conversation begins like a shorter one.
+    A longer conversation begins like a shorter one.
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []

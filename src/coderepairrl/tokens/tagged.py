@@ -26,8 +26,7 @@ from coderepairrl.tokens.schemas import parameters
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
 
-    Values keep whitespace except one newline at either end: code needs its indentation. None for other text, or a
-    repeated parameter.
+    Values keep indentation; one newline at either end is dropped. None for anything else.
     """
     calls: Calls = []
     text, at = text.strip(), 0
@@ -92,7 +91,7 @@ def _sections(
 ) -> Any:
     """Parser of a section between `tags`, calls between two of `marks` and separated by the third.
 
-    `read` takes the texts around the separator, and returns name, JSON arguments, and id.
+    `read` returns name, JSON arguments, and id from the texts around the separator.
     """
 
     def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:

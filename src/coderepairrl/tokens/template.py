@@ -40,10 +40,9 @@ class Template:
         thinking: bool,
         prompt: bool = True,
     ) -> str:
-        """Render `messages`, with the generation prompt if `prompt`.
+        """Render `messages`, with the generation prompt if `prompt`, without a clock: prompts are stable.
 
-        There is no clock, so prompts are stable: templates use their default date, or `TODAY`. Raises `ConfigError`
-        when the template fails, or exceeds `SECONDS` or `MEMORY`.
+        Raises `ConfigError` when the template fails, or exceeds `SECONDS` or `MEMORY`.
         """
         from jinja2 import TemplateError
 
@@ -141,10 +140,7 @@ def _compiled(source: str) -> Any:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 (hexadecimal) of tokenizer, template and its special tokens, which determine a conversation's ids.
-
-    Independent of key order, notation of merges, truncation and padding. Raises `ConfigError` for unreadable files.
-    """
+    """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))

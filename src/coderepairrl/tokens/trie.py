@@ -18,7 +18,7 @@ class Known(NamedTuple):
 
 
 class Node:
-    """Edge label between branches; stays the end of its label when others branch off inside."""
+    """Edge label between branches."""
 
     __slots__ = ("children", "end", "label", "owner")
 
@@ -30,9 +30,7 @@ class Node:
 
 
 class Trie:
-    """Numbered sequences of ids below 2^31.
-
-    Memory and time are linear in tokens: 4 bytes each, and at most two nodes per sequence.
+    """Numbered sequences of ids below 2^31, in linear time and memory.
 
     >>> trie = Trie()
     >>> _ = trie.add((1, 2, 3, 4), 0), trie.add((1, 2, 9), 1)
@@ -49,7 +47,7 @@ class Trie:
         return self._tokens
 
     def add(self, ids: Sequence[int], number: int, after: Node | None = None) -> Node:
-        """Add `ids` as sequence `number`, or as continuation of one that ends at `after`; returns the end node."""
+        """Add `ids` as sequence `number`, after the sequence that ends at `after`; returns the end node."""
         new = array("i", ids)
         node, at = after or self._root, 0
         while at < len(new):

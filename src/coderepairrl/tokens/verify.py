@@ -86,8 +86,8 @@ _NEEDED = (
 class Findings(NamedTuple):
     """Restricted conversations.
 
-    `forks` can be rendered again, not extended (a user message, with thinking); `refused` are refused by the template;
-    `rewritten` shapes are written as others (`Codec.unwritten`).
+    `forks` can be rendered again, not extended; `refused` are refused by the template; `rewritten` shapes are written
+    as others (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]
@@ -96,11 +96,7 @@ class Findings(NamedTuple):
 
 
 def verify(codec: Codec) -> Findings:
-    """Find conversations that `codec` cannot extend or render.
-
-    Raises `ConfigError` for inexactness: texts that change in decoding, forgeable special tokens, a prompt that is no
-    prefix of the conversation, an extension that differs from rendering, calls parsed differently.
-    """
+    """Find conversations that `codec` cannot extend or render. Raises `ConfigError` for inexactness."""
     try:
         return _verify(codec)
     except ValueError as error:
@@ -196,7 +192,7 @@ def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: li
 
 
 def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """Raise `ConfigError` unless the prompt after `conversation` is a prefix of the conversation with a reply."""
+    """Check that the prompt after `conversation` is a prefix of the conversation with a reply."""
     reply = _REPLIES["a reply in words"]
     _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
     expected = [*prompt, *output[:-1]]
@@ -205,7 +201,7 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
 
 
 def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """Raise `ConfigError` unless a second call is extended as rendered: templates may number calls, or write ids."""
+    """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
     news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)

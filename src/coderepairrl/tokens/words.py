@@ -48,10 +48,7 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> Words | None:
-    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently.
-
-    `alphabet` has the bytes by their characters in the vocabulary.
-    """
+    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently."""
     pattern = _pattern(spec)
     if pattern is None or any(kind not in NORMAL for kind in types(spec.get("normalizer"), "normalizers")):
         return None

@@ -43,7 +43,7 @@ def _shell(episode: Episode) -> list[_Call]:
 
 
 def _outputs(episode: Episode) -> list[str]:
-    """Output of each tool call, by its id in the reply; empty if unrecorded.
+    """Output of each tool call, or "".
 
     Ids count within their turn only, since some models repeat them.
     """

@@ -107,7 +107,7 @@ class FunctionMatch(Reward):
     name = "function_match"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault`."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
@@ -184,7 +184,7 @@ class TestPatchSimilarity(Reward):
     name = "test_patch_similarity"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` without test files, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` without test files, `RewardFault`."""
         if not task.checks.restore:
             raise TaskError(f"task {task.id} names no test files", fix="give its checks the files to `restore`")
         if not episode.patch.strip():

@@ -47,7 +47,7 @@ class PatchSimilarity(TextReward):
 def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
     """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, by cydifflib.
 
-    Beyond `LARGEST_PAIRS` only common ends count, else the matches found in `LARGEST_WORK` steps.
+    Beyond `LARGEST_PAIRS` only common ends count, else the matches of `LARGEST_WORK` steps.
 
     >>> ratio("abcd", "bcde")
     0.75
@@ -62,10 +62,7 @@ def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True
 
 
 def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
-    """Elements in difflib's matching blocks.
-
-    Searching ``a[low:high]`` takes a step per element, and one per place in `b` that it may match.
-    """
+    """Elements in difflib's matching blocks, up to `LARGEST_WORK` steps."""
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
     left, matched = LARGEST_WORK, 0

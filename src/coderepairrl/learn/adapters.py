@@ -60,7 +60,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add adapters that add zero, and freeze everything else. `settings` must be `resolved`."""
+    """Add adapters that add zero, and freeze the rest. `settings` must be `resolved`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told

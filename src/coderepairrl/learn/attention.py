@@ -97,7 +97,7 @@ class Store:
     """Key means by layer (`_find_centre`)."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
-        """Store a chunk's keys and values from `start` on."""
+        """Store a chunk's keys and values."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
             of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
@@ -174,7 +174,6 @@ def _has_bias(module: nn.Module) -> bool:
 
 
 def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
-    """Mean of a layer's keys (of the first chunk)."""
     # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
     # other rounding, which multiplies the error
     centres = {} if store is None else store.centres
@@ -277,7 +276,6 @@ class _Merged(torch.autograd.Function):
 
 
 def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    """Attend span by span with gathered keys, also in the backward pass."""
     if _spreads(query):
         key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
     parts = []

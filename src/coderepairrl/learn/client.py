@@ -107,17 +107,17 @@ class Learner:
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
-        """Write the weights for the engine; the caller deletes older folders."""
+        """Write the weights; the caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
         return Published(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> Published:
-        """List the tensors for an engine that receives them from `send`."""
+        """List the tensors that `send` sends."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of `offer` to `receivers` processes; returns "" or why it stopped."""
+        """Send the weights of `offer`; returns "" or why it stopped."""
         how = {"version": version, "receivers": receivers, "seconds": seconds}
         broken_off: str = await self._call("send", offer=offer, **how)
         return broken_off
@@ -133,7 +133,7 @@ class Learner:
         return size
 
     async def take_back(self) -> int:
-        """Move everything back to the device; returns bytes."""
+        """Undo `put_away`; returns bytes."""
         size: int = await self._call("take_back")
         return size
 
@@ -147,7 +147,7 @@ class Learner:
         return self.version
 
     async def close(self, *, again: bool = False) -> None:
-        """End the processes; with `again`, torchrun's stay for the next learner."""
+        """End the processes; with `again`, not torchrun's."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not again:
                 await child.dismiss()
@@ -211,7 +211,7 @@ class Learner:
 
 
 async def check_weights(folder: Path, *, log_dir: Path) -> None:
-    """Check weight names and shapes in a child process. Raises `UsageError`."""
+    """Check weight names and shapes. Raises `UsageError`."""
     await _once("check_weights", log_dir, folder=folder)
 
 

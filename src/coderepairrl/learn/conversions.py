@@ -22,7 +22,7 @@ from coderepairrl.runs.storage import write_sums
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
-    """Write a model with random weights. Raises `UsageError` without a usable config.json."""
+    """Write a model with random weights. Raises `UsageError`."""
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
     except UNREADABLE as error:
@@ -41,7 +41,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def language_model(source: Path, target: Path) -> None:
-    """Write only the language model in `source`, values unchanged. Raises as `load_model`."""
+    """Write only the language model in `source`. Raises as `load_model`."""
     # a checkpoint of all weights is float32, whatever the config says that it was copied from
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)

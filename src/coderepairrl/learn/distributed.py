@@ -1,4 +1,4 @@
-"""Learner processes that share a batch (DDP) or also the model (FSDP2), through accelerate."""
+"""Learner processes that share a batch (DDP) or also the model (FSDP2)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Distributed(SingleProcess):
         return self.device if self.settings.strategy in ("ddp", "zero2") else torch.device("cpu")
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Wrap policy and optimiser for this process."""
+        """Wrap policy and optimiser."""
         super().prepare(policy, optimizer)
         self._accelerator = Accelerator(**self._options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)

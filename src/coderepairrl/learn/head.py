@@ -1,7 +1,6 @@
 """Output head with float32 logits, even for bfloat16 models.
 
-In bfloat16 a logit of 20 is off by up to 0.06, the largest difference between implementations (arXiv 2506.13585,
-arXiv 2510.13786).
+In bfloat16 a logit of 20 is off by up to 0.06 (arXiv 2506.13585, arXiv 2510.13786).
 """
 
 from __future__ import annotations

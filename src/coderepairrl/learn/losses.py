@@ -76,7 +76,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Bounds, weights of terms, and denominators of the whole batch."""
+    """Bounds, weights and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
@@ -117,7 +117,7 @@ LossFunction = Callable[[Trained, Scale], Loss]
 
 
 class Gain(NamedTuple):
-    """Objective, and where its bound is active."""
+    """Objective, and where its bound acts."""
 
     value: Tensor
     low: Tensor
@@ -143,7 +143,7 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
-    """Cross-entropy, each token times the weight of its row."""
+    """Cross-entropy, weighted by row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 

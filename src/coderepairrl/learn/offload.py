@@ -1,4 +1,4 @@
-"""Offloading of device memory to the host, to free the device for an engine."""
+"""Offloading of device memory to the host, for an engine's use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Location = tuple[object, ...]
 
 
 class Offloader:
-    """Moves weights, gradients, buffers and moments off a device and back, bit for bit."""
+    """Moves weights, gradients, buffers and moments off a device and back."""
 
     # `Tensor.data` moves and tensors stay, so tied parameters, optimiser state and hooks are unaffected; host copies
     # are kept, since locking pages takes longer than copying

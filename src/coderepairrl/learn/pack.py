@@ -90,7 +90,7 @@ def tree(rows: Sequence[Ids]) -> Tree:
 
 
 def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Row indices sorted by ids, with the tokens shared with the row before."""
+    """Row indices sorted by ids, with shared prefix lengths."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
 
@@ -162,7 +162,7 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: in
 
 
 def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
-    """Pack `samples`, at most `micro_tokens` each. Raises ValueError for a malformed row."""
+    """Pack `samples`. Raises ValueError for a malformed row."""
     return share(samples, micro_tokens, 0, 1)[0]
 
 
@@ -195,7 +195,7 @@ def share(
 
 
 def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """Pack `samples` into one micro-batch; above `micro_tokens`, in chunks of half of it."""
+    """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []

@@ -23,7 +23,7 @@ from coderepairrl.learn.values import ValueHead
 
 
 class Other(NamedTuple):
-    """Another model at a micro-batch's trained tokens."""
+    """Another model's states at the trained tokens."""
 
     hidden_ND: Tensor
     """States (`Policy.states`)."""
@@ -34,7 +34,7 @@ class Other(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores of the trained tokens of a micro-batch."""
+    """Scores of trained tokens."""
 
     logp_N: Tensor
     right_N: Tensor
@@ -48,7 +48,7 @@ class Scored(NamedTuple):
 
 
 class Packed(nn.Module):
-    """Model that scores packed rows in `forward`, for DDP, FSDP or DeepSpeed to wrap."""
+    """Model that scores packed rows in `forward`, to be wrapped by DDP and the like."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
         super().__init__()
@@ -202,6 +202,5 @@ class _TwoPasses(torch.autograd.Function):
 
 
 def _within(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Places in a chunk that predict trained tokens, and their numbers in N."""
     index_N = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
     return batch.at_N[index_N] - spans[0].start, index_N

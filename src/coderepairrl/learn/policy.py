@@ -1,4 +1,4 @@
-"""Policy: a Hugging Face causal language model that scores packed rows."""
+"""Policy: a causal language model that scores packed rows."""
 
 from __future__ import annotations
 
@@ -114,11 +114,11 @@ class Policy:
         return constants(self.model)
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """Logprobs of the trained tokens (N), float32, about `logits` logits at a time."""
+        """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
-        """Logprobs and values of the trained tokens."""
+        """Logprobs and values (N)."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
 
     def compare(
@@ -130,21 +130,21 @@ class Policy:
         *,
         spread: bool = False,
     ) -> Scored:
-        """Logprobs, likeliest tokens, divergences from `others`, entropy (`spread`) and values."""
+        """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states that predict the trained tokens (ND)."""
+        """Hidden states that predict the trained tokens (ND)."""
         return cast(Tensor, self.module(batch.to(self.device), states=True))
 
     def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
-        """This model at `batch`, to compare with."""
+        """This model's states at `batch`."""
         return Other(self.states(batch), self._packed.head, reverse)
 
     @property
     def chunkable(self) -> bool:
-        """Whether trees can be computed in chunks: on a CPU, by attention only."""
+        """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
         has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
         return has_uniform_attention and self.device.type == "cpu"
@@ -173,7 +173,7 @@ class Policy:
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write the folder of a model or adapter; without `here`, only take part in gathering."""
+        """Write a model or adapter; without `here`, only take part in gathering."""
         shards.write(folder, self.stem, self.state(), here=here)
         if self.values:
             shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
@@ -182,12 +182,12 @@ class Policy:
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Parameters that `save` writes, by file stem and name."""
+        """Saved parameters, by file stem and name."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
-        """Write weights for an engine, in the run's precision; `here` as in `save`."""
+        """Write weights for an engine, in the run's precision."""
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
         if here:

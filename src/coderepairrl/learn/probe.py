@@ -47,7 +47,7 @@ class Found(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Hidden states of all row tokens, and the gradient of a weighted sum."""
+    """Hidden states, and the gradient of a weighted sum."""
 
     hidden_TD: Tensor
     gradient_TD: Tensor
@@ -147,7 +147,7 @@ def body(model: PreTrainedModel) -> Any:
 def _ask(
     model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
 ) -> _Asked:
-    """Run `compute` (hidden states, TD) for each row, or once for the tree."""
+    """Run `compute` for each row, or once for the tree."""
     entered: list[Tensor] = []
 
     def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
@@ -179,7 +179,6 @@ def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference as a fraction of the largest value."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
@@ -236,7 +235,6 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 
 @contextmanager
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
-    """Set switching lengths within the probe rows' lengths."""
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in rope.find_dynamic(model):

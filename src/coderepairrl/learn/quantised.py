@@ -48,7 +48,7 @@ class QuantisedLinear(nn.Linear):
         return sum(part.nbytes for part in self.codes.values())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer; the backward pass decodes again."""
+        """Apply the layer."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))

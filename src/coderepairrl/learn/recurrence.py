@@ -46,7 +46,7 @@ _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
 
 
 def install(model: nn.Module) -> bool:
-    """Prepare `model` for ``spans``; returns whether it has recurrent layers."""
+    """Prepare `model`; returns whether it has recurrent layers."""
     has_recurrence = False
     for name in {type(module).__module__ for module in model.modules()}:
         defined = sys.modules[name]
@@ -126,7 +126,6 @@ def _convolution(original: Function) -> Function:
 
 
 def _places(span: Span, count: int) -> list[int]:
-    """Last `count` tokens before `span` on its path, or fewer."""
     return [at for start, stop in span.before for at in range(start, stop)][-count:]
 
 

@@ -64,7 +64,7 @@ def read_secret() -> bytes:
 
 
 def versions() -> dict[str, str]:
-    """Package and code versions that machines must share."""
+    """Versions that machines must share."""
     installed = {"python": ".".join(platform.python_version_tuple()[:2]), "code of coderepairrl": source_digest()}
     for name in _PACKAGES:
         try:
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def torchrun_command(listen: str) -> str:
-    """Command that starts the learner on each machine."""
+    """Command to start the learner."""
     return (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
         f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
@@ -92,7 +92,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by path; empty for an unreadable file."""
+    """SHA-256 by path; "" if unreadable."""
 
     def digest(path: Path) -> str:
         try:
@@ -210,11 +210,11 @@ class RemoteLearner:
                     await asyncio.sleep(0.01)
 
     def kill(self) -> None:
-        """Close the connection, which ends the ranks at their next read."""
+        """Close the connection, which ends the ranks."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection; torchrun restarts the ranks within ``--max-restarts``."""
+        """Close the connection; torchrun restarts the ranks."""
         self.kill()  # else it would wait until a rank that hangs has read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()

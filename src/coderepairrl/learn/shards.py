@@ -1,4 +1,4 @@
-"""Weights as files in Hugging Face layout, one tensor at a time to bound memory."""
+"""Weights as files in Hugging Face layout, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
 
 
 def published(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in the architecture's file layout, such as each expert alone."""
+    """Tensors in the architecture's file layout."""
     cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
     for name, tensor in tensors:
         yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
 
 class TensorFiles:
-    """Tensors of the files with one stem, read on demand."""
+    """Tensors of one stem, read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
         """Open the files. Raises OSError or SafetensorError."""

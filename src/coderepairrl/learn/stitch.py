@@ -83,7 +83,7 @@ class Shaping:
         return episode.reward - overlong(longest, self.limits.get(episode.kind, self.limits[""]), self.buffer)
 
     def masks(self, episode: Episode) -> bool:
-        """Whether the episode is compared but not trained."""
+        """Whether the episode is compared, not trained."""
         return self.mask_truncated and episode.ending is Ending.LIMIT
 
 
@@ -92,7 +92,7 @@ PLAIN = Shaping()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a training step, their account and groups."""
+    """Rows of a training step, account and groups."""
 
     samples: tuple[Sample, ...]
     episodes: int
@@ -281,7 +281,6 @@ def _trainable(episode: Episode, max_tokens: int) -> int:
 
 
 def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
-    """Reason against training each turn, or ""."""
     side = set(episode.side)
 
     def why(turn: Turn) -> str:
@@ -316,14 +315,14 @@ class _Forest:
             self.before.append(at)
 
     def path(self, leaf: int) -> Iterator[int]:
-        """Turns wholly in the context of `leaf`, latest first."""
+        """Turns wholly in the context of `leaf`."""
         at: int | None = leaf
         while at is not None:
             yield at
             at = self.before[at]
 
     def leading_to(self, goals: Iterable[int]) -> set[int]:
-        """Turns wholly in the context of any of `goals`."""
+        """Turns wholly in the context of `goals`."""
         context: set[int] = set()
         for goal in goals:
             for at in self.path(goal):
@@ -333,7 +332,7 @@ class _Forest:
         return context
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """Row of `leaf`, trained on the outputs of `fresh`."""
+        """Row trained on the outputs of `fresh`."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)

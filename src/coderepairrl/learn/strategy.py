@@ -1,4 +1,4 @@
-"""Strategies (`train.strategy`): division of batch and model among processes."""
+"""Division of batch and model among processes (`train.strategy`)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class SingleProcess:
 
     @property
     def load_device(self) -> torch.device:
-        """Device to load the whole model to."""
+        """Device for loading."""
         return self.device
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Set the policy and its optimiser. Called once."""
+        """Set the policy and its optimiser."""
         self.policy = policy
         self.optimizer = optimizer
         policy.whole = self.whole
@@ -85,14 +85,14 @@ class SingleProcess:
             parameter.copy_(_like(parameter, value))
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Gathered optimiser state of a parameter; empty before the first update."""
+        """Gathered optimiser state; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
             tensor = whole(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser state of a parameter."""
+        """Replace optimiser state."""
         self.optimizer.state.pop(parameter, None)
         if values:
             self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
@@ -110,12 +110,12 @@ class SingleProcess:
 
     @contextmanager
     def replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` in the writing process; all raise if it cannot start."""
+        """`replace_folder` in the writing process."""
         with ExitStack() as files:
             yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
 
     def agree(self, action: Callable[[], Any]) -> Any:
-        """Result of `action`; all processes raise OSError if one cannot read or write."""
+        """Result of `action`; all processes raise OSError if one does."""
         result, failure = None, None
         try:
             result = action()
@@ -146,7 +146,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Move `value` to the parameter's device, sharded if shapes match."""
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

@@ -37,7 +37,7 @@ _HOST = os.uname().nodename
 
 
 def main() -> None:
-    """Serve the run at the address in the first argument."""
+    """Serve the run at the given address."""
     die_with(os.getppid())
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")

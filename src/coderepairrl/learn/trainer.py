@@ -141,10 +141,7 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights atomically; returns path, version and `sync.weights.checksum`.
-
-        The caller deletes older folders.
-        """
+        """Write the weights; returns path, version and `sync.weights.checksum`."""
         self._require_here()
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
@@ -199,7 +196,7 @@ class Trainer:
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
-        """Move everything back to the device; returns bytes."""
+        """Undo `put_away`; returns bytes."""
         return self._offloader.restore()
 
     def _require_here(self) -> None:
@@ -208,7 +205,7 @@ class Trainer:
 
     @property
     def notices(self) -> list[str]:
-        """Notices on how the models are computed."""
+        """Notices about the computation."""
         return [policy.found.notice for policy in self._policies if policy.found.notice]
 
     @property
@@ -288,7 +285,7 @@ class Trainer:
                 metrics.before(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
-        """Accumulate a minibatch's gradient; `first` before any update."""
+        """Accumulate the gradient; `first` before any update."""
         settings, together, batches = self.settings, self.strategy, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
@@ -335,7 +332,6 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _scored(self, batch: MicroBatch) -> Scored:
-        """Score trained tokens, against other models if needed."""
         # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature

@@ -44,7 +44,7 @@ class Targets(NamedTuple):
 
 
 def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
-    """Values of each row's trained tokens, by index among the dealt samples."""
+    """Values of each row's trained tokens, by dealt index."""
     sizes = [int(count) for count in batch.count_R.tolist()]
     columns = zip(batch.dealt, torch.split(value_N, sizes), strict=True)
     return {number: values.double().tolist() for number, values in columns}
@@ -107,7 +107,7 @@ def _variance(numbers: Sequence[float]) -> float:
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half the squared error of each value, and where the clip acts (no gradient).
 
-    The worse error of the value and of the value clipped around the one before the batch (PPO, TRL).
+    The error is the larger one with and without the clip around the value before the batch (PPO, TRL).
     """
     near_N = torch.maximum(torch.minimum(value_N, before_N + clip), before_N - clip)
     free_N, bound_N = (value_N - return_N).square(), (near_N - return_N).square()

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3)."""
+"""DeepSpeed's ZeRO: shared gradients and optimiser state (2), and weights too (3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Zero(Distributed):
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Wrap policy and optimiser for this process."""
+        """Wrap policy and optimiser."""
         if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
@@ -88,7 +88,7 @@ class Zero(Distributed):
             safe_set_full_fp32_param(parameter, value)
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Gathered optimiser state of a parameter; empty before the first update."""
+        """Gathered optimiser state; empty before the first update."""
         states = list(self.optimizer.state.values())
         if states:
             self._link(parameter)
@@ -97,7 +97,7 @@ class Zero(Distributed):
                 yield key, safe_get_full_optimizer_state(parameter, key)
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser state of a parameter; without values, clear all."""
+        """Replace optimiser state; without values, clear all."""
         if not values:
             self.optimizer.state.clear()
             return

@@ -9,7 +9,7 @@ from coderepairrl.types import Episode, Score, Task
 
 
 class AnswerReward(Reward, ABC):
-    """Reward for the text of the last reply."""
+    """Reward for the last reply."""
 
     name: str
 

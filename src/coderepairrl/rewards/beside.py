@@ -42,7 +42,7 @@ def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
 
 
 def readable(file: FilePatch) -> bool:
-    """Whether a new Python file parses; True for other or long files."""
+    """Whether a new Python file parses; else True."""
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)

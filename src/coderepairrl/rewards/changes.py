@@ -168,7 +168,7 @@ def _facts(file: FilePatch) -> list[tuple[str, str]]:
 
 
 class _View:
-    """Lines of one file with or without comments, whitespace and blank lines."""
+    """Lines of one file, without ignored edits."""
 
     def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
         self.syntax = syntax
@@ -194,7 +194,7 @@ class _View:
         return seen
 
     def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Code of `line`, its marked tokens, and whether a comment continues after it."""
+        """Code of `line`, its marked tokens, and the next `inside`."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = shown(line)

@@ -1,4 +1,4 @@
-"""Penalties for an episode's costs; combine one with a reward, at a small weight."""
+"""Penalties for an episode's costs; use a small weight."""
 
 from __future__ import annotations
 

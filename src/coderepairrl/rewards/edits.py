@@ -123,7 +123,7 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
 
 
 def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
-    """Added lines that copy an old one and that the oracle does not add, with copied tokens marked."""
+    """Added lines that copy an old one, with copied tokens marked."""
     copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
     inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
     inserted -= wanted | old

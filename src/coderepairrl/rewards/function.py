@@ -32,7 +32,7 @@ class FunctionReward(Reward):
 
 
 async def _in_thread(call: Callable[[], object]) -> object:
-    """Run `call` in a thread that, unlike `asyncio.to_thread`'s, does not delay exit."""
+    """Run `call` in a thread that does not delay exit, unlike `asyncio.to_thread`'s."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Rewards that run more or less than the task's checks in a fresh sandbox."""
+"""Rewards that run other commands than the task's checks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BuildReward(Reward):
     name = "build"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `RewardFault` if the sandbox fails or lacks a parser."""
+        """Score the patch. Raises `RewardFault` if the sandbox fails."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
@@ -102,7 +102,7 @@ def _kinds(task: Task) -> set[str]:
 
 
 async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """First of `paths` that does not parse, with the error, or ""."""
+    """Syntax error in the first unparsable file, or ""."""
     for path in paths:
         kind = PurePosixPath(path).suffix
         checker = CHECKERS.get(kind)

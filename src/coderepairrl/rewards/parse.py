@@ -73,7 +73,7 @@ class FilePatch:
 
 
 class _Blocks:
-    """Blocks of a hunk being read; `at` counts old lines before the next."""
+    """Blocks of a hunk being read."""
 
     def __init__(self, at: int) -> None:
         self.at = self.start = at
@@ -173,7 +173,7 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Names of ``diff --git a/X b/X``; unquoted ones are halved if equal."""
+        """Names in ``diff --git a/X b/X``."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
@@ -217,7 +217,7 @@ class _Reader:
             self.at += 1
 
     def binary(self) -> str:
-        """Digest of the forward payload, from which the reverse one follows."""
+        """Digest of the forward payload."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
             raise self.error("expected `literal SIZE` or `delta SIZE` of a binary patch")
         digest, forward = hashlib.sha256(), True

@@ -28,7 +28,7 @@ class TestsReward(Reward):
 
     Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
     (`grading.steering.STEERING`), then `Checks.restore`. If tests are named (FAIL_TO_PASS and PASS_TO_PASS of
-    SWE-bench), those must pass. Verdicts, but not faults, are cached per task and patch.
+    SWE-bench), those must pass.
 
     If checks never begin (missing program or module, no test reported), a control runs them once per task on the
     reference; if they do not begin there either, the sandbox is at fault, else the score is 0.

@@ -56,12 +56,12 @@ def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
 
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
-    """Trials of each repair reward on each chosen task."""
+    """Trials of each reward on each chosen task."""
     return [Trial(task, reward) for reward in measuring_repair(weighted) for task in chosen(tasks, seed)]
 
 
 def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment, in order."""
+    """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment."""
     candidates = [task for task in tasks if task.reference.strip()]
     if len(candidates) <= UP_TO:
         return candidates
@@ -77,7 +77,7 @@ def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
 
 
 def environment(task: Task) -> tuple[object, ...]:
-    """Key of what checks need: repository or image, language, programs."""
+    """Key of what checks need."""
     kind, _, where = task.workspace.partition(":")
     place = "" if kind == "dir" else where.rpartition("@")[0]
     programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)

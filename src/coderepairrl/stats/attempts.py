@@ -1,9 +1,9 @@
 """pass@k and pass^k of several attempts at a task, for one policy or two.
 
-Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task
-(Chen et al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024,
-"tau-bench"). A policy that merely became surer is ahead only for few attempts (Yue et al. 2025, "Does Reinforcement
-Learning Really Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
+Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
+al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024, "tau-bench"). A
+policy that merely became surer is ahead only for few attempts (Yue et al. 2025, "Does Reinforcement Learning Really
+Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
 """
 
 from __future__ import annotations

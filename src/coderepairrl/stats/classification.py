@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 class Answer(NamedTuple):
-    """Attempt at a task: the right label, and the given one, if any."""
+    """Attempt at a task: right label, and given one."""
 
     task: str
     wanted: str
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerClass:
-    """One class, with `support` attempts at its tasks. 0 / 0 is None."""
+    """One class. 0 / 0 is None."""
 
     support: int
     precision: Interval | None
@@ -102,7 +102,6 @@ def _shown(answer: Answer, classes: Sequence[str]) -> str:
 
 
 def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float]]:
-    """Right as, given as, and labelled as each class, per answer."""
     rights = [[float(each.right and each.wanted == name) for each in answers] for name in names]
     givens = [[float(each.given == name) for each in answers] for name in names]
     return rights + givens + [[float(each.wanted == name) for each in answers] for name in names]

@@ -52,7 +52,7 @@ def _alone(task_id: str) -> str:
 
 
 def slice_of(task_id: str) -> str:
-    """Whether a mutant's issue quotes the broken line; empty for other tasks.
+    """Whether a mutant's issue quotes the broken line.
 
     >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
     ('quoted issues', '')

@@ -45,11 +45,11 @@ class Interval(NamedTuple):
     high: float | None
 
     def above(self, level: float) -> bool:
-        """Whether the whole interval lies above `level`."""
+        """Whether the interval lies above `level`."""
         return self.low is not None and self.low > level
 
     def below(self, level: float) -> bool:
-        """Whether the whole interval lies below `level`."""
+        """Whether the interval lies below `level`."""
         return self.high is not None and self.high < level
 
     def text(self, form: str = ".3f") -> str:
@@ -214,7 +214,7 @@ def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float
 
 
 class Estimate(NamedTuple):
-    """Mean of values in clusters, and its variance."""
+    """Mean of clustered values, and its variance."""
 
     mean: float
     variance: float

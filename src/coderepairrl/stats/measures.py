@@ -52,7 +52,7 @@ def measures(episode: Episode) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over episodes with 95 % intervals, clustered by `clusters_of`."""
+    """Means over episodes with 95 % intervals."""
 
     episodes: int
     tasks: int
@@ -61,7 +61,7 @@ class Summary:
 
 
 def summarise(episodes: Iterable[Episode]) -> Summary:
-    """Summarise an evaluation (or a step); `values` is empty without a valid episode."""
+    """Summarise an evaluation or step."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
     cluster_of = clusters_of(everything)
@@ -103,7 +103,7 @@ def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, In
 
 
 class Pairs(NamedTuple):
-    """A measure's means over attempts, before and after, task by task."""
+    """A measure's means, before and after, task by task."""
 
     measure: str
     tasks: list[str]
@@ -137,7 +137,7 @@ class Pairs(NamedTuple):
 
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
-    """Pairs behind `compare`, by measure; omits those without a pair."""
+    """Pairs behind `compare`, by measure."""
     before, after = list(before), list(after)
     early, late = _by_task(before), _by_task(after)
     cluster_of = clusters_of([*before, *after])

@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+"""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Notes that differ only in names and numbers: an example, their count, and those with a score of 0."""
+    """Notes that differ only in names and numbers."""
 
     note: str
     count: int
@@ -79,7 +79,7 @@ class Notes:
         }
 
     def zeros(self, most: int) -> list[str]:
-        """Readable lines: for each reward, the `most` most frequent kinds of notes with zeros."""
+        """Readable lines with the `most` most frequent zeros of each reward."""
         lines = []
         for name, noted in self.found().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)

@@ -65,7 +65,7 @@ def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> 
 
 
 def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
-    """`detectable_mean` with positive variance and fractional degrees of freedom."""
+    """`detectable_mean` with fractional degrees of freedom."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))
@@ -81,7 +81,7 @@ def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
 
 
 class Spread(NamedTuple):
-    """Variation over tasks of one metric's differences between two policies."""
+    """Variation over tasks of differences between two policies."""
 
     square: Interval
     design: float

@@ -113,7 +113,7 @@ def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen:
 
 
 def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
-    """Mean of all values with its variance; 0 where they differ by at most `alike`."""
+    """Mean and variance; 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)

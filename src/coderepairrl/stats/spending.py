@@ -1,4 +1,4 @@
-"""Costs of attempts: calls, tokens, seconds, and money by price."""
+"""Costs of attempts: calls, tokens, seconds, money."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Prices(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Model calls, tokens of prompts (cached ones included) and replies, and summed seconds of attempts."""
+    """Model calls, tokens (cached prompts included), and seconds."""
 
     calls: int = 0
     prompt_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Codec of one model: conversations to token ids, replies from ids."""
+"""Codec of one model: conversations to token ids, and back."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Codec:
 
     @property
     def has_tools(self) -> bool:
-        """Whether the template writes tools and calls."""
+        """Whether the template writes tools."""
         return self.format is not NO_CALLS
 
     @cached_property
@@ -121,7 +121,7 @@ class Codec:
         return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])
 
     def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
-        """Messages that rendering rewrites, by index and shape."""
+        """Messages to rewrite, by index and shape."""
         return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(
@@ -198,7 +198,7 @@ class Codec:
         return Reply(content, reasoning, tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
-        """Incremental parser for the output after `prompt`, up to the strings in `stop`."""
+        """Incremental parser for the output after `prompt`."""
         beginning = self._beginning(prompt)
         thinking = self._thinks(tuple(beginning))
         opened = beginning if thinking else ()

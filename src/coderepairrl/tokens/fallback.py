@@ -97,7 +97,7 @@ class TemplateRenderer:
         return written(self._tokenizer, question, prompt, answered, self._stop)
 
     def get_stop_token_ids(self) -> list[int]:
-        """Ids that end a reply, the template's own first."""
+        """Stop tokens, the template's own first."""
         return list(self._stop)
 
     def render_ids(
@@ -172,7 +172,7 @@ class TemplateRenderer:
         return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
-        """Reply with `count` calls, and their results, for templates that number calls."""
+        """Reply with `count` calls, and results, for numbered calls."""
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
@@ -180,7 +180,7 @@ class TemplateRenderer:
         return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
 
     def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
-        """Messages that make the template number `calls` alike; None for non-consecutive numbers."""
+        """Messages before `calls`, by their numbers; None if not consecutive."""
         if not self.format.numbered or not calls:
             return ()
         matches = [_NUMBER.search(call.id or "") for call in calls]
@@ -222,7 +222,7 @@ def _named(name: str, result: Message) -> Message:
 
 
 def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
-    """Move the calls into the content. Raises ValueError for arguments that are no object."""
+    """Move the calls into the content. Raises ValueError."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
         return message

@@ -24,7 +24,7 @@ SHORT = 48
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Bytes by printable character in a byte-level vocabulary (GPT-2)."""
+    """Bytes by character (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     unprintable = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
@@ -141,7 +141,7 @@ class InertTokenizer:
         return list(self._plain.encode(text, add_special_tokens=False).ids) if ids is None else ids
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token; empty beyond the vocabulary (padded embeddings)."""
+        """Bytes of a token; empty beyond the vocabulary."""
         data = self._bytes.get(token_id)
         if data is None:
             token: str = self._full.id_to_token(token_id) or ""
@@ -161,7 +161,7 @@ class InertTokenizer:
 
 
 def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    """Largest factor by which normalization shrinks non-ASCII text, in bytes; 0 if unknown."""
+    """Largest factor by which normalization shrinks text; 0 if unknown."""
     # composing (NFC) can turn a character of 9 bytes into one of 3
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
         return 0

@@ -43,7 +43,7 @@ def phi4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) 
 
 
 def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Thoughts, then a list of calls or a response, each between its tokens. Call ids are numbers."""
+    """Thoughts, then a list of calls or a response, each between its tokens."""
 
     def block(inner: list[int]) -> Calls | None:
         return parse(reader.decode(inner), "tool_name", "parameters", "tool_call_id")

@@ -161,7 +161,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ConfigError` if unreadable or without one of `keys`."""
+    """Read a JSON object. Raises `ConfigError`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -220,7 +220,7 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `OPENING`, a reply that ends in `last` and more, as the template does."""
+    """Whether the codec renders `news` after `OPENING` as the template does."""
     # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
     def parts(text: str) -> tuple[str, str]:

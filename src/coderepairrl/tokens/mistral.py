@@ -1,4 +1,4 @@
-"""Parsers of Mistral's calls, whose markers are tokens since tokenizer version 3."""
+"""Parsers of Mistral's calls."""
 
 from __future__ import annotations
 

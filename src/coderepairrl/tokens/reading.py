@@ -108,7 +108,7 @@ class Format:
     def reply(
         self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
     ) -> Any:
-        """Parse the reply in `ids`, sampled after `prompt`, up to the first of `stop`."""
+        """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
         reply_ids = list(ids[: end + self.needs_stop_token])
         reply = self.read(reader, reply_ids, tools, in_thoughts(prompt, reader.thoughts, stop))
@@ -138,7 +138,7 @@ class Format:
 
 
 class Reader:
-    """Tokenizer interface of `renderers`' parsers; unknown tokens have the id `NEVER`."""
+    """Tokenizer interface of `renderers`' parsers."""
 
     unk_token_id: int | None = None
 

@@ -75,7 +75,7 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class _Text:
-    """Streamed text, stripped; holds back whitespace and possible starts of `stop` or `held`."""
+    """Streamed text; holds back whitespace and possible starts of `stop` or `held`."""
 
     stop: tuple[str, ...] = ()
     held: str = ""
@@ -84,7 +84,7 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
-        """Decode `data`; returns the position of the first stop string, and the string."""
+        """Decode `data`; returns position and text of the first stop string."""
         text = self.decoder.decode(data, final)
         length = len(self.raw)
         self.raw += text

@@ -70,7 +70,6 @@ class ToolSchema:
                 yield from self._combined(each, seen)
 
     def _types(self, schema: Any) -> set[type]:
-        """Types that `schema` allows; empty if unstated."""
         if not isinstance(schema, Mapping) or id(schema) in self._known:
             return self._known.get(id(schema), set())
         self._known[id(schema)] = set()  # while its parts may refer to it

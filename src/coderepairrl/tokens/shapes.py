@@ -16,7 +16,7 @@ BEGIN = "Please continue."
 
 
 class Shape(StrEnum):
-    """Shape that a template may be unable to write, and its replacement."""
+    """Shape that a template may not write, and its replacement."""
 
     SYSTEMS = "several system messages"
     """Joined to the first; after a reply see `LATE`."""
@@ -70,7 +70,7 @@ def has_calls(messages: Sequence[Message]) -> bool:
 
 
 def is_written(render: Render, conversation: Sequence[Message]) -> bool:
-    """Whether all contents are written, and the last system message not as a reply."""
+    """Whether all contents are written, and no system message as a reply."""
     try:
         text = render(conversation)
     except ValueError:
@@ -86,7 +86,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """Rewritten conversation, and changes: indices of original messages, and shapes."""
+    """Rewritten conversation, and changes."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]

@@ -64,7 +64,7 @@ class Trie:
         return node
 
     def longest(self, ids: Sequence[int]) -> Known:
-        """Longest prefix of `ids` that is a prefix of a sequence."""
+        """Longest prefix of `ids` in any sequence."""
         sequence = array("i", ids)
         node, at = self._root, 0
         while at < len(sequence) and (child := node.children.get(sequence[at])) is not None:

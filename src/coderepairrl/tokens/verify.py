@@ -243,7 +243,7 @@ def _where(codec: Codec, rendered: Sequence[int]) -> str:
 
 
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
-    """Prompt and output ids of a conversation with `reply`, as if sampled."""
+    """Prompt and output ids, as if sampled."""
     # the output includes the beginning of `news` where that ends a reply, like GLM's roles
     prompt = codec.render(OPENING, _tools(codec))
     complete = codec.render((*OPENING, *reply), _tools(codec), prompt=False)

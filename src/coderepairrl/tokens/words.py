@@ -1,4 +1,4 @@
-"""Fast encoding of ASCII text, word by word with a cache, in a quarter of the tokenizer's time.
+"""Fast encoding of ASCII text, word by word, with a cache.
 
 A byte-level BPE merges only within the pieces of a regular expression, so a piece's ids never change.
 """
@@ -94,5 +94,5 @@ def _ascii(source: str) -> str:
 
 
 def types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """Types of a tokenizer's step, or of its steps under `inner`."""
+    """Types of a tokenizer's step, or of its inner ones."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

@@ -73,7 +73,7 @@ class TerminalHabits(Reward):
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
 
-    Source: the original's code. Known weakness: three commands that look at nothing earn 1.
+    Source: the original's code. Known weakness: pays for gestures.
     """
 
     name = "terminal_habits"

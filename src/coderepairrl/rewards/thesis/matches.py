@@ -1,4 +1,4 @@
-"""Rewards for touching the right files and functions, and related similarities."""
+"""Rewards for touching the right files and functions."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 def read_config(folder: Path) -> Lora:
     """Read ``adapter_config.json``; a target pattern becomes the layers in the weights' file.
 
-    Raises `UsageError` for an unsupported option, and any error of reading.
+    Raises `UsageError` for an unsupported option.
     """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()

@@ -34,7 +34,7 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
 
 
 def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
-    """Restore a checkpoint bit for bit; returns version and updates.
+    """Restore a checkpoint; returns version and updates.
 
     Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
     """

@@ -36,8 +36,7 @@ class Learner:
     """Learner of one or several processes, serving one request at a time.
 
     Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
-    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device. A cancelled request is
-    completed.
+    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device.
     """
 
     def __init__(

@@ -64,10 +64,7 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write `base` merged with `adapter`, as the run's engine served it with that `precision`.
-
-    Raises `UsageError` when the two do not match.
-    """
+    """Write `base` merged with `adapter`, as the run's engine served it. Raises `UsageError`."""
     policy = _with_adapters(base, adapter, precision)
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")

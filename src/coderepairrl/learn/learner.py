@@ -102,7 +102,7 @@ def _sample(data: dict[str, Any]) -> Sample:
 
 
 def main() -> None:
-    """Answer requests until the parent closes the connection."""
+    """Answer requests until the connection closes."""
     service, parent = Service(), Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     while True:

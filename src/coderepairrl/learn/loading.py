@@ -36,9 +36,8 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 
 
 def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Load a causal language model with eager attention.
-
-    Raises `UsageError` for unreadable files, and missing, unexpected or misshapen weights.
+    """Load a causal language model. Raises `UsageError` for unreadable files, and missing, unexpected or misshapen
+    weights.
     """
     return _load(folder, dtype=dtype)
 

@@ -119,8 +119,7 @@ def distinct(rows: Sequence[Ids]) -> int:
 def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks. For parallel `ranks`, parts
-    are as small as their rounds allow.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
@@ -189,6 +188,8 @@ def share(
         _check(sample)
     parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
     mine = [replace(pack([samples[at] for at in part], micro_tokens), dealt=tuple(part)) for part in parts[rank::ranks]]
+    # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
+    # processes that share a model must run it equally often
     mine.sort(key=lambda batch: not batch.chunk_tokens)
     behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
     return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None

@@ -188,15 +188,15 @@ class LearnSettings(Learning):
     def _check_quantised(self) -> None:
         if self.quantise == "none":
             return
-        holder = f"model.quantise={self.quantise} holds"
+        prefix = f"model.quantise={self.quantise} holds"
         if self.lora is None:
             raise ConfigError(
-                f"{holder} weights in codes that no gradient moves, and all weights are to be trained",
+                f"{prefix} weights in codes that no gradient moves, and all weights are to be trained",
                 fix="train adapters on them (train.lora=true), or model.quantise=none",
             )
         if self.strategy != "ddp":
             raise ConfigError(
-                f"{holder} weights in codes, and strategy={self.strategy} divides numbers alone",
+                f"{prefix} weights in codes, and strategy={self.strategy} divides numbers alone",
                 fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
             )
 

@@ -30,11 +30,12 @@ def write(
 ) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    `tensors` is iterated even without `here` or with a full disk, since gathering may take every process.
+    `tensors` is iterated even without `here`, since gathering may take every process.
     """
     remaining = iter(tensors)
     try:
         if here:
+            # peft and vLLM read adapters from one file only
             _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else shard)
     finally:
         deque(remaining, maxlen=0)

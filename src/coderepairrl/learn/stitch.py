@@ -1,7 +1,6 @@
 """Stitching of episodes (trees of turns) into rows, accounting for every sampled token.
 
-A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first. An
-untrainable turn is context if it leads to a trained turn, else dropped.
+A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first.
 """
 
 from __future__ import annotations
@@ -121,7 +120,7 @@ def batch(
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
     The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
-    Flat groups have rows (of advantage 0) only with a KL term (`kl`).
+    Flat groups have rows only with a KL term (`kl`).
     """
     groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):

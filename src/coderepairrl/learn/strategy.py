@@ -130,7 +130,7 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make GPU training deterministic: a resumed run compares weights."""
+    """Make GPU training deterministic: a resumed run repeats steps and compares weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length

@@ -1,7 +1,6 @@
 """Learner process for torchrun: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run and broadcasts each request. Ranks exit with 0 when the run ends, with 1 after a lost
-connection: torchrun restarts them.
+Rank 0 connects to the run and broadcasts each request.
 """
 
 from __future__ import annotations

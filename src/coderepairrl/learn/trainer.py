@@ -49,10 +49,7 @@ class _Part:
 
 
 class Trainer:
-    """Policy, optimiser, reference policy and teacher.
-
-    Processes that share a batch make the same calls.
-    """
+    """Policy, optimiser, reference policy and teacher."""
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
         """Load `model`. Raises `UsageError`, `PrerequisiteError`."""
@@ -79,9 +76,8 @@ class Trainer:
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
 
-        The loss is averaged over `episodes` or `tokens`, by default those in rows. At a non-finite gradient the rest of
-        the batch is skipped; `version` still counts, so that a replay repeats it. Raises ValueError for an unusable
-        batch.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient skips the rest
+        of the batch; `version` still counts, so that a replay repeats it. Raises ValueError for an unusable batch.
         """
         self._require_here()
         if not samples:

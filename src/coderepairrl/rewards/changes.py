@@ -69,10 +69,7 @@ class Changes:
 
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
-    """Classes of edits without which the oracle would lose lines.
-
-    Blank lines, the cheapest edit, count only without anything else.
-    """
+    """Classes of edits that the oracle uses; blank lines, the cheapest edit, only without anything else."""
     used = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
         if _lines(changes(files, used | kind, language)) > _lines(changes(files, used, language)):
@@ -83,9 +80,8 @@ def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """Classes of edits of the oracle, and its marked changes.
-
-    Unlike in `classes`, comments count only without anything else: they may repeat the repair.
+    """Classes of edits that the oracle uses, and its marked changes; comments, which may repeat the repair, only
+    without anything else.
     """
     rest = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))

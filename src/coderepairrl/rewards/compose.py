@@ -133,7 +133,7 @@ async def score(
     """Score `episode` by each reward for which it is `drawn`.
 
     Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number,
-    `TaskError` if the task is at fault. A reward that blocks the event loop is not interrupted.
+    `TaskError` if the task is at fault.
     """
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)

@@ -41,7 +41,7 @@ class TimePenalty(Reward):
 class RepeatPenalty(Reward):
     """Minus the number of calls that repeat a failed one, in (-inf, 0].
 
-    A failing call counts if it failed before with the same tool and arguments, and nothing new has succeeded since.
+    Counts same tool and arguments, without a new success since the failure.
 
     Source: the thesis's penalty on repeated failures. Known weakness: misses varied and unreported calls.
     """

@@ -39,7 +39,7 @@ class PatchEdits(TextReward):
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
     (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C that of the
     tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes nothing
-    else. A fact (rename, copy, mode, binary content, creation or deletion of an empty file) is one token of C.
+    else, and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
     tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
@@ -56,7 +56,7 @@ class PatchEdits(TextReward):
     oracle's parses. Up to 3 files that the oracle does not touch are free: tests by name, and new files that parse.
 
     Source: this project, by cross-validation (docs/guides/rewards.md). Known weaknesses: another correct repair earns
-    little; code that never runs (below ``if False:`` or in a string) earns about half; docstrings count as code.
+    little; code that never runs earns about half.
     """
 
     name = "patch_edits"

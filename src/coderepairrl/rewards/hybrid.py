@@ -1,4 +1,4 @@
-"""Rewards that run other commands than the task's checks."""
+"""Rewards that run checks for a sample of attempts, or only parse the changed files."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class HybridReward(Reward):
 class BuildReward(Reward):
     """1 if the patch applies and every changed file parses, else 0 (RW13).
 
-    Files are parsed in a fresh sandbox (`CHECKERS`). If it lacks a parser, those files only have to apply, unless the
-    reference changes such files: then the sandbox is at fault.
+    Files are parsed in a fresh sandbox (`CHECKERS`), or only have to apply if it lacks the parser, unless the reference
+    changes such files.
 
     Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1.
     """

@@ -24,8 +24,8 @@ SEQUENCE_PAIRS = 400_000_000
 class PatchLines(TextReward):
     """Similarity of the changed lines (version 1), in [0, 1].
 
-    A file is its removed lines R and added lines A, in old-file order, and its facts; edits that are no-ops for the
-    oracle are ignored (`changes`). A line is its tokens, with indentation where the language reads it.
+    A file is its removed lines R and added lines A, in old-file order, and its facts (`changes`). A line is its tokens,
+    with indentation where the language reads it.
 
     Lines x, y of n and m tokens with a longest common subsequence of c have similarity
 
@@ -41,8 +41,7 @@ class PatchLines(TextReward):
 
     s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart.
 
-    Source: this project. Known weaknesses: another correct repair earns little; docstrings count as code; a moved line
-    counts as changed; beyond 20,000 line pairs only equal lines count.
+    Source: this project. Known weaknesses: another correct repair earns little; a moved line counts as changed.
     """
 
     name = "patch_lines"

@@ -134,12 +134,11 @@ def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
 class StateTests(Reward):
     """1 if the task's checks pass in the attempt's final workspace, else 0.
 
-    For results that are not a diff: installing, building, downloading, restarting. The checks' files are restored
-    first. If checks never begin, a control in a fresh sandbox decides, as for `tests`. Run a command that the attempt
-    must install with ``sh -c``, since a missing program is a fault.
+    For results that are not a diff: installing, building, downloading, restarting. If checks never begin, a control in
+    a fresh sandbox decides, as for `tests`. Run a command that the attempt must install with ``sh -c``, since a missing
+    program is a fault.
 
-    Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in. Prefer
-    `tests` where a diff holds the repair.
+    Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in.
     """
 
     name = "state_tests"
@@ -169,8 +168,8 @@ class StateTests(Reward):
 class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for others.
 
-    Use weight 0: it measures repairs and feeds the over-optimisation alarm (docs/guides/rewards.md). The score is named
-    `tests`. Another budget: ``class Half(SampledTests): share = 0.5``.
+    Use weight 0: it feeds the over-optimisation alarm (docs/guides/rewards.md). The score is named `tests`. Another
+    budget: ``class Half(SampledTests): share = 0.5``.
 
     Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`.
     """
@@ -186,8 +185,7 @@ class SampledTests(TestsReward):
 class GradedTests(TestsReward):
     """Share of FAIL_TO_PASS that passes times share of PASS_TO_PASS that still passes, in [0, 1].
 
-    Missing and skipped tests do not pass. 0 if a command that must pass as a whole fails (a build, a timeout) or only
-    other tests fail.
+    0 if a command that must pass as a whole fails (a build, a timeout) or only other tests fail.
 
     Source: users of SWE-bench. Known weaknesses: those of `tests`; half of the tests may be far from half of the
     repair.

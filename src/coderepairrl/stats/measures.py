@@ -23,10 +23,7 @@ NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens",
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Measures of one episode, without undefined or unknown ones.
-
-    ``NAME_per_patch``: scores of episodes with a patch.
-    """
+    """Measures of one episode, without undefined or unknown ones."""
     # a rising mean may come from fewer empty patches alone
     calls = episode.tool_calls
     empty = not episode.patch.strip()

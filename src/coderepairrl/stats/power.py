@@ -4,8 +4,8 @@ A paired comparison of n tasks tests the mean of their differences D at a two-si
 normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws: with one attempt per task,
 Connor's formula for McNemar's test (1987, Biometrics 43, 207).
 
-Numbers are multiplied by the design effect: the variance of whole clusters over that of independent tasks. E[D²] at k
-attempts is ``between + within / k``: two attempts per task separate these (unbiased); one gives a range.
+The design effect is the variance of whole clusters over that of independent tasks. E[D²] at k attempts is
+``between + within / k``: two attempts per task separate these; one gives a range.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ class Row(NamedTuple):
 def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
     """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
-    Trained: a reply's text, calls, thoughts and end token; not headers, scaffolding, or empty thoughts. Rewritten
-    history starts another row. Raises ValueError for a conversation that cannot be trained on.
+    Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
+    a conversation that cannot be trained on.
     """
     messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]

@@ -30,8 +30,7 @@ class BridgedIds:
 class TemplateRenderer:
     """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, or writes calls
-    in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -57,10 +56,7 @@ class TemplateRenderer:
         self.format = self._format()
 
     def _format(self) -> Format:
-        """Find the template's format of calls, with arguments as objects, or else as text.
-
-        Some templates leave calls out (LFM2, Granite 3, OLMo 3), or name functions only by call ids (Kimi).
-        """
+        """Find the template's format of calls, with arguments as objects, or else as text."""
         errors = []
         for self._texts in (False, True):
             try:

@@ -19,8 +19,7 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
 def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Messages with channels, as gpt-oss writes them.
 
-    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content. Other
-    recipients, and messages that end as calls do, are invalid calls.
+    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 

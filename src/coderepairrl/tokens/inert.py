@@ -1,7 +1,7 @@
 """Byte-level tokenizer in which the text of special tokens can be made inert.
 
-``<|im_end|>`` in an issue or a file must not end a message. `guard` breaks every added token's text with a sentinel;
-`InertTokenizer.encode` removes it *after* finding the structure.
+`guard` breaks every added token's text with a sentinel; `InertTokenizer.encode` removes it *after* finding the
+structure.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.words import NORMAL, types, words
 
+# ``<|im_end|>`` in an issue, a file or a tool result must not end a message
 SENTINEL = "\udc00"
 """Lone surrogate: absent from valid text, so it cannot be injected."""
 

@@ -219,8 +219,7 @@ def after_thoughts(
 ) -> Any:
     """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
 
-    `read` parses a block, None if invalid. Without a second tag a block ends with the reply. Words after the last block
-    are content only with `words_after`.
+    `read` parses a block, None if invalid. Without a second tag a block ends with the reply.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 

@@ -84,10 +84,8 @@ _NEEDED = (
 
 
 class Findings(NamedTuple):
-    """Restricted conversations.
-
-    `forks` can be rendered again, not extended; `refused` are refused by the template; `rewritten` shapes are written
-    as others (`Codec.unwritten`).
+    """Restricted conversations: to be rendered again (`forks`), refused by the template, or rewritten
+    (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]

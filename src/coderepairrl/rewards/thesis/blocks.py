@@ -96,11 +96,9 @@ class SearchReplaceSimilarity(AnswerReward):
     """Similarity of the answer's blocks to the reference's, in [0, 1].
 
     Blocks are paired in order, missing ones empty. A pair scores the mean difflib ratio, over lines, of its search and
-    replace parts; the reward is the mean over pairs, 0 without blocks in the answer. Each hunk of a reference diff is
-    one block with context.
+    replace parts; the reward is the mean over pairs. Each hunk of a reference diff is one block with context.
 
-    Source: the original's code, with blank lines in blocks. Known weaknesses: order matters; searched lines count as
-    much as the repair; context earns.
+    Source: the original's code, with blank lines in blocks. Known weaknesses: order matters; context earns.
     """
 
     name = "search_replace_similarity"

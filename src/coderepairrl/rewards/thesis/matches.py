@@ -62,8 +62,7 @@ class DraftSimilarity(TextReward):
     1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where larger,
     0.1 for a right file and another 0.1 for a right function (by hunk headings).
 
-    Source: equation 3.1 and section 3.5.3 of the draft; the partial credit's size is this project's. Known weaknesses:
-    any edit of the right file earns 0.1; no-ops count.
+    Source: equation 3.1 and section 3.5.3 of the draft. Known weakness: any edit of the right file earns 0.1.
     """
 
     name = "draft_similarity"
@@ -176,8 +175,7 @@ def enclosing(tree: ast.AST, line: int) -> str:
 class TestPatchSimilarity(Reward):
     """`patch_similarity` to the change of the tests (`Checks.restore`) instead of the oracle, in [0, 1].
 
-    Source: the original's code, which picked demonstrations with tests by it. Known weakness: pays for tests, not for
-    repairs.
+    Source: the original's code. Known weakness: pays for tests, not for repairs.
     """
 
     __test__ = False  # pytest: not a test class

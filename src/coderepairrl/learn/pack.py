@@ -126,7 +126,7 @@ def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: 
     """
     order, largest = _sorted(rows), max(micro_tokens, tree_tokens)
     parts = _cut(order, rows, micro_tokens, largest)
-    if ranks > 1:
+    if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
         low, high = 0, largest  # of which `high` is known to do
         while high - low > 1:

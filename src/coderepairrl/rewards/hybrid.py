@@ -38,8 +38,7 @@ class HybridReward(Reward):
     A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Another
     budget: ``class Half(HybridReward): name, share = "half", 0.5``.
 
-    Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `patch_edits` without tests; tested
-    and untested groups are not comparable.
+    Source: the thesis's hybrid verifier (future work). Known weakness: tested and untested groups are not comparable.
     """
 
     name = "hybrid"

@@ -64,6 +64,7 @@ class TemplateRenderer:
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
+        # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
         dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
         for each in FORMATS:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):

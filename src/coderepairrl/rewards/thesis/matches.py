@@ -40,7 +40,7 @@ class NanoSimilarity(TextReward):
 
     Like `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
 
-    Source: Nano's benchmark. Known weaknesses: those of `patch_similarity`; touching many files costs nothing.
+    Source: Nano's benchmark. Known weakness: touching many files costs nothing.
     """
 
     name = "nano_similarity"

@@ -1,4 +1,4 @@
-"""Episodes to new weights: advantages, stitching, and the learner process. Imports no torch."""
+"""Training: advantages, stitching, and the learner process. Imports no torch."""
 
 from coderepairrl.learn.advantages import group_advantages
 from coderepairrl.learn.algorithms import RECIPES

@@ -1,4 +1,4 @@
-"""Accounts of every sampled token: ``sampled = trained + masked + dropped`` over the whole log."""
+"""Token accounting over the log: ``sampled = trained + masked + dropped``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def run_account(records: Iterable[Mapping[str, Any]]) -> Account:
 
 
 def accounts_by_kind(records: Iterable[Mapping[str, Any]]) -> dict[str, Account]:
-    """Account of a run from its log, by kind of task.
+    """Account for a run's tokens, by kind of task.
 
-    Unconsumed tokens are dropped as ``evaluation``, ``void`` (retried), ``stale``, ``interrupted`` or ``pending``.
+    Unconsumed tokens are dropped as ``evaluation``, ``void``, ``stale``, ``interrupted`` or ``pending``.
     """
     accounts: dict[str, Account] = {}
     begun: dict[str, tuple[str, str, str]] = {}

@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: attach, switch off, name, merge."""
+"""LoRA adapters through peft."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _STARTS = (True, False, "gaussian", "orthogonal", "eva")
 
 
 def resolved(model: nn.Module, settings: Lora) -> Lora:
-    """Resolve the targets to linear layers of `model`, by peft's rule: a name, or the end of one.
-
-    Raises `UsageError` for a target that names no linear layer, or one whose weight another layer shares.
-    """
+    """Resolve the targets to linear layers of `model`, by name or the end of one, as peft does. Raises `UsageError`."""
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
     def named(target: str) -> list[str]:
@@ -63,7 +60,7 @@ def resolved(model: nn.Module, settings: Lora) -> Lora:
 
 
 def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
-    """Add float32 adapters without initial effect, and freeze everything else. `settings` must be `resolved`."""
+    """Add adapters that add zero, and freeze the rest. `settings` must be `resolved`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # in a shell: of families that transformers 4 had other layers for, peft takes other targets than it is told
@@ -77,7 +74,7 @@ def attach(model: nn.Module, settings: Lora, seed: int = 0) -> None:
 
 
 def write_config(folder: Path, settings: Lora, base: Path) -> None:
-    """Write ``adapter_config.json`` for adapters on the model in `base`."""
+    """Write ``adapter_config.json`` for the model in `base`."""
     config = _config(settings)
     config.base_model_name_or_path = str(base.resolve())
     config.inference_mode = True
@@ -86,10 +83,9 @@ def write_config(folder: Path, settings: Lora, base: Path) -> None:
 
 
 def read_config(folder: Path) -> Lora:
-    """Read the settings in ``adapter_config.json``; a target pattern becomes the layers in the weights' file.
+    """Read ``adapter_config.json``; a target pattern becomes the layers in the weights' file.
 
-    Raises `UsageError` for an unsupported option; OSError, ValueError, KeyError, TypeError or SafetensorError for no
-    adapter.
+    Raises `UsageError` for an unsupported option.
     """
     config = json.loads((folder / CONFIG).read_text("utf-8"))
     defaults = LoraConfig().to_dict()
@@ -126,7 +122,7 @@ def served(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[
 
 @contextmanager
 def off(model: nn.Module) -> Iterator[None]:
-    """Switch the adapters off: exactly, since they add zero."""
+    """Switch the adapters off exactly."""
     layers = [module for module in model.modules() if isinstance(module, LoraLayer)]
     for layer in layers:
         layer.scale_layer(0.0)
@@ -138,7 +134,7 @@ def off(model: nn.Module) -> Iterator[None]:
 
 
 def deltas(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Product of the adapters of each weight, float32, by the weight's name."""
+    """Adapter products in float32, by weight name."""
     for name, layer in _layers(model):
         a, b = (part["default"].weight.detach().float() for part in (layer.lora_A, layer.lora_B))
         yield name, (b @ a) * layer.scaling["default"]
@@ -157,7 +153,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, LoraLayer]]:
 
 
 def merged(model: nn.Module, whole: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors by name, adapters merged in float32; `whole` gathers shards, so all processes must iterate."""
+    """Tensors by name, adapters merged in float32; all processes must iterate, since `whole` gathers."""
     layers = dict(_layers(model))
 
     def sum_of(weight: str, tensor: Tensor) -> Tensor:

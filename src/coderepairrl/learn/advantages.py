@@ -1,4 +1,4 @@
-"""Advantages from the rewards of a group of attempts at one task; None for a void episode. Imports no torch."""
+"""Advantages from a group's rewards; None for a void episode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLAT = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class GroupAdvantages:
-    """Advantages in the order of the rewards; None where not trained. `mean` and `std` leave out void episodes."""
+    """Advantages in reward order; None where not trained. `mean` and `std` exclude void episodes."""
 
     values: tuple[float | None, ...]
     mean: float
@@ -36,15 +36,15 @@ def group_advantages(
 ) -> GroupAdvantages:
     """Compute the advantages of one group of rewards.
 
-    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300). The standard deviation is the population's
-      (``ddof=0``); TRL takes the sample's (``ddof=1``).
+    - ``zscore``: ``(r - mean) / (std + eps)`` (GRPO, arXiv 2402.03300); population deviation, or the sample's with
+      ``ddof=1`` (TRL).
     - ``batch``: ``zscore`` over a batch, passed as one group (REINFORCE++, arXiv 2501.03262).
     - ``mean``: ``r - mean`` (Dr. GRPO, arXiv 2503.20783).
     - ``leave_one_out``: ``(r - mean) n / (n - 1)`` (RLOO, arXiv 2402.14740).
     - ``none``: ``r`` (REINFORCE).
 
-    A flat group gets 0 with a KL term (`kl`), which acts on its episodes, else None; for ``none``, rewards of 0 do.
-    Raises `ConfigError` for an unknown kind, ValueError for a non-finite reward.
+    A flat group (for ``none``, a reward of 0) gets None, or with a KL term (`kl`) 0. Raises `ConfigError` for an
+    unknown kind, ValueError for a non-finite reward.
 
     >>> group_advantages([0.0, 1.0, None, 0.5], "mean").values
     (-0.5, 0.5, None, 0.0)
@@ -61,8 +61,8 @@ def group_advantages(
     std = math.sqrt(squares / (len(counted) - ddof)) if len(counted) > ddof else 0.0
     flat = len(counted) < 2 or max(counted) - min(counted) <= FLAT
     if kind == "none":
-        own = tuple(None if not reward and not kl else reward for reward in rewards)
-        return GroupAdvantages(own, mean, std, flat)
+        rewards_or_none = tuple(None if not reward and not kl else reward for reward in rewards)
+        return GroupAdvantages(rewards_or_none, mean, std, flat)
     if flat:
         zeros = tuple(0.0 if kl and reward is not None else None for reward in rewards)
         return GroupAdvantages(zeros, mean, std, flat)
@@ -73,7 +73,7 @@ def group_advantages(
 
 
 def overlong(tokens: int, limit: int, buffer: int) -> float:
-    """Penalty of a long attempt: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
+    """Length penalty: 0 to ``limit - buffer``, 1 from `limit`, linear between (DAPO, arXiv 2503.14476).
 
     >>> [overlong(tokens, limit=100, buffer=20) for tokens in (80, 85, 100, 120)]
     [0.0, 0.25, 1.0, 1.0]
@@ -84,7 +84,7 @@ def overlong(tokens: int, limit: int, buffer: int) -> float:
 def ties_broken(
     values: Sequence[float | None], rewards: Sequence[float | None], scores: Sequence[float], weight: float
 ) -> tuple[float | None, ...]:
-    """Add `weight` times a score's excess over its mean among equal rewards, which sums to 0 there.
+    """Add `weight` times a score's excess over its mean among equal rewards.
 
     >>> ties_broken((None, None), (0.0, 0.0), (1.0, 0.0), weight=0.1)
     (0.05, -0.05)

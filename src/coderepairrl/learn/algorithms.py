@@ -1,8 +1,4 @@
-"""Algorithms as combinations of parts, by name (docs/reference/algorithms.md). Imports no torch.
-
-The loss is ``- sum_t share_t objective(ratio_t, advantage)`` over trained tokens; formulas are in `losses` and
-`advantages`.
-"""
+"""Algorithms as combinations of parts (docs/reference/algorithms.md)."""
 
 from __future__ import annotations
 

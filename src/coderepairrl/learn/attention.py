@@ -1,4 +1,4 @@
-"""Causal attention over a packed prefix tree: every token attends to the path from the root to itself."""
+"""Causal attention over a packed prefix tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 class Span(NamedTuple):
-    """Consecutive tokens that continue one path: each attends to `before`, and causally to the span.
+    """Consecutive tokens: each attends to `before`, and causally within the span.
 
     >>> Span(5, 9, ((0, 2), (3, 5))).keys
     ((0, 2), (3, 5), (5, 9))
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 
 def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
-    """Split spans into parts of `chunk_tokens` tokens; the last may have fewer.
+    """Split spans into parts of `chunk_tokens` tokens.
 
     >>> chunks([Span(0, 3, ()), Span(3, 5, ((0, 2),))], 2)[1]
     (Span(start=2, stop=3, before=((0, 2),)), Span(start=3, stop=4, before=((0, 2),)))
@@ -64,8 +64,8 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
                 parts.append([])
                 left = chunk_tokens
             stop = min(span.stop, start + left)
-            own = ((span.start, start),) if start > span.start else ()
-            parts[-1].append(Span(start, stop, (*span.before, *own)))
+            before_part = ((span.start, start),) if start > span.start else ()
+            parts[-1].append(Span(start, stop, (*span.before, *before_part)))
             left -= stop - start
             start = stop
     return [tuple(part) for part in parts]
@@ -73,9 +73,9 @@ def chunks(spans: Sequence[Span], chunk_tokens: int) -> list[tuple[Span, ...]]:
 
 @dataclass(slots=True)
 class Layer:
-    """Keys and values of a tree in one layer, ``(1, heads, T, d)``, and their gradients.
+    """Keys, values and their gradients in one layer, ``(1, heads, T, d)``.
 
-    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens, for a second pass.
+    `out_THd` and `sum_HT`: output and log-sums of the first `attended` tokens.
     """
 
     key: Tensor
@@ -97,7 +97,7 @@ class Store:
     """Key means by layer (`_find_centre`)."""
 
     def put(self, index: int, query: Tensor, key: Tensor, value: Tensor, start: int) -> Layer:
-        """Store a chunk's keys and values from `start` on."""
+        """Store a chunk's keys and values."""
         if index not in self.layers:
             exact, (_, heads, _, width) = torch.promote_types(key.dtype, torch.float32), query.shape
             of_key, of_value = (tensor.new_zeros(*tensor.shape[:2], self.tokens, tensor.shape[3], dtype=exact)
@@ -111,8 +111,8 @@ class Store:
                 query.new_empty(1, heads, self.tokens, dtype=exact),
             )
         layer = self.layers[index]
-        for whole, tensor in ((layer.key, key), (layer.value, value)):
-            whole[:, :, start : start + tensor.shape[2]] = tensor.detach()  # or it would keep every chunk's graph
+        for stored, tensor in ((layer.key, key), (layer.value, value)):
+            stored[:, :, start : start + tensor.shape[2]] = tensor.detach()  # or it would keep every chunk's graph
         return layer
 
 
@@ -132,11 +132,10 @@ def tree_attention(
     store: Store | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans` it is one row.
+    """Attend: ``(1, heads, T, d)`` in, ``(1, T, heads, d)`` out. Without `spans`: one row.
 
-    A sliding window counts tokens along the path. `s_aux`: attention sinks, a logit per head. With a `store` the tokens
-    are a chunk, `spans` index the whole tree. Raises `UsageError` for a mask, dropout or soft cap, and for chunks off
-    the CPU, with a sliding window or sinks.
+    `s_aux`: attention sinks, a logit per head. With a `store`, the tokens are a chunk and `spans` index the whole tree.
+    Raises `UsageError` for a mask, dropout or soft cap, and for chunks off the CPU, with a sliding window or sinks.
     """
     if attention_mask is not None or dropout or softcap is not None:
         raise UsageError("packed training knows causal attention only: no mask, no dropout, no soft cap")
@@ -175,7 +174,6 @@ def _has_bias(module: nn.Module) -> bool:
 
 
 def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
-    """Mean of a layer's keys (of the first chunk), on which softmax does not depend."""
     # left in, it makes logits so large that float32 rounds weights to 1e-4; the backward pass computes them again with
     # other rounding, which multiplies the error
     centres = {} if store is None else store.centres
@@ -187,7 +185,6 @@ def _find_centre(module: Any, key: Tensor, store: Store | None) -> Tensor:
 def _with_sink(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], logit_H: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, list[Span]]:
-    """Add a sink as a key without a value at every root."""
     # an extra dimension holds 1 for the sink, 0 for keys, the head's logit in queries; kernels want multiples of 8
     tokens, heads = key.shape[2], query.shape[1]
     extra = torch.cat([logit_H.view(1, heads, 1, 1), logit_H.new_zeros(1, heads, 1, 7)], 3).to(query)
@@ -202,10 +199,7 @@ AttentionInterface.register(TREE, tree_attention)
 
 
 class _Merged(torch.autograd.Function):
-    """Attention on a CPU: causal on a span, full on each run of ancestors, merged by log-sums.
-
-    The backward pass gives each part the merged output and log-sum: no key is copied, no weights are kept.
-    """
+    """CPU attention: causal within a span, full on each run of ancestors, merged by log-sums."""
 
     @staticmethod
     def forward(
@@ -225,19 +219,19 @@ class _Merged(torch.autograd.Function):
             sum_HT = query.new_empty(1, heads, tokens, dtype=torch.promote_types(query.dtype, torch.float32))
         else:
             out_THd, sum_HT = layer.out_THd[:, first : first + tokens], layer.sum_HT[:, :, first : first + tokens]
-        known = layer is not None and layer.attended >= first + tokens
-        for span in () if known else spans:
-            here, own = slice(span.start - first, span.stop - first), slice(span.start, span.stop)
-            asked = query[:, :, here]
-            out, total = _flash(asked, keys[:, :, own], values[:, :, own], 0.0, True, scale=scale)
+        computed = layer is not None and layer.attended >= first + tokens
+        for span in () if computed else spans:
+            query_slice, key_slice = slice(span.start - first, span.stop - first), slice(span.start, span.stop)
+            query_part = query[:, :, query_slice]
+            out, total = _flash(query_part, keys[:, :, key_slice], values[:, :, key_slice], 0.0, True, scale=scale)
             for start, stop in span.before:
                 run = slice(start, stop)
-                more, more_sum = _flash(asked, keys[:, :, run], values[:, :, run], 0.0, False, scale=scale)
+                more, more_sum = _flash(query_part, keys[:, :, run], values[:, :, run], 0.0, False, scale=scale)
                 both = torch.logaddexp(total, more_sum)
                 out = out * (total - both).exp()[..., None] + more * (more_sum - both).exp()[..., None]
                 total = both
-            out_THd[:, here] = out.transpose(1, 2)
-            sum_HT[:, :, here] = total
+            out_THd[:, query_slice] = out.transpose(1, 2)
+            sum_HT[:, :, query_slice] = total
         ctx.spans, ctx.scale, ctx.layer = spans, scale, layer
         if layer is not None:
             layer.attended = max(layer.attended, first + tokens)
@@ -258,31 +252,30 @@ class _Merged(torch.autograd.Function):
             layer = ctx.layer
         first = ctx.spans[0].start
         for span in ctx.spans:
-            here = slice(span.start - first, span.stop - first)
-            gradient, out = (tensor[:, here].transpose(1, 2) for tensor in (gradient_THd, out_THd))
+            query_slice = slice(span.start - first, span.stop - first)
+            gradient, out = (tensor[:, query_slice].transpose(1, 2) for tensor in (gradient_THd, out_THd))
             for start, stop in span.keys:
                 run = slice(start, stop)
                 parts = _flash_backward(
                     gradient,
-                    query[:, :, here],
+                    query[:, :, query_slice],
                     layer.key[:, :, run],
                     layer.value[:, :, run],
                     out,
-                    sum_HT[:, :, here],
+                    sum_HT[:, :, query_slice],
                     0.0,
                     start == span.start,
                     scale=ctx.scale,
                 )
-                sums = (of_query, here), (layer.of_key, run), (layer.of_value, run)
-                for (whole, where), part in zip(sums, parts, strict=True):
-                    whole[:, :, where] += part
-        own = slice(first, first + key.shape[2])  # of a chunk, whose descendants have been here
-        of_key, of_value = layer.of_key[:, :, own], layer.of_value[:, :, own]
+                sums = (of_query, query_slice), (layer.of_key, run), (layer.of_value, run)
+                for (total, where), part in zip(sums, parts, strict=True):
+                    total[:, :, where] += part
+        chunk_slice = slice(first, first + key.shape[2])  # of a chunk, whose descendants have been here
+        of_key, of_value = layer.of_key[:, :, chunk_slice], layer.of_value[:, :, chunk_slice]
         return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
 
 
 def _gathered(query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None) -> Tensor:
-    """Attend span by span with gathered keys; the backward pass gathers them again."""
     if _spreads(query):
         key, value = (_spread(tensor, query.shape[1]) for tensor in (key, value))
     parts = []
@@ -306,7 +299,7 @@ def _path(query: Tensor, key: Tensor, value: Tensor, span: Span, scale: float | 
 def _windowed(
     query: Tensor, key: Tensor, value: Tensor, spans: Sequence[Span], scale: float | None, window: int, sinks: int = 0
 ) -> Tensor:
-    """Attend to the last `window` tokens of the path and its `sinks`, in blocks of queries to bound the masks."""
+    """Attend to the path's last `window` tokens and the `sinks`, in blocks."""
     parts = []
     for span in spans:
         path_K = torch.cat([torch.arange(start, stop, device=query.device) for start, stop in span.keys])

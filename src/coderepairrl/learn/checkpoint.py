@@ -1,4 +1,4 @@
-"""Exact checkpoints: trained tensors in their model's layout, optimiser state, counters."""
+"""Exact checkpoints: trained tensors, optimiser state, counters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCHEMA = 2
 
 
 def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, updates: int) -> None:
-    """Write atomically, loadable as a Hugging Face model or peft adapter, and equal for any number of processes."""
+    """Write atomically, as a Hugging Face model or peft adapter."""
     with strategy.replaced(folder) as temporary:
         strategy.agree(lambda: policy.save(temporary, here=strategy.first))
         strategy.agree(lambda: shards.write(temporary, _OPTIMIZER, _moments(policy, strategy), here=strategy.first))
@@ -34,9 +34,9 @@ def write(folder: Path, policy: Policy, strategy: SingleProcess, version: int, u
 
 
 def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, int]:
-    """Restore what `write` wrote, bit for bit: version and updates.
+    """Restore a checkpoint; returns version and updates.
 
-    Raises `UsageError`, with nothing changed, when `folder` holds no intact checkpoint of this model.
+    Raises `UsageError`, changing nothing, without an intact checkpoint of this model.
     """
     strategy.agree(lambda: recover(folder) if strategy.first else None)
     problem = damage(folder) if strategy.first else ""
@@ -51,13 +51,13 @@ def read(folder: Path, policy: Policy, strategy: SingleProcess) -> tuple[int, in
             raise UsageError(f"{folder} is not a whole checkpoint: {SUMS} is missing")
         with ExitStack() as files:
             moments = files.enter_context(shards.TensorFiles(folder, _OPTIMIZER))
-            found = [(p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
-            for parameters, tensors in found:
+            saved = [(p, files.enter_context(shards.TensorFiles(folder, stem))) for stem, p in policy.saved.items()]
+            for parameters, tensors in saved:
                 shapes = {name: strategy.shape(p) for name, p in parameters.items()}
-                if tensors is found[0][1] and policy.settings.lora is None:  # the model's own
+                if tensors is saved[0][1] and policy.settings.lora is None:  # the model's own
                     shapes |= {name: buffer.shape for name, buffer in policy.constants.items()}
                 tensors.check(shapes)
-            _take(found, moments, policy, strategy)
+            _take(saved, moments, policy, strategy)
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"{folder} is not a whole checkpoint: {error}") from error
     return version, updates

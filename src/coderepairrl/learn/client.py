@@ -1,4 +1,4 @@
-"""Controller's end of the learner process. Imports no torch."""
+"""Controller's end of the learner process."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ _SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class Learner:
-    """Running learner of one or several processes. Requests are served one at a time.
+    """Learner of one or several processes, serving one request at a time.
 
-    Methods raise `LearnerFault` when a process died or refused, `RunError` when it could not read or write,
-    `UsageError` for a bad model or checkpoint, `PrerequisiteError` for a machine that lacks something. A cancelled
-    request is completed. All processes are killed when one dies or exceeds `patience` seconds.
+    Methods raise `LearnerFault` when a process died or refused, `RunError` for failed reads and writes, `UsageError`
+    for a bad model or checkpoint, `PrerequisiteError` for a missing package or device.
     """
 
     def __init__(
@@ -67,9 +66,8 @@ class Learner:
     ) -> Self:
         """Start with the weights in `model` (Hugging Face layout) as version 0.
 
-        Logs to ``log_dir/learner.log``, ``learner-1.log``, ...; publishes to `publish_dir`. `gpu` requires a GPU. With
-        `listen`, HOST:PORT, it waits up to `patience` seconds for torchrun's (`RemoteLearner`), without `env` and
-        `gpu`.
+        `gpu` requires a GPU. With `listen` (HOST:PORT), waits up to `patience` seconds for torchrun's processes and
+        ignores `env`.
         """
         learner = cls([], publish_dir, patience)
         start = {"model": model, "settings": settings.model_dump(), "gpu": gpu}
@@ -95,10 +93,9 @@ class Learner:
     async def step(
         self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None
     ) -> dict[str, Any]:
-        """Train on one batch: next version; returns `learn.metrics.Metrics`, with ``skipped`` if a gradient was not
-        finite.
+        """Train on one batch; returns `learn.metrics.Metrics`.
 
-        The loss is averaged over `episodes` or `tokens` (of `Batch`), by default those in rows.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows.
         """
         metrics: dict[str, Any] = await self._call("step", samples=_packed(samples), episodes=episodes, tokens=tokens)
         return metrics
@@ -109,35 +106,33 @@ class Learner:
         return metrics
 
     async def publish(self, form: Form = "model") -> Published:
-        """Write the weights for the engine. The caller deletes older folders."""
+        """Write the weights; the caller deletes older folders."""
         path, version, checksum = await self._call("publish", folder=self._publish_dir, form=form)
         return Published(Path(path), version, checksum)
 
     async def offer(self, route: Route) -> Published:
-        """List the tensors for an engine that receives them from `send`, with `wire.combined_digest`."""
+        """List the tensors that `send` sends."""
         path, version, checksum = await self._call("offer", folder=self._publish_dir, route=route)
         return Published(Path(path), version, checksum)
 
     async def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the weights of `offer` to `receivers` processes, `seconds` a step; returns "", or why it broke off."""
+        """Send the weights of `offer`; returns "" or why it stopped."""
         how = {"version": version, "receivers": receivers, "seconds": seconds}
         broken_off: str = await self._call("send", offer=offer, **how)
         return broken_off
 
     async def logprobs(self, rows: Sequence[Sequence[int]], temperature: float = 1.0) -> list[list[float]]:
-        """Logprobs of each row's tokens except the first."""
+        """Logprobs of each row's tokens after the first."""
         result: list[list[float]] = await self._call("logprobs", rows=list(map(list, rows)), temperature=temperature)
         return result
 
     async def put_away(self) -> int:
-        """Move everything on the device to host memory; returns bytes. Until `take_back` only `save` works. Single
-        process only.
-        """
+        """Move everything to host memory, where only `save` works; returns bytes."""
         size: int = await self._call("put_away")
         return size
 
     async def take_back(self) -> int:
-        """Move everything back, bit for bit; returns bytes."""
+        """Undo `put_away`; returns bytes."""
         size: int = await self._call("take_back")
         return size
 
@@ -146,12 +141,12 @@ class Learner:
         await self._call("save", folder=path)
 
     async def restore(self, path: Path) -> int:
-        """Continue from a checkpoint bit for bit; returns its version."""
+        """Continue from a checkpoint; returns its version."""
         await self._call("restore", folder=path)
         return self.version
 
     async def close(self, *, again: bool = False) -> None:
-        """End the processes; with `again`, torchrun's stay for the next learner."""
+        """End the processes; with `again`, not torchrun's."""
         for child in self._children:
             if isinstance(child, RemoteLearner) and not again:
                 await child.dismiss()
@@ -177,9 +172,9 @@ class Learner:
                 stopped = [child.name for child in self._children if child.stopped]
                 for child in self._children:
                     child.kill()
-                why = f": process {', '.join(stopped)} was stopped" if stopped else ""
+                hint = f": process {', '.join(stopped)} was stopped" if stopped else ""
                 raise LearnerFault(
-                    f"the learner did not answer {frame['op']} within {self._patience:g} s, and was killed{why}",
+                    f"the learner did not answer {frame['op']} within {self._patience:g} s, and was killed{hint}",
                     fix="raise train.patience if it was still at work: logs/learner.log may say",
                 ) from None
             except ChildDied as error:
@@ -215,7 +210,7 @@ class Learner:
 
 
 async def check_weights(folder: Path, *, log_dir: Path) -> None:
-    """Check names and shapes of the weights in `folder` in a child process. Raises `UsageError`."""
+    """Check weight names and shapes. Raises `UsageError`."""
     await _once("check_weights", log_dir, folder=folder)
 
 
@@ -255,7 +250,6 @@ async def _once(op: str, log_dir: Path, **arguments: Any) -> Any:
 
 
 async def _spawn(processes: int, log_dir: Path, shared: Path, extra: Mapping[str, str]) -> list[Child]:
-    """Start all processes or none."""
     require_train()
     extra = _KEEP_MEMORY | dict(extra)
     if processes == 1:

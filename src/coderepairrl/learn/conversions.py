@@ -1,4 +1,4 @@
-"""Conversions of model folders: random weights, language model alone, rounded, merged."""
+"""Conversions of model folders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from coderepairrl.runs.storage import write_sums
 
 
 def init_random(source: Path, target: Path, seed: int) -> None:
-    """Write a model with random weights, the same bits for the same seed. Raises `UsageError` without a usable
-    config.json.
-    """
+    """Write a model with random weights. Raises `UsageError`."""
     try:
         config = AutoConfig.from_pretrained(source, local_files_only=True)
     except UNREADABLE as error:
@@ -43,9 +41,7 @@ def init_random(source: Path, target: Path, seed: int) -> None:
 
 
 def language_model(source: Path, target: Path) -> None:
-    """Write the causal language model in `source`, or of the multimodal one, with unchanged values. Raises as
-    `load_model`.
-    """
+    """Write only the language model in `source`. Raises as `load_model`."""
     # a checkpoint of all weights is float32, whatever the config says that it was copied from
     model = load_model(source, torch.float32 if (source / "learner.json").is_file() else "auto")
     target.mkdir(parents=True, exist_ok=True)
@@ -58,11 +54,7 @@ def language_model(source: Path, target: Path) -> None:
 
 
 def rounded(source: Path, target: Path, form: Quantise, precision: Precision) -> None:
-    """Write the model with the values that its weights have when quantised to `form`, the same for any engine and
-    learner.
-
-    Raises `UsageError` for a model that cannot be quantised, `PrerequisiteError` without the package for it.
-    """
+    """Write the model with weights rounded to `form`. Raises `UsageError`, `PrerequisiteError`."""
     policy = Policy.load(source, LearnSettings(lora=Lora(), quantise=form, precision=precision))
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")  # adapters add nothing yet
@@ -72,20 +64,17 @@ def rounded(source: Path, target: Path, form: Quantise, precision: Precision) ->
 
 
 def merge(base: Path, adapter: Path, target: Path, precision: Precision) -> None:
-    """Write `base` merged with `adapter` (peft's layout): with the run's `precision`, what its engine served.
-
-    Raises `UsageError` when the two do not match.
-    """
+    """Write `base` merged with `adapter`, as the run's engine served it. Raises `UsageError`."""
     policy = _with_adapters(base, adapter, precision)
     target.mkdir(parents=True, exist_ok=True)
     policy.export(target, "model")
 
 
 def survived(base: Path, adapter: Path, result: Path, precision: Precision) -> float:
-    """Share of what `adapter` adds to `base` left in `result`, merged and rounded: 1 is all.
+    """Share of the adapter's change that survives merging and rounding; 1 is all.
 
-    ``<result - base, delta> / <delta, delta>`` over all adapted layers, `delta` the adapters' product. Raises
-    `UsageError` when the three do not match.
+    ``<result - base, delta> / <delta, delta>``, `delta` the adapters' product. Raises `UsageError` when the three do
+    not match.
     """
     policy = _with_adapters(base, adapter, precision)
     left = total = 0.0

@@ -1,8 +1,4 @@
-"""Learner processes that share a batch, and with FSDP2 the model, through accelerate.
-
-Denominators are those of the whole batch, so gradients add up. The frameworks average instead, so each loss is
-multiplied by the number of processes.
-"""
+"""Learner processes that share a batch (DDP) or also the model (FSDP2)."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ LOCAL_RANK = "LOCAL_RANK"
 
 
 class Distributed(SingleProcess):
-    """Process with the whole model (DDP), or a part of every layer (FSDP2)."""
+    """Process with the whole model (DDP), or a shard of every layer (FSDP2)."""
 
     def __init__(self, settings: LearnSettings) -> None:
         super().__init__(settings)
@@ -45,7 +41,7 @@ class Distributed(SingleProcess):
         return self.device if self.settings.strategy in ("ddp", "zero2") else torch.device("cpu")
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over policy and optimiser, reduced to this process's share."""
+        """Wrap policy and optimiser."""
         super().prepare(policy, optimizer)
         self._accelerator = Accelerator(**self._options(policy))
         policy.module, _ = self._accelerator.prepare(policy.module, optimizer)

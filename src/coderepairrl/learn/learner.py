@@ -1,9 +1,7 @@
 """Learner process: ``python -m coderepairrl.learn.learner``, driven by frames (`processes/children.py`).
 
 A request ``{"op": NAME, ...arguments}`` gets ``{"ok": result, "version": n}``, or ``{"error": message, "kind": KIND,
-"fix": hint}``. KIND is ``usage`` (bad model or checkpoint), ``prerequisite`` (missing package or device), ``storage``
-(cannot read or write) or ``refused`` (bad batch). Any other exception ends the process. Processes that share the work
-each get every request and give the same answer.
+"fix": hint}``, KIND ``usage``, ``prerequisite``, ``storage`` or ``refused``. Any other exception ends the process.
 """
 
 from __future__ import annotations
@@ -104,7 +102,7 @@ def _sample(data: dict[str, Any]) -> Sample:
 
 
 def main() -> None:
-    """Answer requests until the parent closes the connection."""
+    """Answer requests until the connection closes."""
     service, parent = Service(), Parent.connect()
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     while True:

@@ -1,4 +1,4 @@
-"""Loading of models; weights' names and shapes are checked against the architecture."""
+"""Model loading; checks weight names and shapes against the architecture."""
 
 from __future__ import annotations
 
@@ -36,15 +36,14 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 
 
 def load_model(folder: Path, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Load a causal language model with transformers' plainest attention.
-
-    Raises `UsageError` for missing or unreadable files, and missing, unexpected or misshapen weights.
+    """Load a causal language model. Raises `UsageError` for unreadable files, and missing, unexpected or misshapen
+    weights.
     """
     return _load(folder, dtype=dtype)
 
 
 def check_weights(folder: Path) -> None:
-    """Raise as `load_model`, from file headers alone; skips weights with a `quant_method`."""
+    """Raise as `load_model`, from file headers only; skips weights with a `quant_method`."""
     try:
         plain = models.quant_method(folder) is None
     except (OSError, ValueError):
@@ -76,8 +75,8 @@ def _load(folder: Path, **how: Any) -> PreTrainedModel:
     except EngineFault as fault:
         raise UsageError(str(fault), fix=fault.fix) from fault
     except UNREADABLE as error:
-        what = f"cannot load the model in {folder}: {type(error).__name__}: {error}"
-        raise UsageError(what, fix=_FIX) from error
+        problem = f"cannot load the model in {folder}: {type(error).__name__}: {error}"
+        raise UsageError(problem, fix=_FIX) from error
     return model
 
 
@@ -94,17 +93,19 @@ def _check_names(
         problems.append(f"lacks {_listed(missing)}")
     if unexpected := sorted(unexpected_keys):
         problems.append(f"has no place for {_listed(unexpected)}")
-    if shapes := sorted(f"{name} {tuple(ours)} instead of {tuple(theirs)}" for name, ours, theirs in mismatched_keys):
+    if shapes := sorted(
+        f"{name} {tuple(ours)} instead of {tuple(expected)}" for name, ours, expected in mismatched_keys
+    ):
         problems.append(f"has {_listed(shapes)}")
     if not problems:
         return
     fix = _FIX
     for pattern, (program, advice) in _WRAPPERS.items():
         for name in unexpected:
-            if found := re.search(pattern, name):
-                fix = f"{found[1]!r} in a name is left by {program}: {advice}"
-    what = f"the weights in {folder} are not those of its config.json ({type(model).__name__})"
-    raise UsageError(f"{what}: it {'; it '.join(problems)}", fix=fix)
+            if match := re.search(pattern, name):
+                fix = f"{match[1]!r} in a name is left by {program}: {advice}"
+    problem = f"the weights in {folder} are not those of its config.json ({type(model).__name__})"
+    raise UsageError(f"{problem}: it {'; it '.join(problems)}", fix=fix)
 
 
 def _listed(names: list[str]) -> str:

@@ -1,37 +1,11 @@
-"""Losses as plain functions on the trained tokens of a micro-batch.
+"""Losses as plain functions on a micro-batch's trained tokens (formulas: docs/reference/algorithms.md).
 
-A loss is ``- sum_t share_t objective(ratio_t, A)``, an algorithm a choice of three parts and a baseline
-(`algorithms.RECIPES`). R rows, N trained tokens; ``sg`` stops the gradient.
+A loss is ``- sum_t share_t objective(ratio_t, A)``; an algorithm chooses three parts and a baseline
+(`algorithms.RECIPES`). R rows, N trained tokens. Denominators (`Scale`) are those of the whole batch.
 
-Ratio, ``d_t = logp_t - old_t``, its logarithm cut at `LOG_RATIO_LIMIT`:
-
-- ``token``: ``exp(d_t)``;
-- ``row``: ``exp(mean_t d_t)`` (GSPO, arXiv 2507.18071);
-- ``product``: ``exp(sum_t d_t)``.
-
-Objective of a ratio ``r`` and an advantage ``A``:
-
-- ``clip``: ``min(min(r, delta) A, clip(r, 1 - eps_low, 1 + eps_high) A)`` (PPO, arXiv 1707.06347);
-- ``cispo``: ``sg(min(r, 1 + eps_high)) A logp`` (MiniMax-M1, arXiv 2506.13585);
-- ``score``: ``A logp`` (REINFORCE, Williams 1992).
-
-Share of a token; E episodes, flat groups included; ``w`` a row's part of its episode's trained tokens:
-
-- ``episode``: ``w / |row| / E``: the mean over an episode's tokens;
-- ``batch``: ``1 / tokens``;
-- ``constant``: ``1 / L / E`` with a constant L (Dr. GRPO, arXiv 2503.20783);
-- ``sum``: ``1 / E``;
-- ``row``: ``1 / |row| / E``: the sum over an episode's rows.
-
-Denominators (`Scale`) are those of the whole batch, so gradients of micro-batches add up.
-
-``sft`` is cross-entropy, ``-1/n sum_rows w_row sum_t logp_t``, n the batch's trained tokens times row weights.
-
-The KL term is ``beta`` times `k3`, averaged like the loss, not weighted by the ratio (unlike TRL 1.16 by default); for
-``sft`` it is ``KL(ref || policy)`` over the vocabulary. The bonus is ``entropy`` times the batch's mean entropy.
-
-With a teacher of weight w: ``1 - w`` times that loss plus w times ``KL(policy || teacher)`` of sampled tokens (arXiv
-2306.13649), ``KL(teacher || policy)`` of collected ones (arXiv 1503.02531).
+Sources: ratio ``row`` GSPO (arXiv 2507.18071); objectives ``clip`` PPO (arXiv 1707.06347), ``cispo`` MiniMax-M1
+(arXiv 2506.13585), ``score`` REINFORCE (Williams 1992); aggregation ``constant`` Dr. GRPO (arXiv 2503.20783); teacher
+arXiv 2306.13649 (sampled tokens), arXiv 1503.02531 (collected ones).
 """
 
 from __future__ import annotations
@@ -65,15 +39,15 @@ class Correction(NamedTuple):
 def correct(old_N: Tensor, recorded_N: Tensor) -> Correction:
     """Truncated importance weights, ``min(exp(old - recorded), CORRECTION_CAP)`` per token.
 
-    From the engine's (behaviour) to the learner's policy before the batch (proximal): Yao et al. 2025, TRL's
-    ``token_truncate``. The clipped loss becomes decoupled PPO (arXiv 2110.00641, asynchronous: arXiv 2505.24298).
+    From the engine's policy to the learner's before the batch: Yao et al. 2025, TRL's ``token_truncate``. With
+    clipping, decoupled PPO (arXiv 2110.00641, arXiv 2505.24298).
     """
     weight_N = torch.exp((old_N - recorded_N).detach())
     return Correction(weight_N.clamp(max=CORRECTION_CAP), weight_N > CORRECTION_CAP)
 
 
 def row_means(value_N: Tensor, row_N: Tensor, count_R: Tensor) -> Tensor:
-    """Mean over the trained tokens of each row (R)."""
+    """Mean over each row's trained tokens (R)."""
     return torch.zeros_like(count_R).index_add(0, row_N, value_N) / count_R
 
 
@@ -102,7 +76,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Bounds, weights of terms, and denominators of the whole batch."""
+    """Bounds, weights and denominators of the whole batch."""
 
     episodes: int
     eps_low: float
@@ -124,8 +98,7 @@ class Scale:
 class Loss:
     """Share of the loss, and its parts, detached.
 
-    `ratio`, `low`, `high` (the bound acts) and `limited` (beyond `LOG_RATIO_LIMIT`) are per token (N), or per row (R)
-    where the ratio is; None for `sft`.
+    `ratio`, `low`, `high` (bound active) and `limited` have the ratio's shape, N or R; None for `sft`.
     """
 
     value: Tensor
@@ -155,13 +128,13 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
     """Loss of a recipe."""
     log_ratio = LOG_RATIOS[recipe.ratio](trained)
     ratio = _limited(log_ratio).exp()
-    whole = recipe.ratio in ("row", "product")
+    is_per_row = recipe.ratio in ("row", "product")
     if trained.targets is not None:
         advantage = trained.targets.advantage_N
     else:
-        advantage = trained.advantage_R if whole else trained.advantage_R[trained.row_N]
+        advantage = trained.advantage_R if is_per_row else trained.advantage_R[trained.row_N]
     gain, low, high = OBJECTIVES[recipe.objective](ratio, advantage, trained, scale)
-    gain_N = gain.index_select(0, trained.row_N) if whole else gain  # its backward pass adds in one order
+    gain_N = gain.index_select(0, trained.row_N) if is_per_row else gain  # its backward pass adds in one order
     if trained.correction_N is not None:
         gain_N = gain_N * trained.correction_N
     share_N = AGGREGATIONS[recipe.aggregation](trained, scale)
@@ -170,7 +143,7 @@ def policy_gradient(trained: Trained, scale: Scale, recipe: Recipe) -> Loss:
 
 
 def sft(trained: Trained, scale: Scale) -> Loss:
-    """Cross-entropy, each token times the weight of its row."""
+    """Cross-entropy, weighted by row."""
     share_N = trained.weight_R[trained.row_N] / scale.tokens
     return _loss(-(share_N * trained.logp_N).sum(), share_N, trained, scale)
 
@@ -239,7 +212,7 @@ LOSSES: dict[Algorithm, LossFunction] = {
 
 
 def kl(p_NV: Tensor, q_NV: Tensor) -> Tensor:
-    """``KL(p || q)`` per token, in nats, over the ids that both vocabularies (perhaps padded) have."""
+    """``KL(p || q)`` per token, in nats, over the shared ids."""
     size = min(p_NV.shape[-1], q_NV.shape[-1])
     p_NV, q_NV = (torch.log_softmax(logits[:, :size], -1) for logits in (p_NV, q_NV))
     return (p_NV.exp() * (p_NV - q_NV)).sum(-1)
@@ -254,7 +227,7 @@ def entropy(logits_NV: Tensor) -> Tensor:
 def k3(logp: Tensor, ref: Tensor) -> Tensor:
     """Estimate ``KL(policy || reference)`` per sampled token: ``exp(-d) - 1 + d``, ``d = logp - ref``.
 
-    Unbiased and never below 0 (Schulman 2020, "Approximating KL divergence"; on its gradient arXiv 2506.09477).
+    Unbiased and nonnegative (Schulman 2020; gradient: arXiv 2506.09477).
     """
     d = _limited(logp - ref)
     return torch.exp(-d) - 1 + d
@@ -273,7 +246,6 @@ def _loss(
     scale: Scale,
     ratios: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None] = (None, None, None),
 ) -> Loss:
-    """Add the terms common to all algorithms; `share_N` are the tokens' shares."""
     kl_N, teacher_N, entropy_N = _kl(trained, scale), trained.teacher_N, trained.entropy_N
     if teacher_N is not None:
         value = (1 - scale.teacher) * value + scale.teacher * (share_N * teacher_N).sum()

@@ -67,27 +67,22 @@ class Metrics:
     """Metrics over the micro-batches and updates of one step.
 
     - ``loss``, ``grad_norm`` (before clipping), ``lr``: mean, mean and last over updates.
-    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row, and fractions
-      whose
-      gradient the clip cut off.
+    - ``ratio_mean``, ``ratio_max``, ``clip_low``, ``clip_high``: importance ratios per token or row; clipped fractions.
     - ``log_ratio_limited``: ratios cut at ``exp(20)`` or ``exp(-20)``.
     - ``kl``, ``entropy_exact``, ``teacher_kl``: means per trained token, with that term.
-    - ``accuracy``: share of trained tokens that are the likeliest; with `sft` or a teacher.
+    - ``accuracy``: share of likeliest tokens; with `sft` or a teacher.
     - ``entropy`` (``nll`` for `sft`): minus the mean logprob of trained tokens before the update; of the first
-      minibatch
-      with recorded old logprobs. So are the next four rows.
-    - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, over tokens of these weights.
+      minibatch with recorded old logprobs. So are the next four rows.
+    - ``mismatch_max``, ``mismatch_mean``: absolute difference from the engine's logprobs, tokens of these weights only.
     - ``behaviour_ratio_min``, ``behaviour_ratio_max``: learner over engine per token, uncorrected.
     - ``behaviour_kl``: k3 estimate of the engine's divergence from the learner, nats a token.
     - ``ess``: effective sample size of these ratios, ``(sum w)^2 / (n sum w^2)``: 1 on policy.
     - ``mismatch_weight``, ``mismatch_cut``: mean weight in the correction (`losses.correct`), and share cut.
-    - ``staleness_max``, ``staleness_mean``: versions that trained tokens are behind.
+    - ``staleness_max``, ``staleness_mean``: versions behind, of trained tokens.
     - ``tokens`` (trained), ``row_tokens``, ``rows``, ``episodes`` (with rows), ``micro_batches``: counts.
-    - ``distinct_tokens``: common beginnings counted once per minibatch; ``computed_tokens``: of a pass, idle
-      micro-batches
-      included; ``repetition``: their ratio.
+    - ``distinct_tokens``, ``computed_tokens``, ``repetition``: see docs/reference/metrics.md.
     - ``value_loss`` (unweighted), ``value_cut`` (share clipped), ``explained_variance`` (`values.explained`).
-    - ``skipped``, ``skipped_reason``: updates not made; non-finite metrics are then absent.
+    - ``skipped``, ``skipped_reason``: skipped updates; non-finite metrics are then absent.
     - ``denominator``: episodes that the loss is averaged over; absent for `sft`.
     """
 
@@ -108,11 +103,11 @@ class Metrics:
         self.explained: float | None = None
 
     def minibatch(self, samples: Sequence[Sample]) -> None:
-        """Count a minibatch's rows, those of other processes included."""
+        """Count a minibatch's rows."""
         self._counts["distinct_tokens"] += distinct([sample.ids for sample in samples])
 
     def packed(self, batch: MicroBatch, *, idle: bool = False) -> None:
-        """Count a micro-batch; an `idle` one is not trained on."""
+        """Count a micro-batch, trained or `idle`."""
         tokens = len(batch.ids_T)
         self._seen.append(
             Totals(computed=tokens)

@@ -1,4 +1,4 @@
-"""Offloading of device memory to the host, so that an engine can use the device."""
+"""Offloading of device memory to the host, for an engine's use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Location = tuple[object, ...]
 
 
 class Offloader:
-    """Mover of weights, gradients, buffers and moments off a device and back, bit for bit."""
+    """Moves weights, gradients, buffers and moments off a device and back."""
 
     # `Tensor.data` moves and tensors stay, so tied parameters, optimiser state and hooks are unaffected; host copies
     # are kept, since locking pages takes longer than copying
@@ -61,9 +61,8 @@ class Offloader:
         return sum(each.nbytes for each in by_location.values())
 
     def _copy(self, tensor: Tensor) -> Tensor:
-        """Start copying to the host; an untrained tensor is copied once."""
-        known, copy = self._copies.get(id(tensor), (None, None))
-        if copy is None or known is not tensor or copy.shape != tensor.shape:
+        copied_tensor, copy = self._copies.get(id(tensor), (None, None))
+        if copy is None or copied_tensor is not tensor or copy.shape != tensor.shape:
             copy = torch.empty_like(tensor.data, device="cpu", pin_memory=self.device.type == "cuda")
         elif isinstance(tensor, nn.Parameter) and not tensor.requires_grad:
             return copy

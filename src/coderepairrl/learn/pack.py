@@ -1,7 +1,6 @@
-"""Packing of rows into micro-batches as prefix trees: no padding, each distinct token once.
+"""Packing of rows into prefix-tree micro-batches: no padding, each distinct token once.
 
-Rows are sorted by ids; each is laid out without the beginning it shares with its predecessor. T tokens of a
-micro-batch, R rows, N trained tokens.
+T tokens of a micro-batch, R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Ids = Sequence[int]
 class MicroBatch:
     """Prefix tree of rows, and their trained tokens.
 
-    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N`,
-    `row_N` their rows, in the order given; `count_R` counts them per row.
+    `positions_T` count along a token's path. `at_N` are the places in T that predict the trained tokens `target_N` of
+    rows `row_N`.
     """
 
     ids_T: Tensor
@@ -55,7 +54,7 @@ class MicroBatch:
 
 
 class Tree(NamedTuple):
-    """Places of rows' tokens in their prefix tree.
+    """Places of row tokens in their prefix tree.
 
     >>> tree([(1, 2, 3), (1, 2, 4, 5), (9,)])
     Tree(ids=[1, 2, 3, 4, 5, 9], positions=[0, 1, 2, 2, 3, 0], spans=(Span(start=0, stop=3, before=()), \
@@ -91,18 +90,18 @@ def tree(rows: Sequence[Ids]) -> Tree:
 
 
 def _sorted(rows: Sequence[Ids]) -> list[tuple[int, int]]:
-    """Sort `rows` by ids: each index, and the tokens shared with the row before."""
+    """Row indices sorted by ids, with shared prefix lengths."""
     order = sorted(range(len(rows)), key=lambda at: tuple(rows[at]))
     return [(at, common(rows[before], rows[at]) if n else 0) for n, (before, at) in enumerate(pairwise([-1, *order]))]
 
 
 def _first(runs: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    kept = []
+    prefix = []
     for start, stop in runs:
         if tokens > 0:
-            kept.append((start, min(stop, start + tokens)))
+            prefix.append((start, min(stop, start + tokens)))
         tokens -= stop - start
-    return tuple(kept)
+    return tuple(prefix)
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
@@ -113,22 +112,21 @@ def _joined(runs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 
 def distinct(rows: Sequence[Ids]) -> int:
-    """Number of tokens, common beginnings counted once."""
+    """Count tokens, shared prefixes once."""
     return sum(len(rows[at]) - shared for at, shared in _sorted(rows))
 
 
 def cut(rows: Sequence[Ids], micro_tokens: int, ranks: int = 1, *, tree_tokens: int = 0) -> list[list[int]]:
     """Cut `rows` into parts of at most `micro_tokens` distinct tokens, as ascending indices; a longer row is alone.
 
-    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed chunk by chunk, at the cost of a
-    second forward pass. For several parallel `ranks`, parts are as small as their rounds allow.
+    Minimises computed tokens, then parts. Parts up to `tree_tokens` are computed in chunks.
 
     >>> cut([(1, 2, 3), (5,), (1, 2, 4), (6, 7)], micro_tokens=4)
     [[0, 2], [1, 3]]
     """
     order, largest = _sorted(rows), max(micro_tokens, tree_tokens)
     parts = _cut(order, rows, micro_tokens, largest)
-    if ranks > 1:
+    if ranks > 1:  # parts as small as the rounds allow
         number = -(-len(parts) // ranks) * ranks
         low, high = 0, largest  # of which `high` is known to do
         while high - low > 1:
@@ -142,17 +140,17 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: in
     best: list[tuple[int, int, int]] = [(0, 0, 0)]
     """Best cut by number of rows: cost, parts, start of the last part."""
     for stop in range(1, len(order) + 1):
-        found: list[tuple[int, int, int]] = []
+        cuts: list[tuple[int, int, int]] = []
         fresh = 0  # of the part, without what its first row shares with the one before
         for start in range(stop - 1, -1, -1):
             at, shared = order[start]
             fresh += len(rows[at]) - shared
             tokens = fresh + shared
-            if tokens > largest and found:
+            if tokens > largest and cuts:
                 break
-            cost = 4 if tokens > micro_tokens and found else 3  # a backward pass takes as long as two forward passes
-            found.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
-        best.append(min(found))
+            cost = 4 if tokens > micro_tokens and cuts else 3  # a backward pass takes as long as two forward passes
+            cuts.append((best[start][0] + cost * tokens, best[start][1] + 1, start))
+        best.append(min(cuts))
     parts = []
     stop = len(order)
     while stop:
@@ -163,13 +161,12 @@ def _cut(order: Sequence[tuple[int, int]], rows: Sequence[Ids], micro_tokens: in
 
 
 def micro_batches(samples: Sequence[Sample], micro_tokens: int) -> list[MicroBatch]:
-    """Pack `samples`, at most `micro_tokens` each. Raises ValueError for a malformed row."""
+    """Pack `samples`. Raises ValueError for a malformed row."""
     return share(samples, micro_tokens, 0, 1)[0]
 
 
 def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tuple[list[Sample], int]]:
-    """Deal episodes round-robin into `parts`: rows, and number of the batch's `episodes`. Parts without rows are left
-    out.
+    """Deal episodes round-robin into `parts`: rows, and the share of `episodes`.
 
     >>> rows = [Sample(name, (), (), (), (), 0.0) for name in "aabcd"]
     >>> [(" ".join(row.episode_id for row in part), count) for part, count in minibatches(rows, 8, 3)]
@@ -186,23 +183,20 @@ def minibatches(samples: Sequence[Sample], episodes: int, parts: int) -> list[tu
 def share(
     samples: Sequence[Sample], micro_tokens: int, rank: int, ranks: int, *, tree_tokens: int = 0
 ) -> tuple[list[MicroBatch], MicroBatch | None]:
-    """Micro-batches of process `rank` (`cut`), and an idle one if it needs one last. Raises ValueError for a malformed
-    row.
-
-    Processes that share a model must run it equally often. Trees computed chunk by chunk come first: their gradients
-    are not exchanged.
-    """
+    """Micro-batches of process `rank`, and an idle last one if needed. Raises ValueError for a malformed row."""
     for sample in samples:
         _check(sample)
     parts = cut([sample.ids for sample in samples], micro_tokens, ranks, tree_tokens=tree_tokens)
     mine = [replace(pack([samples[at] for at in part], micro_tokens), dealt=tuple(part)) for part in parts[rank::ranks]]
+    # trees computed in chunks come first: their gradients are not exchanged; an idle micro-batch may come last:
+    # processes that share a model must run it equally often
     mine.sort(key=lambda batch: not batch.chunk_tokens)
     behind = len(mine) < len(parts[::ranks]) or (ranks > 1 and bool(mine[-1].chunk_tokens))
     return mine, pack([min(samples, key=lambda sample: len(sample.ids))]) if behind else None
 
 
 def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
-    """Pack `samples` into one micro-batch, in chunks of half of `micro_tokens` where larger."""
+    """Pack `samples` into one micro-batch, in chunks above `micro_tokens`."""
     ids, positions, spans, where = tree([sample.ids for sample in samples])
     at: list[int] = []
     target: list[int] = []
@@ -234,7 +228,7 @@ def pack(samples: Sequence[Sample], micro_tokens: int = 0) -> MicroBatch:
 
 
 def scored(rows: Sequence[Sequence[int]]) -> list[Sample]:
-    """Samples of `rows`, every token except the first "trained", to score."""
+    """Samples that score every token of `rows` except the first."""
     return [
         Sample("", tuple(row), (False,) + (True,) * (len(row) - 1), (0.0,) * len(row), (0,) * len(row), 0.0)
         for row in rows

@@ -1,4 +1,4 @@
-"""Forward pass: log probabilities, divergences and values of the trained tokens of packed rows."""
+"""Forward pass: logprobs, divergences and values of trained tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from coderepairrl.learn.values import ValueHead
 
 
 class Other(NamedTuple):
-    """Another model at a micro-batch's trained tokens, to compare with."""
+    """Another model's states at the trained tokens."""
 
     hidden_ND: Tensor
     """States (`Policy.states`)."""
@@ -34,7 +34,7 @@ class Other(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Scores of the trained tokens of a micro-batch."""
+    """Scores of trained tokens."""
 
     logp_N: Tensor
     right_N: Tensor
@@ -48,7 +48,7 @@ class Scored(NamedTuple):
 
 
 class Packed(nn.Module):
-    """Model that scores packed rows in its forward pass, so that DDP, FSDP or DeepSpeed can wrap it."""
+    """Model that scores packed rows in `forward`, to be wrapped by DDP and the like."""
 
     def __init__(self, model: PreTrainedModel, *, bf16: bool, values: bool = False) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Packed(nn.Module):
         states: bool = False,
         values: bool = False,
     ) -> Tensor | Scored:
-        """See `Policy.logprobs`; with `others` `compare`, with `states` `states`, with `values` `valued`."""
+        """See `Policy.logprobs`, `compare` (`others`), `states` and `valued` (`values`)."""
         with torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=self.bf16):
             if batch.chunk_tokens:
                 if states or values or others is not None:
@@ -93,7 +93,7 @@ class Packed(nn.Module):
             return scored if self.value_head is None else scored._replace(value_N=self.value_head(hidden_ND))
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, temperature: float, logits: int) -> Tensor:
-        """Logprobs (N), at most `logits` logits at once; the backward pass computes them again."""
+        """Logprobs (N), at most `logits` logits at once."""
         at_once = max(1, logits // self.model.config.get_text_config().vocab_size)
         if len(hidden_ND) <= at_once:
             return self._score(hidden_ND, target_N, temperature)
@@ -114,13 +114,12 @@ class Packed(nn.Module):
         others: Mapping[str, Other],
         spread: bool,
     ) -> Scored:
-        """`Policy.compare` in slices of at most `logits` logits."""
         at_once = max(1, logits // (self.model.config.get_text_config().vocab_size * (1 + len(others) + spread)))
         parts: list[Scored] = []
         for at in range(0, len(hidden_ND), at_once):
-            here = slice(at, at + at_once)
-            some = {name: other._replace(hidden_ND=other.hidden_ND[here]) for name, other in others.items()}
-            inputs = hidden_ND[here], target_N[here], temperature, some, spread
+            slice_N = slice(at, at + at_once)
+            some = {name: other._replace(hidden_ND=other.hidden_ND[slice_N]) for name, other in others.items()}
+            inputs = hidden_ND[slice_N], target_N[slice_N], temperature, some, spread
             alone = len(hidden_ND) <= at_once
             part = self._compare(*inputs) if alone else checkpoint(self._compare, *inputs, use_reentrant=False)
             parts.append(cast(Scored, part))
@@ -143,11 +142,11 @@ class Packed(nn.Module):
         return Scored(-cross_entropy(logits_NV, target_N, reduction="none"), right_N, apart, entropy_N, nothing)
 
     def hidden(self, batch: MicroBatch, spans: Sequence[Span] = (), store: Store | None = None) -> Tensor:
-        """Last hidden states (TD); with `spans`, of a chunk whose ancestors are in `store`."""
-        here = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
+        """Last hidden states (TD), or those of a chunk's `spans` after ancestors in `store`."""
+        slice_T = slice(spans[0].start, spans[-1].stop) if spans else slice(None)
         out = body(self.model)(
-            input_ids=batch.ids_T[None, here],
-            position_ids=batch.positions_T[None, here],
+            input_ids=batch.ids_T[None, slice_T],
+            position_ids=batch.positions_T[None, slice_T],
             use_cache=False,
             **({"spans": spans, "store": store} if spans else self._paths(batch)),
         )
@@ -173,11 +172,7 @@ class Packed(nn.Module):
 
 
 class _TwoPasses(torch.autograd.Function):
-    """Logprobs of a tree with one chunk's activations in memory, and all keys and values.
-
-    The backward pass visits the chunks in reverse, computes each again except for attention, and adds up its ancestors'
-    gradients.
-    """
+    """Logprobs of a tree with one chunk's activations in memory, and all keys and values."""
 
     @staticmethod
     def forward(
@@ -187,8 +182,8 @@ class _TwoPasses(torch.autograd.Function):
         logp_N = torch.empty(len(batch.at_N), device=batch.ids_T.device)
         for spans in chunks(batch.spans, batch.chunk_tokens):
             hidden_CD = packed.hidden(batch, spans, store)
-            at, here = _within(batch, spans)
-            logp_N[here] = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+            at, index_N = _within(batch, spans)
+            logp_N[index_N] = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
         ctx.inputs, ctx.store = (packed, batch, temperature, logits), store
         return logp_N
 
@@ -199,14 +194,13 @@ class _TwoPasses(torch.autograd.Function):
         for spans in reversed(chunks(batch.spans, batch.chunk_tokens)):
             with torch.enable_grad(), torch.autocast(batch.ids_T.device.type, torch.bfloat16, enabled=packed.bf16):
                 hidden_CD = packed.hidden(batch, spans, ctx.store)
-                at, here = _within(batch, spans)
-                logp_N = packed.scores(hidden_CD[at], batch.target_N[here], temperature, logits)
+                at, index_N = _within(batch, spans)
+                logp_N = packed.scores(hidden_CD[at], batch.target_N[index_N], temperature, logits)
             # the states as well: of a chunk without a trained token, keys and values still have a gradient
-            torch.autograd.backward((logp_N, hidden_CD), (gradient_N[here], torch.zeros_like(hidden_CD)))
+            torch.autograd.backward((logp_N, hidden_CD), (gradient_N[index_N], torch.zeros_like(hidden_CD)))
         return (None,) * 5
 
 
 def _within(batch: MicroBatch, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Places in a chunk that predict trained tokens, and their numbers in N."""
-    here = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
-    return batch.at_N[here] - spans[0].start, here
+    index_N = ((batch.at_N >= spans[0].start) & (batch.at_N < spans[-1].stop)).nonzero()[:, 0]
+    return batch.at_N[index_N] - spans[0].start, index_N

@@ -1,7 +1,4 @@
-"""Policy: a Hugging Face causal language model that scores packed rows.
-
-A model whose rows influence each other gets one row at a time; one without a linear head is refused (`probe`).
-"""
+"""Policy: a causal language model that scores packed rows."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class Policy:
-    """Model in evaluation mode (no dropout) with trainable weights or adapters."""
+    """Model in evaluation mode, with trainable weights or adapters."""
 
     def __init__(
         self,
@@ -76,7 +73,7 @@ class Policy:
     ) -> Policy:
         """Load the model in `folder`; a `frozen` one has no adapters.
 
-        Raises as `load_model`, and `UsageError` for a model that cannot be trained packed.
+        Raises as `load_model`, and `UsageError` if it cannot be trained packed.
         """
         if frozen:
             settings = settings.but(
@@ -102,7 +99,7 @@ class Policy:
 
     @property
     def values(self) -> dict[str, nn.Parameter]:
-        """Parameters of the value head; no engine gets them."""
+        """Value head parameters; never sent to an engine."""
         head = self._packed.value_head
         return {} if head is None else {f"{VALUE_HEAD}.{name}": p for name, p in head.named_parameters()}
 
@@ -113,15 +110,15 @@ class Policy:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """See `constants`."""
+        """Constant buffers of the model."""
         return constants(self.model)
 
     def logprobs(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Tensor:
-        """``log softmax(logits / temperature)`` of the trained tokens (N), float32, about `logits` logits at a time."""
+        """Logprobs of the trained tokens (N), float32."""
         return cast(Tensor, self.module(batch.to(self.device), temperature, logits))
 
     def valued(self, batch: MicroBatch, temperature: float, logits: int = LOGITS) -> Scored:
-        """Logprobs and values of the trained tokens."""
+        """Logprobs and values (N)."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, values=True))
 
     def compare(
@@ -133,31 +130,31 @@ class Policy:
         *,
         spread: bool = False,
     ) -> Scored:
-        """Logprobs, likeliest tokens, divergences from `others` at `temperature`, entropy (`spread`) and values."""
+        """Logprobs, likeliest tokens, divergences from `others`, entropy and values."""
         return cast(Scored, self.module(batch.to(self.device), temperature, logits, others, spread=spread))
 
     @torch.no_grad()
     def states(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states that predict the trained tokens (ND)."""
+        """Hidden states that predict the trained tokens (ND)."""
         return cast(Tensor, self.module(batch.to(self.device), states=True))
 
     def as_other(self, batch: MicroBatch, *, reverse: bool) -> Other:
-        """This model at `batch`, to compare with."""
+        """This model's states at `batch`."""
         return Other(self.states(batch), self._packed.head, reverse)
 
     @property
     def chunkable(self) -> bool:
-        """Whether it can compute trees in chunks (`MicroBatch.chunk_tokens`): on a CPU, by attention alone."""
+        """Whether trees can be computed in chunks."""
         config = self.model.config.get_text_config()
-        alike = self.found.chunked and getattr(config, "sliding_window", None) is None
-        return alike and self.device.type == "cpu"
+        has_uniform_attention = self.found.chunked and getattr(config, "sliding_window", None) is None
+        return has_uniform_attention and self.device.type == "cpu"
 
     def initial(self) -> AbstractContextManager[None]:
-        """Switch to the model before training. Needs adapters."""
+        """Switch to the untrained model. Needs adapters."""
         return adapters.off(self.model)
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Trainable tensors, and a whole model's `constants`, by file names; all processes must iterate."""
+        """Trainable tensors, and a whole model's `constants`; all processes must iterate."""
         yield from self._trained()
         if self.settings.lora is None:
             yield from self.constants.items()
@@ -176,10 +173,7 @@ class Policy:
         return shards.MODEL if self.settings.lora is None else adapters.FILE
 
     def save(self, folder: Path, *, here: bool = True) -> None:
-        """Write a model's or adapter's folder, exactly, the value head in a separate file.
-
-        Without `here` the process only takes part in gathering (`shards.write`).
-        """
+        """Write a model or adapter; without `here`, only take part in gathering."""
         shards.write(folder, self.stem, self.state(), here=here)
         if self.values:
             shards.write(folder, VALUE_HEAD, ((n, self.whole(p)) for n, p in self.values.items()), here=here)
@@ -188,22 +182,19 @@ class Policy:
 
     @property
     def saved(self) -> dict[str, dict[str, nn.Parameter]]:
-        """Parameters that `save` writes, by file stem and name."""
+        """Saved parameters, by file stem and name."""
         named = {self.file_name(name): p for name, p in self.weights.items()}
         return {self.stem: named} | ({VALUE_HEAD: self.values} if self.values else {})
 
     def export(self, folder: Path, form: Form, *, here: bool = True) -> None:
-        """Write weights for an engine, in the run's precision; `here` as in `save`.
-
-        ``model``: adapters merged in float32; ``adapter``: adapters alone, in peft's layout.
-        """
+        """Write weights for an engine, in the run's precision."""
         stem = shards.MODEL if form == "model" else adapters.FILE
         shards.write(folder, stem, self.exported(form), here=here)
         if here:
             self._write_layout(folder, stem, self._export_dtype)
 
     def exported(self, form: Form) -> Iterator[tuple[str, Tensor]]:
-        """Tensors of `export`, one by one; all processes must iterate. Raises ValueError for adapters without any."""
+        """Tensors of `export`; all processes must iterate. Raises ValueError without adapters."""
         if form == "adapter" and self.settings.lora is None:
             raise ValueError("there are no adapters: all weights are trained")
         merge = form == "model" and self.settings.lora is not None
@@ -241,9 +232,9 @@ class Policy:
 
 
 def constants(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers in a whole model's files, such as a router's biases."""
-    kept = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    """Buffers stored in model files, such as a router's biases."""
+    saved_names = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
 
 
 def _write_dtype(file: Path, dtype: torch.dtype) -> None:

@@ -1,7 +1,4 @@
-"""Probe of each loaded model: does it compute a prefix tree as it computes rows one by one?
-
-The reference is transformers' plainest attention. Compared are hidden states, their gradient at the embeddings, logits.
-"""
+"""Probe of each loaded model: does a prefix tree compute the same as single rows?"""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class Found(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """Hidden states of all rows' tokens, and the gradient of a weighted sum."""
+    """Hidden states, and the gradient of a weighted sum."""
 
     hidden_TD: Tensor
     gradient_TD: Tensor
@@ -58,16 +55,15 @@ class _Asked(NamedTuple):
 
 
 def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callable[[Tensor], Tensor]) -> Found:
-    """Probe `model`: `hidden` computes a micro-batch as in training, `head` its logits.
+    """Probe the first layers of `model`; `hidden` computes a micro-batch as in training, `head` its logits.
 
-    Runs the first layers with one of each kind, in float32 (`_precise`), or float64 where large published keys make
-    rounding look like a mistake. Raises `UsageError` without a linear head on the last hidden states.
+    Raises `UsageError` unless the logits are a linear head on the last hidden states.
     """
     device = next(model.parameters()).device
     vocabulary = model.config.get_text_config().vocab_size
     rows = [[(7 * i * i + 3 * i + n) % vocabulary for i in range(n)] for n in (5, 11, 8)]
     rows += [rows[1][:shared] + rows[2][-4:] for shared in (4, 9)]  # branches, of which one is of another's
-    whole = pack(scored(rows)).to(device)
+    tree_batch = pack(scored(rows)).to(device)
     singles = [pack(scored([row])).to(device) for row in rows]
     where = tree(rows).where
     with ExitStack() as small:
@@ -102,7 +98,6 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
             )
 
         def asked(compute: Callable[[], _Asked]) -> str:
-            """Difference of another way to compute the same, or ""."""
             try:
                 errors = _errors(compute(), plain)
                 if TOLERANCE < max(errors) <= ROUNDING:
@@ -127,9 +122,9 @@ def examine(model: PreTrainedModel, hidden: Callable[..., Tensor], head: Callabl
             return bool(model.config._attn_implementation == implementation)
 
         by(TREE)
-        wrong = asked(lambda: _ask(model, lambda _: hidden(whole), where, tree=True))
+        wrong = asked(lambda: _ask(model, lambda _: hidden(tree_batch), where, tree=True))
         if not wrong:
-            return Found("trees", TREE, chunked=not _chunks(whole, hidden, plain, where), notice="")
+            return Found("trees", TREE, chunked=not _chunks(tree_batch, hidden, plain, where), notice="")
         for implementation in (TREE, "sdpa", PLAIN):
             if by(implementation) and not asked(lambda: _ask(model, lambda at: hidden(singles[at]), where)):
                 notice = (
@@ -152,7 +147,7 @@ def body(model: PreTrainedModel) -> Any:
 def _ask(
     model: PreTrainedModel, compute: Callable[[int], Tensor], where: Sequence[Sequence[int]], *, tree: bool = False
 ) -> _Asked:
-    """Run `compute` (hidden states, TD) for each row, or once for the tree."""
+    """Run `compute` for each row, or once for the tree."""
     entered: list[Tensor] = []
 
     def enter(_: nn.Module, __: Any, embedded: Tensor) -> Tensor:
@@ -167,12 +162,12 @@ def _ask(
             hidden_TD = outputs[0][places] if tree else torch.cat(outputs)
             draw = torch.Generator().manual_seed(0)
             pull_TD = torch.randn(hidden_TD.shape, generator=draw).to(hidden_TD)
-            found = torch.autograd.grad((hidden_TD * pull_TD).sum(), entered)
+            gradients = torch.autograd.grad((hidden_TD * pull_TD).sum(), entered)
     finally:
         hook.remove()
     if tree:
-        return _Asked(hidden_TD.detach(), found[0][0])
-    gradients_TD = torch.cat([each[0] for each in found])
+        return _Asked(hidden_TD.detach(), gradients[0][0])
+    gradients_TD = torch.cat([each[0] for each in gradients])
     gradients_TD = gradients_TD.to(torch.promote_types(gradients_TD.dtype, torch.float32))
     gradient_TD = gradients_TD.new_zeros(int(places.max()) + 1, gradients_TD.shape[-1])
     gradient_TD.index_add_(0, places, gradients_TD)
@@ -184,12 +179,10 @@ def _errors(ours: _Asked, theirs: _Asked) -> list[float]:
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """Largest difference as a fraction of the largest value."""
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
 def _chunks(batch: MicroBatch, hidden: Callable[..., Tensor], plain: _Asked, where: Sequence[Sequence[int]]) -> str:
-    """Reason against chunks, or ""."""
     store = Store(len(batch.ids_T))
     try:
         with torch.no_grad():
@@ -228,10 +221,10 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
         cast_up(chain(layer.parameters(), layer.buffers()))
 
     layers = [each for part in body(model).children() if isinstance(part, nn.ModuleList) for each in part]
-    theirs = {id(tensor) for layer in layers for tensor in chain(layer.parameters(), layer.buffers())}
+    in_layers = {id(tensor) for layer in layers for tensor in chain(layer.parameters(), layer.buffers())}
     hooks = [layer.register_forward_pre_hook(run) for layer in layers]
     try:
-        cast_up(each for each in chain(model.parameters(), model.buffers()) if id(each) not in theirs)
+        cast_up(each for each in chain(model.parameters(), model.buffers()) if id(each) not in in_layers)
         yield
     finally:
         for hook in hooks:
@@ -242,7 +235,6 @@ def _precise(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Iter
 
 @contextmanager
 def _narrow(model: PreTrainedModel) -> Iterator[None]:
-    """Set switching lengths (`SWITCHES`, and those of rotary embeddings) within those of the probe's rows."""
     config = model.config.get_text_config()
     names = [(owner, name) for owner in (config, *model.modules()) for name in SWITCHES]
     for module in rope.find_dynamic(model):

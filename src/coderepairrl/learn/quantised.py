@@ -1,7 +1,6 @@
 """Linear layers with frozen 4-bit weights: the base below adapters.
 
-A layer decodes its weights in each pass, in the precision of the model's files. A folder with the decoded values is the
-same model, bit for bit, and quantising it again changes nothing (a block's largest number is a code).
+A folder with the decoded values is the same model, bit for bit; quantising it again changes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Codes = dict[str, Tensor]
 
 
 class QuantisedLinear(nn.Linear):
-    """Linear layer with quantised weights, none of them parameters."""
+    """Linear layer with quantised, frozen weights."""
 
     def __init__(self, shape: torch.Size, codes: Codes, dtype: torch.dtype, bias: Tensor | None) -> None:
         """Hold `codes` of weights of `shape`, rounded to `dtype`."""
@@ -45,11 +44,11 @@ class QuantisedLinear(nn.Linear):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its codes and scales."""
+        """Bytes of codes and scales."""
         return sum(part.nbytes for part in self.codes.values())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer; the backward pass decodes again."""
+        """Apply the layer."""
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             x = x.to(torch.get_autocast_dtype(kind))
@@ -85,7 +84,7 @@ class _FrozenMatmul(torch.autograd.Function):
 def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Replace the linear layers except the head, one by one on `device`.
 
-    Raises `UsageError` for weights elsewhere, such as experts', `PrerequisiteError` without bitsandbytes.
+    Raises `UsageError` for other weights, such as experts', `PrerequisiteError` without bitsandbytes.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim == 3 and min(parameter.shape) > 1:
@@ -105,7 +104,7 @@ def quantise(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -
 
 
 def checkpoint_dtype(folder: Path, loaded: torch.dtype) -> torch.dtype:
-    """Type of the numbers in the files, to which an engine rounds: config.json's `dtype` where `loaded` as float32."""
+    """Dtype of the files, to which an engine rounds."""
     raw: Mapping[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
     named = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     return getattr(torch, named) if loaded == torch.float32 and named in ("bfloat16", "float16") else loaded

@@ -1,8 +1,7 @@
 """Recurrent layers over a prefix tree: convolution and state continue from the parent's.
 
-`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``: given ``spans``, they call the
-original once per part, with the inputs before it or the parent's last state. Covers Gated DeltaNet (Qwen3-Next,
-Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
+`install` replaces functions in an architecture's module, such as ``causal_conv1d_fn``. Covers Gated DeltaNet
+(Qwen3-Next, Qwen3.5, OLMo Hybrid), Kimi Delta Attention, Mamba-2, and short convolutions.
 """
 
 from __future__ import annotations
@@ -47,24 +46,24 @@ _spans: ContextVar[tuple[Span, ...]] = ContextVar("spans", default=())
 
 
 def install(model: nn.Module) -> bool:
-    """Prepare `model` for ``spans``; returns whether any layers are recurrent."""
-    found = False
+    """Prepare `model`; returns whether it has recurrent layers."""
+    has_recurrence = False
     for name in {type(module).__module__ for module in model.modules()}:
         defined = sys.modules[name]
         for function in (CONVOLUTION, *SCANS):
             original = getattr(defined, function, None)
             if original is None:
                 continue
-            found = True
+            has_recurrence = True
             if not hasattr(original, "original"):
-                made = _convolution(original) if function == CONVOLUTION else _scan(original, SCANS[function])
-                made.original = original  # type: ignore[attr-defined]
-                setattr(defined, function, made)
-    if found:
+                replacement = _convolution(original) if function == CONVOLUTION else _scan(original, SCANS[function])
+                replacement.original = original  # type: ignore[attr-defined]
+                setattr(defined, function, replacement)
+    if has_recurrence:
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):  # its hooks run again where it is computed again
                 _tell(layer)
-    return found
+    return has_recurrence
 
 
 class Part(NamedTuple):
@@ -117,17 +116,16 @@ def _convolution(original: Function) -> Function:
         outputs = []
         for span in spans:
             places = _places(span, weight.shape[-1] - 1)
-            own = inputs[:, :, span.start : span.stop]
+            span_inputs = inputs[:, :, span.start : span.stop]
             if places:
-                own = torch.cat([inputs[:, :, places], own], 2)
-            outputs.append(original(own, weight, *arguments, **options)[:, :, len(places) :])
+                span_inputs = torch.cat([inputs[:, :, places], span_inputs], 2)
+            outputs.append(original(span_inputs, weight, *arguments, **options)[:, :, len(places) :])
         return torch.cat(outputs, 2)
 
     return branched
 
 
 def _places(span: Span, count: int) -> list[int]:
-    """Last `count` tokens before `span` on its path, or fewer."""
     return [at for start, stop in span.before for at in range(start, stop)][-count:]
 
 
@@ -143,17 +141,17 @@ def _scan(original: Function, names: Scan) -> Function:
 
         def within(value: Any, part: Part) -> Any:
             # parameters have fewer dimensions than values per token
-            alike = isinstance(value, Tensor) and value.ndim > 2 and value.shape[1] == tokens
-            return value[:, part.start : part.stop] if alike else value
+            is_per_token = isinstance(value, Tensor) and value.ndim > 2 and value.shape[1] == tokens
+            return value[:, part.start : part.stop] if is_per_token else value
 
         outputs, states = [], States({None: None})
         for part in parts(spans):
-            own = {name: within(value, part) for name, value in _alone(options).items()}
-            own |= {names.state: states[part.parent], names.last: True}
-            output, states[part.stop] = original(*(within(value, part) for value in arguments), **own)
+            part_options = {name: within(value, part) for name, value in _alone(options).items()}
+            part_options |= {names.state: states[part.parent], names.last: True}
+            output, states[part.stop] = original(*(within(value, part) for value in arguments), **part_options)
             outputs.append(output)
-        whole = torch.cat(outputs, 1)
-        return (whole, None) if names.pair else whole
+        joined = torch.cat(outputs, 1)
+        return (joined, None) if names.pair else joined
 
     return branched
 

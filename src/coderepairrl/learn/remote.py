@@ -1,7 +1,7 @@
 """Controller's end of a learner that torchrun starts (`coderepairrl.learn.torchrun`).
 
-Rank 0 connects; its first 32 bytes are the digest of a shared secret; parsing starts once they match. Frames
-are JSON, neither encrypted nor signed: the network must be private, as for torch's connections.
+Rank 0 first sends the 32-byte digest of a shared secret. Frames are JSON, neither encrypted nor signed: the network
+must be private, as for torch's connections.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def versions() -> dict[str, str]:
 
 
 def torchrun_command(listen: str) -> str:
-    """Command that starts the learner on each machine."""
+    """Command to start the learner."""
     return (
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --nnodes=MACHINES --nproc-per-node=GPUS --max-restarts=100"
         f" --rdzv-backend=c10d --rdzv-endpoint={listen.rpartition(':')[0]}:29400"
@@ -92,7 +92,7 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by path; empty for an unreadable file."""
+    """SHA-256 by path; "" if unreadable."""
 
     def digest(path: Path) -> str:
         try:
@@ -108,7 +108,7 @@ def digest_files(paths: Iterable[Path]) -> dict[str, str]:
 
 @asynccontextmanager
 async def common_files(models: Iterable[Path], folders: Iterable[Path]) -> AsyncIterator[dict[str, str]]:
-    """Files that every machine must have, with SHA-256: those of `models`, and a new one per folder."""
+    """Files that every machine must have, with SHA-256: of `models`, and a new one per folder."""
     files = [file for model in models for name in ("config.json", "*.safetensors") for file in model.glob(name)]
     marks = [folder / f".common-{secrets.token_hex(8)}" for folder in folders]
     try:
@@ -138,8 +138,8 @@ class RemoteLearner:
     async def accept(cls, listen: str, processes: int, patience: float) -> Self:
         """Wait up to `patience` seconds for `processes` ranks to connect.
 
-        Raises `LearnerFault` when none do, `UsageError` for a taken address or another number of ranks,
-        `PrerequisiteError` for other versions.
+        Raises `LearnerFault` when none do, `UsageError` for a bad address or number of ranks, `PrerequisiteError` for
+        other versions.
         """
         (host, port), secret = parse_address(listen), read_secret()
         joined: asyncio.Future[Self] = asyncio.get_running_loop().create_future()
@@ -202,7 +202,7 @@ class RemoteLearner:
             raise self._lost(error) from error
 
     async def dismiss(self) -> None:
-        """Tell the ranks that the run is over, and wait briefly."""
+        """End the ranks, waiting briefly."""
         with suppress(ChildDied, OSError):
             async with asyncio.timeout(_GRACE):
                 await self.send({"exit": 0})
@@ -210,11 +210,11 @@ class RemoteLearner:
                     await asyncio.sleep(0.01)
 
     def kill(self) -> None:
-        """Close the connection, which ends the ranks at their next read."""
+        """Close the connection, which ends the ranks."""
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection; torchrun restarts the ranks within ``--max-restarts``."""
+        """Close the connection; torchrun restarts the ranks."""
         self.kill()  # else it would wait until a rank that hangs has read what was sent
         with suppress(OSError):
             await self._writer.wait_closed()
@@ -235,7 +235,6 @@ async def _receive(reader: asyncio.StreamReader) -> Frame:
 
 
 def _check(machines: Sequence[Mapping[str, Any]], processes: int) -> None:
-    """Reject unfit machines; `machines` has each rank's host, versions, and whether it sees a GPU."""
     if len(machines) != processes:
         raise UsageError(
             f"torchrun started {len(machines)} learner processes, and train.processes={processes}",

@@ -1,4 +1,4 @@
-"""Rotary embeddings whose frequencies depend on a row's length."""
+"""Rotary embeddings with length-dependent frequencies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_parameters(config: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
 
 def find_dynamic(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules whose frequencies change with a row's length."""
+    """Modules with length-dependent frequencies."""
     for module in model.modules():
         kinds = getattr(module, "rope_type", "")
         if any("dynamic" in kind for kind in (kinds.values() if isinstance(kinds, dict) else (str(kinds),))):

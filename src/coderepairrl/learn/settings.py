@@ -1,4 +1,4 @@
-"""Settings of the learner, checked before any process starts. Imports no torch."""
+"""Learner settings, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINEAR_ATTENTION = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz", "out_proj")
 
 
 class LearnSettings(Learning):
-    """Section ``train``, and settings of other sections that training depends on.
+    """Section ``train``, and related settings of other sections.
 
     >>> LearnSettings().clip, LearnSettings(algorithm="grpo", eps_high=0.28).clip
     ((2e-05, 0.0004), (0.2, 0.28))
@@ -66,7 +66,7 @@ class LearnSettings(Learning):
 
     @property
     def updates(self) -> int:
-        """Optimiser updates per batch, at most."""
+        """Maximum optimiser updates per batch."""
         return self.updates_per_batch * self.minibatches
 
     def rate(self, update: int) -> float:
@@ -109,10 +109,10 @@ class LearnSettings(Learning):
         used = {"clip": ("eps_low", "eps_high", "delta"), "cispo": ("eps_high",)}
         for name in bounds:
             if name not in used.get(recipe.objective, ()):
-                others = ", ".join(n for n, each in RECIPES.items() if name in used.get(each.objective, ()))
+                valid = ", ".join(n for n, each in RECIPES.items() if name in used.get(each.objective, ()))
                 raise ConfigError(
                     f"{name}={getattr(self, name):g} bounds nothing with algorithm={self.algorithm}",
-                    fix=f"leave {name} out, or take one of {others}",
+                    fix=f"leave {name} out, or take one of {valid}",
                 )
         if self.delta is not None and self.delta <= 1 + self.clip[1]:
             raise ConfigError(
@@ -141,14 +141,14 @@ class LearnSettings(Learning):
             )
 
     def _check_correction(self) -> None:
-        asked = self.mismatch_correction != "off"
-        if asked and self.old_logprobs == "recorded":
+        is_corrected = self.mismatch_correction != "off"
+        if is_corrected and self.old_logprobs == "recorded":
             raise ConfigError(
                 f"mismatch_correction={self.mismatch_correction} with old_logprobs=recorded: the ratio is to the"
                 " engine's logprobs already, there is nothing to correct",
                 fix="old_logprobs=recomputed, or leave mismatch_correction out",
             )
-        if self.recipe and self.recipe.objective == "score" and self.old_logprobs == "recomputed" and not asked:
+        if self.recipe and self.recipe.objective == "score" and self.old_logprobs == "recomputed" and not is_corrected:
             raise ConfigError(
                 f"old_logprobs=recomputed with algorithm={self.algorithm}, which has no ratio to them, and without a"
                 " correction",
@@ -157,10 +157,10 @@ class LearnSettings(Learning):
 
     def _check_imitation(self) -> None:
         fields, unset = type(self).model_fields, OF_SAMPLES
-        if self.algorithm == "sft" and (given := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
+        if self.algorithm == "sft" and (names := [n for n in unset if getattr(self, n) != fields[n].get_default()]):
             raise ConfigError(
-                f"{given[0]}={getattr(self, given[0])} with algorithm=sft, which has no ratio and one update a batch",
-                fix=f"leave {given[0]} out",
+                f"{names[0]}={getattr(self, names[0])} with algorithm=sft, which has no ratio and one update a batch",
+                fix=f"leave {names[0]} out",
             )
 
     def _check_processes(self) -> None:
@@ -188,15 +188,15 @@ class LearnSettings(Learning):
     def _check_quantised(self) -> None:
         if self.quantise == "none":
             return
-        what = f"model.quantise={self.quantise} holds"
+        prefix = f"model.quantise={self.quantise} holds"
         if self.lora is None:
             raise ConfigError(
-                f"{what} weights in codes that no gradient moves, and all weights are to be trained",
+                f"{prefix} weights in codes that no gradient moves, and all weights are to be trained",
                 fix="train adapters on them (train.lora=true), or model.quantise=none",
             )
         if self.strategy != "ddp":
             raise ConfigError(
-                f"{what} weights in codes, and strategy={self.strategy} divides numbers alone",
+                f"{prefix} weights in codes, and strategy={self.strategy} divides numbers alone",
                 fix="strategy=ddp, where each process has the whole of them, or model.quantise=none",
             )
 
@@ -204,11 +204,11 @@ class LearnSettings(Learning):
 def require_packages(settings: LearnSettings) -> None:
     """Raise `PrerequisiteError` for a missing package."""
     require_train()
-    wanted = {
+    extras = {
         f"train.strategy={settings.strategy}": "deepspeed" if settings.strategy.startswith("zero") else "",
         f"train.optimizer={settings.optimizer}": "bitsandbytes" if settings.optimizer == "adamw_8bit" else "",
         f"model.quantise={settings.quantise}": "bitsandbytes" if settings.quantise == "nf4" else "",
     }
-    for setting, extra in wanted.items():
+    for setting, extra in extras.items():
         if extra:
             require_extra(extra, setting)

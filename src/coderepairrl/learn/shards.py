@@ -1,4 +1,4 @@
-"""Weights as files in Hugging Face layout, written and read one tensor at a time, to bound memory."""
+"""Weights as files in Hugging Face layout, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def write(
 ) -> None:
     """Write ``stem.safetensors``, or ``stem-00001-of-0000N.safetensors``, with an index.
 
-    `ADAPTER` is always one file: peft and vLLM read no other. Without `here`, or with a full disk, `tensors` is still
-    iterated: gathering one may take every process.
+    `tensors` is iterated even without `here`, since gathering may take every process.
     """
     remaining = iter(tensors)
     try:
         if here:
+            # peft and vLLM read adapters from one file only
             _write(folder, stem, remaining, sys.maxsize if stem == ADAPTER else shard)
     finally:
         deque(remaining, maxlen=0)
@@ -72,17 +72,17 @@ def _write(folder: Path, stem: str, tensors: Iterator[tuple[str, Tensor]], shard
 
 
 def published(model: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as the architecture's files have them, such as each expert alone."""
+    """Tensors in the architecture's file layout."""
     cast(Any, model)._weight_conversions = None  # those of the files that it was read from, such as a checkpoint's
     for name, tensor in tensors:
         yield from revert_weight_conversion(cast(PreTrainedModel, model), {name: tensor}).items()
 
 
 class TensorFiles:
-    """Tensors of the files with one stem, read on demand."""
+    """Tensors of one stem, read on demand."""
 
     def __init__(self, folder: Path, stem: str) -> None:
-        """Open the files. Raises OSError or SafetensorError for a missing or truncated one."""
+        """Open the files. Raises OSError or SafetensorError."""
         self._files = ExitStack()
         self._where: dict[str, Any] = {}
         index = folder / f"{stem}.safetensors.index.json"
@@ -109,8 +109,8 @@ class TensorFiles:
         return tensor
 
     def check(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raise `UsageError` unless names and shapes are `shapes`."""
-        found = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
-        if found != dict(shapes):
-            wrong = sorted({*found.items()} ^ {*shapes.items()})[0][0]
+        """Raise `UsageError` unless names and shapes match."""
+        file_shapes = {name: torch.Size(file.get_slice(name).get_shape()) for name, file in self._where.items()}
+        if file_shapes != dict(shapes):
+            wrong = sorted({*file_shapes.items()} ^ {*shapes.items()})[0][0]
             raise UsageError(f"these are the weights of another model: {wrong} differs")

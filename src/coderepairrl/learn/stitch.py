@@ -1,8 +1,6 @@
-"""Stitching of episodes (trees of turns) into rows, with an account of every sampled token. Imports no torch.
+"""Stitching of episodes (trees of turns) into rows, accounting for every sampled token.
 
-A row is the context after a leaf, exactly as the engine saw it. A turn in several rows is trained in the first; one
-that a fork keeps partly is context. A turn that cannot be trained is dropped as a leaf, with ancestors that lead to no
-trained turn; otherwise it is context.
+A row is the context after a leaf, exactly as the engine saw it; a turn in several rows is trained in the first.
 """
 
 from __future__ import annotations
@@ -46,12 +44,12 @@ class Account:
 
     @property
     def delivered(self) -> float:
-        """Fraction of the sampled tokens that are trained."""
+        """Trained fraction of the sampled tokens."""
         return self.trained / self.sampled if self.sampled else 1.0
 
     @property
     def expansion(self) -> float:
-        """Tokens in rows per distinct one."""
+        """Row tokens per distinct token."""
         return self.row_tokens / self.distinct_tokens if self.distinct_tokens else 1.0
 
     def __add__(self, other: Account) -> Account:
@@ -93,7 +91,7 @@ PLAIN = Shaping()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows of a training step, their account and groups."""
+    """Rows of a training step, account and groups."""
 
     samples: tuple[Sample, ...]
     episodes: int
@@ -121,11 +119,8 @@ def batch(
 ) -> Batch:
     """Batch of finished episodes: advantages per group, rows of at most `max_tokens` tokens.
 
-    The loss is averaged over all episodes that are not void, or their tokens: flat groups have rows of advantage 0 with
-    a KL term (`kl`), none without. With `informative` only episodes with rows count. Advantages are multiplied by
-    `kind_scales`.
-
-    Raises ValueError for two episodes with one id, and as `stitch`.
+    The loss is averaged over all non-void episodes, or their tokens; with `informative`, only over those with rows.
+    Flat groups have rows only with a KL term (`kl`).
     """
     groups, advantage = advantages(episodes, kind, informative=informative, kl=kl, shaping=shaping)
     if len(advantage) != len(episodes):
@@ -134,15 +129,15 @@ def batch(
     kinds: dict[str, Account] = {}
     distinct = {name: Trie() for name in groups}
     for episode in episodes:
-        why = "truncated" if shaping.masks(episode) else "flat_group"
-        known, own_advantage = distinct[episode.group], advantage[episode.id]
-        rows, entry = stitch(episode, own_advantage, max_tokens=max_tokens, without=why, distinct=known)
+        reason = "truncated" if shaping.masks(episode) else "flat_group"
+        group_tokens, own_advantage = distinct[episode.group], advantage[episode.id]
+        rows, entry = stitch(episode, own_advantage, max_tokens=max_tokens, without=reason, distinct=group_tokens)
         samples += rows
         kinds[episode.kind] = kinds.get(episode.kind, Account()) + entry
-    own = {episode.id: episode.kind for episode in episodes}
+    kind_of = {episode.id: episode.kind for episode in episodes}
     scales = kind_scales(_masses(episodes, samples, kinds, informative, balance), weights, balanced=bool(balance))
     if set(scales.values()) != {1.0}:
-        samples = [replace(each, advantage=each.advantage * scales[own[each.episode_id]]) for each in samples]
+        samples = [replace(each, advantage=each.advantage * scales[kind_of[each.episode_id]]) for each in samples]
     with_rows = len({sample.episode_id for sample in samples})
     valid = sum(episode.ending is not Ending.VOID for episode in episodes)
     account = sum(kinds.values(), Account())
@@ -161,7 +156,6 @@ def _masses(
     informative: bool,
     balance: Balance,
 ) -> dict[str, float]:
-    """Trained tokens or episodes of each kind in the loss."""
     if balance == "tokens":
         return {kind: float(account.trained) for kind, account in kinds.items()}
     trained = {sample.episode_id for sample in samples}
@@ -178,12 +172,12 @@ def kind_scales(masses: Mapping[str, float], weights: Mapping[str, float], *, ba
     >>> kind_scales({"detect": 10, "repair": 30}, {"detect": 3}, balanced=False)
     {'detect': 3, 'repair': 1.0}
     """
-    own = {kind: weights.get(kind, 1.0) for kind in masses}
+    factors = {kind: weights.get(kind, 1.0) for kind in masses}
     if not balanced:
-        return own
-    whole = sum(masses.values())
-    weight = sum(own[kind] for kind, mass in masses.items() if mass)
-    return {kind: own[kind] / weight * whole / mass if mass else 1.0 for kind, mass in masses.items()}
+        return factors
+    total = sum(masses.values())
+    weight = sum(factors[kind] for kind, mass in masses.items() if mass)
+    return {kind: factors[kind] / weight * total / mass if mass else 1.0 for kind, mass in masses.items()}
 
 
 def advantages(
@@ -203,21 +197,21 @@ def advantages(
         kinds.setdefault(episode.kind, []).append(episode)
     rewards = {name: [shaping.reward(each) for each in group] for name, group in members.items()}
     groups = {name: group_advantages(compared, kind, kl=kl) for name, compared in rewards.items()}
-    own: dict[str, float | None] = {}
+    by_episode: dict[str, float | None] = {}
     for name, group in members.items():
-        own |= dict(zip((each.id for each in group), groups[name].values, strict=True))
+        by_episode |= dict(zip((each.id for each in group), groups[name].values, strict=True))
     if kind == "batch":
         for compared in kinds.values():
             values = group_advantages([shaping.reward(each) for each in compared], "zscore", kl=kl).values
-            own |= dict(zip((each.id for each in compared), values, strict=True))
+            by_episode |= dict(zip((each.id for each in compared), values, strict=True))
     for name, group in members.items():
         for score, weight in shaping.ties.items():
             scores = [next((each.value for each in episode.scores if each.name == score), 0.0) for episode in group]
-            values = ties_broken([own[each.id] for each in group], rewards[name], scores, weight)
-            own |= dict(zip((each.id for each in group), values, strict=True))
-        own |= {each.id: None for each in group if shaping.masks(each)}
-        groups[name] = replace(groups[name], values=tuple(own[each.id] for each in group))
-    return groups, own
+            values = ties_broken([by_episode[each.id] for each in group], rewards[name], scores, weight)
+            by_episode |= dict(zip((each.id for each in group), values, strict=True))
+        by_episode |= {each.id: None for each in group if shaping.masks(each)}
+        groups[name] = replace(groups[name], values=tuple(by_episode[each.id] for each in group))
+    return groups, by_episode
 
 
 def stitch(
@@ -232,25 +226,22 @@ def stitch(
 
     Dropped: void episodes (``void``), those without an advantage (`without`), turns with a context beyond `max_tokens`
     (``overlong``), tails after a stop string (``stop_string``). Untrained: turns outside the main conversation
-    (``side``) and those sampled with top-p and the like (``sampling``). Prefixes in `distinct` (of other episodes) are
-    not counted; these rows are added.
-
-    Raises ValueError for a turn without a prompt, or a token without a version.
+    (``side``), and sampled with top-p and the like (``sampling``). `distinct_tokens` counts those new to `distinct`.
     """
     if episode.ending is Ending.VOID or advantage is None:
         reason = "void" if episode.ending is Ending.VOID else without
         return (), Account(sampled=episode.sampled, dropped=_counts([(reason, episode.sampled)]))
     turns = episode.turns
     forest = _Forest(turns)
-    why = _untrained(episode, forest.lengths, max_tokens)
-    kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
-    within = {forest.before[index] for index in kept}
+    reasons = _untrained(episode, forest.lengths, max_tokens)
+    in_rows = forest.leading_to(turn.index for turn in turns if not reasons[turn.index])
+    within = {forest.before[index] for index in in_rows}
     rows: list[Sample] = []
     trained: set[int] = set()
     distinct = Trie() if distinct is None else distinct
-    known = len(distinct)
-    for leaf in sorted(kept - within):
-        fresh = {index for index in forest.path(leaf) if not why[index]} - trained
+    tokens_before = len(distinct)
+    for leaf in sorted(in_rows - within):
+        fresh = {index for index in forest.path(leaf) if not reasons[index]} - trained
         trained |= fresh
         rows.append(replace(forest.row(episode.id, leaf, fresh, advantage), group=episode.group))
         distinct.add(rows[-1].ids, leaf)
@@ -259,38 +250,36 @@ def stitch(
     return weighted, Account(
         sampled=episode.sampled,
         trained=total,
-        masked=_counts((why[i], len(turns[i].output)) for i in kept if why[i]),
+        masked=_counts((reasons[i], len(turns[i].output)) for i in in_rows if reasons[i]),
         dropped=_counts(
-            [(why[turn.index], len(turn.output)) for turn in turns if turn.index not in kept]
+            [(reasons[turn.index], len(turn.output)) for turn in turns if turn.index not in in_rows]
             + [("stop_string", len(turn.tail)) for turn in turns]
         ),
         row_tokens=sum(len(row.ids) for row in rows),
-        distinct_tokens=len(distinct) - known,
+        distinct_tokens=len(distinct) - tokens_before,
     )
 
 
 def fates(episode: Episode, *, max_tokens: int) -> tuple[tuple[str, str], ...]:
-    """Fate of each turn in `stitch`, given an advantage: ``trained``, ``masked`` (in a row) or ``dropped``, and why."""
+    """Each turn's fate in `stitch`: ``trained``, ``masked`` (in a row) or ``dropped``, with the reason."""
     turns = episode.turns
     if episode.ending is Ending.VOID:
         return (("dropped", "void"),) * len(turns)
     forest = _Forest(turns)
-    why = _untrained(episode, forest.lengths, max_tokens)
-    kept = forest.leading_to(turn.index for turn in turns if not why[turn.index])
+    reasons = _untrained(episode, forest.lengths, max_tokens)
+    in_rows = forest.leading_to(turn.index for turn in turns if not reasons[turn.index])
     return tuple(
-        (("masked" if index in kept else "dropped") if reason else "trained", reason)
-        for index, reason in enumerate(why)
+        (("masked" if index in in_rows else "dropped") if reason else "trained", reason)
+        for index, reason in enumerate(reasons)
     )
 
 
 def _trainable(episode: Episode, max_tokens: int) -> int:
-    """Number of trained tokens, given an advantage."""
     pairs = zip(episode.turns, fates(episode, max_tokens=max_tokens), strict=True)
     return sum(len(turn.output) for turn, (fate, _) in pairs if fate == "trained")
 
 
 def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> list[str]:
-    """Reason against training each turn, or ""."""
     side = set(episode.side)
 
     def why(turn: Turn) -> str:
@@ -306,7 +295,7 @@ def _untrained(episode: Episode, lengths: Sequence[int], max_tokens: int) -> lis
 
 
 class _Forest:
-    """Turns by context. Raises ValueError for one sampled from an empty prompt."""
+    """Turns by context."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
         self.turns = turns
@@ -325,24 +314,24 @@ class _Forest:
             self.before.append(at)
 
     def path(self, leaf: int) -> Iterator[int]:
-        """Turns wholly in the context of `leaf`, latest first."""
+        """Turns wholly in the context of `leaf`."""
         at: int | None = leaf
         while at is not None:
             yield at
             at = self.before[at]
 
     def leading_to(self, goals: Iterable[int]) -> set[int]:
-        """Turns wholly in the context of any of `goals`."""
-        kept: set[int] = set()
+        """Turns wholly in the context of `goals`."""
+        context: set[int] = set()
         for goal in goals:
             for at in self.path(goal):
-                if at in kept:
+                if at in context:
                     break
-                kept.add(at)
-        return kept
+                context.add(at)
+        return context
 
     def row(self, episode_id: str, leaf: int, fresh: set[int], advantage: float) -> Sample:
-        """Row of `leaf`; outputs of the turns in `fresh` are trained."""
+        """Row trained on the outputs of `fresh`."""
         ids = sequence(self.turns, leaf)
         trained = [False] * len(ids)
         logprobs = [0.0] * len(ids)
@@ -357,7 +346,6 @@ class _Forest:
 
 
 def _versions(turn: Turn) -> list[int]:
-    """Policy version of each output token."""
     versions = [-1] * len(turn.output)
     for span in turn.versions:
         for at in range(span.start, min(span.end, len(versions))):

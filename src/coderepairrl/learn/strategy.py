@@ -1,4 +1,4 @@
-"""Strategies (`train.strategy`): how batch and model are divided among processes."""
+"""Division of batch and model among processes (`train.strategy`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SingleProcess:
-    """Single process with the whole model."""
+    """Only process, with the whole model."""
 
     rank = 0
     ranks = 1
@@ -35,11 +35,11 @@ class SingleProcess:
 
     @property
     def load_device(self) -> torch.device:
-        """Device to load the whole model to."""
+        """Device for loading."""
         return self.device
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Set the policy and its optimiser. Called once."""
+        """Set the policy and its optimiser."""
         self.policy = policy
         self.optimizer = optimizer
         policy.whole = self.whole
@@ -49,11 +49,12 @@ class SingleProcess:
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this process's share."""
+        """Accumulate the gradient."""
+        # the frameworks average gradients over processes, and denominators are those of the whole batch
         (loss * self.ranks).backward()  # type: ignore[no-untyped-call]
 
     def update(self, rate: float) -> float:
-        """Update from the accumulated gradient; returns its norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which is discarded.
         """
@@ -79,19 +80,19 @@ class SingleProcess:
         return parameter.shape
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set a parameter to `value`, which every process has."""
+        """Set a parameter to `value`, present in every process."""
         with torch.no_grad():
             parameter.copy_(_like(parameter, value))
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Optimiser state of a parameter, gathered; empty before the first update."""
+        """Gathered optimiser state; empty before the first update."""
         for key, value in self.optimizer.state.get(parameter, {}).items():
             tensor = whole(torch.as_tensor(value))
             # 8-bit optimisers share code tables between parameters; safetensors refuses shared memory
             yield key, tensor if tensor.shape == parameter.shape else tensor.clone()
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser state of a parameter."""
+        """Replace optimiser state."""
         self.optimizer.state.pop(parameter, None)
         if values:
             self.optimizer.state[parameter] = {key: _like(parameter, value) for key, value in values.items()}
@@ -109,12 +110,12 @@ class SingleProcess:
 
     @contextmanager
     def replaced(self, folder: Path) -> Iterator[Path]:
-        """`replace_folder` in the process that writes; all raise if it fails at the start."""
+        """`replace_folder` in the writing process."""
         with ExitStack() as files:
             yield self.agree(lambda: files.enter_context(replace_folder(folder)) if self.first else folder)
 
     def agree(self, action: Callable[[], Any]) -> Any:
-        """Result of `action`; all processes raise if one cannot read or write, or the others would wait for it."""
+        """Result of `action`; all processes raise OSError if one does."""
         result, failure = None, None
         try:
             result = action()
@@ -129,7 +130,7 @@ class SingleProcess:
 
 
 def _make_deterministic() -> None:
-    """Make training deterministic on a GPU: a resumed run repeats steps and compares the weights."""
+    """Make GPU training deterministic: a resumed run repeats steps and compares weights."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch for matrix products
     # not with ``warn_only``: then `_flash_attention_backward` is not deterministic; FlashAttention replaces cuDNN's
     # attention, which compiles a plan for each row length
@@ -145,7 +146,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(parameter: Tensor, value: Tensor) -> Tensor:
-    """Move `value` to the parameter's device, sharded alike if shapes match."""
     value = value.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and value.shape == parameter.shape:
         return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

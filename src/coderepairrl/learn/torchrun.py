@@ -1,7 +1,6 @@
-"""Learner process that torchrun starts: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
+"""Learner process for torchrun: ``torchrun ... -m coderepairrl.learn.torchrun HOST:PORT``.
 
-Rank 0 connects to the run (`coderepairrl.learn.remote`), broadcasts each request (`coderepairrl.learn.learner`), and
-sends the answer. At the end of the run all ranks exit with 0, after a lost connection with 1: torchrun restarts them.
+Rank 0 connects to the run and broadcasts each request.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _HOST = os.uname().nodename
 
 
 def main() -> None:
-    """Serve the run at the address in the first argument."""
+    """Serve the run at the given address."""
     die_with(os.getppid())
     if os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
         sys.exit(f"torchrun --max-restarts needs {_OWN_STORE}: export it where torchrun is started")
@@ -68,7 +67,6 @@ def main() -> None:
 
 
 def _connect(address: str, machines: list[Any]) -> Parent:
-    """Connect to a run that accepts this learner. Raises `CodeRepairError`."""
     where, secret, deadline = remote.parse_address(address), remote.read_secret(), time.monotonic() + _PATIENCE
     while True:
         try:
@@ -100,7 +98,6 @@ def _connect(address: str, machines: list[Any]) -> Parent:
 
 
 def _next(run: Parent) -> Frame:
-    """Next request, or the exit status after the last."""
     try:
         request = run.receive()
     except (OSError, EOFError) as error:

@@ -1,4 +1,4 @@
-"""Training step: a batch of rows in, new weights out, deterministic, in one process or several."""
+"""Training step: a batch of rows in, new weights out, deterministically."""
 
 from __future__ import annotations
 
@@ -49,14 +49,10 @@ class _Part:
 
 
 class Trainer:
-    """Policy, optimiser, reference policy and teacher.
-
-    `version` counts batches, `updates` optimiser updates. Processes that share a batch each have a trainer and make the
-    same calls; the first one writes files.
-    """
+    """Policy, optimiser, reference policy and teacher."""
 
     def __init__(self, model: Path, settings: LearnSettings) -> None:
-        """Load `model`. Raises `UsageError` if it cannot be trained, `PrerequisiteError` for a missing package."""
+        """Load `model`. Raises `UsageError`, `PrerequisiteError`."""
         self.settings = settings
         self.strategy = _strategy(settings)
         self.reference: Policy | None = None
@@ -80,10 +76,8 @@ class Trainer:
     def step(self, samples: Sequence[Sample], episodes: int | None = None, tokens: int | None = None) -> dict[str, Any]:
         """Train on one batch and return its `Metrics`.
 
-        The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient and the rest
-        of the batch are skipped: the metrics have ``skipped``, and `version` still counts, so that a replay repeats it.
-
-        Raises ValueError for an empty batch, a malformed row, or fewer episodes or tokens than rows have.
+        The loss is averaged over `episodes` or `tokens`, by default those in rows. A non-finite gradient skips the rest
+        of the batch; `version` still counts, so that a replay repeats it. Raises ValueError for an unusable batch.
         """
         self._require_here()
         if not samples:
@@ -118,7 +112,7 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Metrics of `step` without training. Raises ValueError for an empty batch or a malformed row."""
+        """Metrics of `step` without training. Raises ValueError for an unusable batch."""
         self._require_here()
         if not samples:
             raise ValueError("an empty batch")
@@ -133,7 +127,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Logprobs of each row's tokens except the first."""
+        """Logprobs of each row's tokens after the first."""
         self._require_here()
         result: list[list[float]] = [[] for _ in rows]
         for part in cut(rows, self._budget):
@@ -143,10 +137,7 @@ class Trainer:
         return result
 
     def publish(self, folder: Path, form: Form = "model") -> tuple[Path, int, str]:
-        """Write the weights atomically to ``folder/v<version>``; returns path, version and `sync.weights.checksum`.
-
-        The caller deletes older folders. Raises ValueError for adapters without any.
-        """
+        """Write the weights; returns path, version and `sync.weights.checksum`."""
         self._require_here()
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
@@ -155,7 +146,7 @@ class Trainer:
         return path, self.version, digest
 
     def offer(self, folder: Path, route: Route) -> tuple[Path, int, str]:
-        """List the tensors in ``folder/v<version>`` for `send`; returns path, version and `wire.combined_digest`."""
+        """List the tensors for `send`; returns path, version and `wire.combined_digest`."""
         path = folder / f"v{self.version:06d}"
         with self.strategy.replaced(path) as temporary:
             described = [wire.Described(name, tensor) for name, tensor in self.policy.exported("model")]
@@ -169,9 +160,9 @@ class Trainer:
         return path, self.version, wire.combined_digest(described)
 
     def send(self, offer: Path, version: int, receivers: int, seconds: float) -> str:
-        """Send the tensors of `offer` to an engine's workers; returns "", or why it broke off.
+        """Send the tensors of `offer` to an engine's workers; returns "" or why it stopped.
 
-        Raises ValueError when the weights are no longer those of `version`.
+        Raises ValueError after a later `step`.
         """
         if version != self.version:
             raise ValueError(f"the weights of version {version} were offered, and the learner is at {self.version}")
@@ -190,24 +181,18 @@ class Trainer:
         checkpoint.write(folder, self.policy, self.strategy, self.version, self.updates)
 
     def restore(self, folder: Path) -> None:
-        """Restore what `save` wrote, bit for bit, except the reference policy.
-
-        Raises `UsageError`, with nothing changed, when `folder` holds no intact checkpoint of this model.
-        """
+        """Restore a checkpoint bit for bit, except the reference policy. Raises as `checkpoint.read`."""
         self._require_here()
         self.version, self.updates = checkpoint.read(folder, self.policy, self.strategy)
 
     def put_away(self) -> int:
-        """Move everything on the device to host memory, where only `save` works; returns bytes.
-
-        Raises ValueError for one of several processes.
-        """
+        """Move everything to host memory, where only `save` works; returns bytes. Single process only."""
         if self.strategy.ranks > 1:
             raise ValueError("several processes share the work: what they hold of their devices stays there")
         return self._offloader.offload([policy.module for policy in self._policies], self.optimizer)
 
     def take_back(self) -> int:
-        """Move everything back, bit for bit; returns bytes."""
+        """Undo `put_away`; returns bytes."""
         return self._offloader.restore()
 
     def _require_here(self) -> None:
@@ -216,7 +201,7 @@ class Trainer:
 
     @property
     def notices(self) -> list[str]:
-        """Notices on how the models are computed."""
+        """Notices about the computation."""
         return [policy.found.notice for policy in self._policies if policy.found.notice]
 
     @property
@@ -230,17 +215,15 @@ class Trainer:
 
     @property
     def _in_chunks(self) -> bool:
-        """Whether trees larger than a micro-batch are computed in chunks."""
         # gradient checkpointing would save no memory, processes that share the model would have to make equally many
         # passes, and a chunk gives logprobs alone
         settings = self.settings
-        alike = settings.strategy == "ddp" and not settings.gradient_checkpointing
+        keeps_activations = settings.strategy == "ddp" and not settings.gradient_checkpointing
         logprobs = settings.algorithm != "sft" and self.teacher is None and not settings.entropy
         logprobs = logprobs and not settings.value_head
-        return alike and logprobs and self.policy.chunkable and self._chunkable
+        return keeps_activations and logprobs and self.policy.chunkable and self._chunkable
 
     def _part(self, samples: Sequence[Sample], episodes: int, tokens: float, metrics: Metrics) -> _Part:
-        """Share of a minibatch, with its loss averaged over `episodes` or `tokens`."""
         settings, together = self.settings, self.strategy
         metrics.minibatch(samples)
         tokens_of_pass, rank, ranks = self._budget, together.rank, together.ranks
@@ -270,27 +253,27 @@ class Trainer:
 
     @torch.no_grad()
     def _value(self, parts: Sequence[_Part], metrics: Metrics) -> None:
-        """Compute value targets and logprobs from the values before the batch."""
         # an episode's rows may be in other processes, so they exchange values
         settings = self.settings
-        known: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
+        values_by_part: list[tuple[Sequence[Sample], dict[int, list[float]]]] = []
         for part in parts:
-            own: dict[int, list[float]] = {}
+            values_of_rank: dict[int, list[float]] = {}
             for batch in part.batches:
                 scored = self.policy.valued(batch, settings.temperature)
                 part.before.append(scored.logp_N)
                 metrics.before(batch, scored.logp_N)
-                own |= values.values_of_rows(batch, scored.value_N)
+                values_of_rank |= values.values_of_rows(batch, scored.value_N)
             if part.idle is not None:
                 self.policy.valued(part.idle, settings.temperature)
-            known.append((part.samples, {n: row for each in self.strategy.gather(own) for n, row in each.items()}))
-        found, metrics.explained = values.estimates(known, whiten=settings.baseline == "batch")
-        for part, of_rows in zip(parts, found, strict=True):
+            values_by_part.append(
+                (part.samples, {n: row for each in self.strategy.gather(values_of_rank) for n, row in each.items()})
+            )
+        estimates, metrics.explained = values.estimates(values_by_part, whiten=settings.baseline == "batch")
+        for part, of_rows in zip(parts, estimates, strict=True):
             part.targets.extend(values.targets(batch, of_rows) for batch in part.batches)
 
     @torch.no_grad()
     def _score(self, part: _Part, metrics: Metrics) -> None:
-        """Compute logprobs before the batch."""
         for batch in [*part.batches, *([part.idle] if part.idle else [])]:
             logp_N = self.policy.logprobs(batch, self.settings.temperature)
             if batch is not part.idle:
@@ -298,7 +281,7 @@ class Trainer:
                 metrics.before(batch, logp_N)
 
     def _accumulate(self, part: _Part, metrics: Metrics, *, first: bool) -> None:
-        """Accumulate a minibatch's gradient; `first` before any update."""
+        """Accumulate the gradient; `first` before any update."""
         settings, together, batches = self.settings, self.strategy, part.batches
         for at, batch in enumerate(batches):
             with together.accumulating(last=part.idle is None and at == len(batches) - 1):
@@ -345,7 +328,6 @@ class Trainer:
         return LOSSES[self.settings.algorithm](trained, scale)
 
     def _scored(self, batch: MicroBatch) -> Scored:
-        """Score trained tokens, against other models where the loss needs it."""
         # with each pass: distributions over the vocabulary are too large to keep
         settings = self.settings
         imitates, temperature = settings.algorithm == "sft", settings.temperature
@@ -354,16 +336,16 @@ class Trainer:
                 return self.policy.valued(batch, temperature)
             logp_N = self.policy.logprobs(batch, temperature)
             return Scored(logp_N, nothing := logp_N.new_zeros(0), {}, nothing, nothing)
-        others: dict[str, Other] = {}
+        compared: dict[str, Other] = {}
         if self.teacher is not None:
-            others["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
+            compared["teacher"] = self.teacher.as_other(batch, reverse=not imitates)
         if imitates and settings.beta > 0:
             if self.reference is not None:
-                others["initial"] = self.reference.as_other(batch, reverse=False)
+                compared["initial"] = self.reference.as_other(batch, reverse=False)
             else:
                 with self.policy.initial():
-                    others["initial"] = Other(self.policy.states(batch), None, reverse=False)
-        return self.policy.compare(batch, temperature, others, spread=settings.entropy > 0)
+                    compared["initial"] = Other(self.policy.states(batch), None, reverse=False)
+        return self.policy.compare(batch, temperature, compared, spread=settings.entropy > 0)
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
@@ -375,7 +357,6 @@ class Trainer:
             return self.policy.logprobs(batch, self.settings.temperature)
 
     def _update(self) -> tuple[float, float]:
-        """Update; returns the gradient's norm before clipping, and the learning rate."""
         rate = self.settings.rate(self.updates)
         norm = self.strategy.update(rate)
         self.updates += 1

@@ -1,8 +1,7 @@
 """PPO's values: a linear head predicts the return of each context.
 
-An episode's trajectory is its trained tokens, row after row (`stitch`). The reward arrives at the end, undiscounted and
-without bootstrapping: a token learns from the reward minus its context's value (as in VAPO and Open-Reasoner-Zero,
-arXiv 2503.24290). R rows, N trained tokens.
+The reward arrives after an episode's last trained token, undiscounted and without bootstrapping: a token's advantage is
+the reward minus its context's value (VAPO, Open-Reasoner-Zero, arXiv 2503.24290). R rows, N trained tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ FILE = "value_head"
 
 
 class ValueHead(nn.Module):
-    """Linear function of the last hidden state, in float32, initially zero."""
+    """Linear float32 function of the last hidden state, initially zero."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -37,7 +36,7 @@ class ValueHead(nn.Module):
 
 
 class Targets(NamedTuple):
-    """Learning targets of trained tokens (N), from the values before the batch."""
+    """Targets of trained tokens (N), from values before the batch."""
 
     advantage_N: Tensor
     return_N: Tensor
@@ -45,14 +44,14 @@ class Targets(NamedTuple):
 
 
 def values_of_rows(batch: MicroBatch, value_N: Tensor) -> dict[int, list[float]]:
-    """Values of each row's trained tokens, by index among the dealt samples."""
+    """Values of each row's trained tokens, by dealt index."""
     sizes = [int(count) for count in batch.count_R.tolist()]
     columns = zip(batch.dealt, torch.split(value_N, sizes), strict=True)
     return {number: values.double().tolist() for number, values in columns}
 
 
 class Estimate(NamedTuple):
-    """Estimates for a row's tokens; a return is the episode's reward."""
+    """Estimates for a row's tokens; the return is the episode's reward."""
 
     advantages: list[float]
     returns: list[float]
@@ -64,9 +63,9 @@ def estimates(
 ) -> tuple[list[dict[int, Estimate]], float | None]:
     """Estimates of each minibatch's rows by index, and `explained` variance.
 
-    A sample's `advantage` is its episode's reward. `whiten`: mean 0 and deviation 1 over the batch.
+    A sample's `advantage` is its episode's reward. `whiten`: mean 0, deviation 1.
     """
-    found = [
+    by_part = [
         {
             number: Estimate([reward - value for value in values], [reward] * len(values), values)
             for number, values in rows.items()
@@ -74,14 +73,14 @@ def estimates(
         }
         for samples, rows in minibatches
     ]
-    every = [each for part in found for each in part.values()]
+    every = [each for part in by_part for each in part.values()]
     advantages, returns, values = ([x for each in every for x in each[column]] for column in range(3))
     if whiten:
         column = torch.tensor(advantages, dtype=torch.float64)
         mean, spread = column.mean().item(), column.std(correction=0).item() + EPS
         for each in every:
             each.advantages[:] = [(advantage - mean) / spread for advantage in each.advantages]
-    return found, explained(returns, values)
+    return by_part, explained(returns, values)
 
 
 def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
@@ -91,13 +90,13 @@ def targets(batch: MicroBatch, found: Mapping[int, Estimate]) -> Targets:
 
 
 def explained(returns: Sequence[float], values: Sequence[float]) -> float | None:
-    """Share of the variance of `returns` that `values` explain: 1 if equal, 0 as a constant, None without variance.
+    """Share of the variance of `returns` explained by `values`; None without variance.
 
     >>> explained([0.0, 1.0], [0.25, 0.75]), explained([0.5, 0.5], [0.0, 1.0])
     (0.75, None)
     """
-    whole = _variance(returns)
-    return 1 - _variance([a - b for a, b in zip(returns, values, strict=True)]) / whole if whole > EPS**2 else None
+    total = _variance(returns)
+    return 1 - _variance([a - b for a, b in zip(returns, values, strict=True)]) / total if total > EPS**2 else None
 
 
 def _variance(numbers: Sequence[float]) -> float:
@@ -108,7 +107,7 @@ def _variance(numbers: Sequence[float]) -> float:
 def value_loss(value_N: Tensor, before_N: Tensor, return_N: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     """Half the squared error of each value, and where the clip acts (no gradient).
 
-    The worse of two errors: of the value, and of the value clipped around the one before the batch (PPO, TRL).
+    The error is the larger one with and without the clip around the value before the batch (PPO, TRL).
     """
     near_N = torch.maximum(torch.minimum(value_N, before_N + clip), before_N - clip)
     free_N, bound_N = (value_N - return_N).square(), (near_N - return_N).square()

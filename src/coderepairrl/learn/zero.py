@@ -1,7 +1,4 @@
-"""DeepSpeed's ZeRO through accelerate: shared gradients and optimiser state (2), and weights too (3).
-
-DeepSpeed holds flat float32 tensors, divided among processes; a checkpoint equals that of one process.
-"""
+"""DeepSpeed's ZeRO: shared gradients and optimiser state (2), and weights too (3)."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class Zero(Distributed):
             deepspeed.ops.__compatible_ops__ = {}
 
     def prepare(self, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-        """Take over policy and optimiser, reduced to this process's share."""
+        """Wrap policy and optimiser."""
         if self._divided:  # one by one: DeepSpeed would first move the whole model to the device
             deepspeed.zero.Init(module=policy.module, config_dict_or_path=self._config())
             for buffer in policy.module.buffers():
@@ -55,11 +52,11 @@ class Zero(Distributed):
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate the gradient of this process's share."""
+        """Accumulate the gradient."""
         self._engine.backward(loss * self.ranks)
 
     def update(self, rate: float) -> float:
-        """Update from the accumulated gradient; returns its norm before clipping.
+        """Update; returns the gradient norm before clipping.
 
         Raises FloatingPointError for a non-finite gradient, which DeepSpeed discards.
         """
@@ -81,7 +78,7 @@ class Zero(Distributed):
             return parameter.detach().clone() if self._divided else parameter.detach()
 
     def put(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Set a parameter to `value`, which every process has."""
+        """Set a parameter to `value`, present in every process."""
         value = value.to(self.device)
         with torch.no_grad(), deepspeed.zero.GatheredParameters([parameter], modifier_rank=0, enabled=self._divided):
             parameter.copy_(value)
@@ -91,7 +88,7 @@ class Zero(Distributed):
             safe_set_full_fp32_param(parameter, value)
 
     def moments(self, parameter: nn.Parameter) -> Iterator[tuple[str, Tensor]]:
-        """Optimiser state of a parameter, gathered; empty before the first update."""
+        """Gathered optimiser state; empty before the first update."""
         states = list(self.optimizer.state.values())
         if states:
             self._link(parameter)
@@ -100,7 +97,7 @@ class Zero(Distributed):
                 yield key, safe_get_full_optimizer_state(parameter, key)
 
     def put_moments(self, parameter: nn.Parameter, values: Mapping[str, Tensor]) -> None:
-        """Replace the optimiser state of a parameter; without values, clear all."""
+        """Replace optimiser state; without values, clear all."""
         if not values:
             self.optimizer.state.clear()
             return

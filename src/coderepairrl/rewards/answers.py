@@ -1,4 +1,4 @@
-"""Rewards that read the last reply instead of a patch, for single-turn tasks."""
+"""Rewards for single-turn tasks, which judge the last reply."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from coderepairrl.types import Episode, Score, Task
 
 
 class AnswerReward(Reward, ABC):
-    """Judges the text of the last reply."""
+    """Reward for the last reply."""
 
     name: str
 
     @abstractmethod
     def judge(self, answer: str, task: Task) -> float:
-        """Value of `answer`. Raises `TaskError` if the task lacks its label or reference."""
+        """Value of `answer`. Raises `TaskError` without a label or reference."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the episode's last reply; without one 0."""
+        """Score the episode."""
         answer = last_reply(episode)
         return Score(self.name, self.judge(answer, task)) if answer else Score(self.name, 0.0, note="no reply")
 
 
 def last_reply(episode: Episode) -> str:
-    """Text of the last reply, with parsed thoughts back between ``<think>`` tags."""
+    """Text of the last reply, with parsed thoughts back in ``<think>`` tags."""
     messages = episode.turns[-1].messages if episode.turns else ()
     if not messages or messages[-1].get("role") != "assistant":
         return ""

@@ -1,4 +1,4 @@
-"""Files that a patch touches outside the repair."""
+"""Files of a patch outside the repair."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def is_test(path: str) -> bool:
 
 
 def beside(patch: Sequence[FilePatch], touched: Collection[str]) -> set[str]:
-    """Paths of at most `MOST` tests and readable new files of `patch` that are not in `touched`."""
+    """Up to `MOST` paths outside `touched`: tests, and new files that parse."""
     loose = {file.path: file for file in patch if file.path not in touched and (not file.old or is_test(file.path))}
     return {path for path in sorted(loose)[:MOST] if readable(loose[path])}
 
 
 def readable(file: FilePatch) -> bool:
-    """Whether a new Python file parses; True for other and for long files."""
+    """Whether a new Python file parses; else True."""
     if file.old or not file.new.endswith((".py", ".pyi")):
         return True
     source = b"".join(line for block in file.blocks for line in block.added)

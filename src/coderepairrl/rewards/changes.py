@@ -1,8 +1,8 @@
-"""Changes of a patch, without edits that mean nothing.
+"""Changes of a patch, without no-ops.
 
-A *class* of edits is a no-op unless the oracle uses it: comments, whitespace (indentation and line endings included)
-and, only where the oracle has nothing else, blank lines. Renames, modes, binary content and the creation or deletion
-of an empty file are *facts*, never dropped, which match only an equal fact.
+Comments, whitespace (indentation and line endings included) and blank lines are *classes* of edits: no-ops unless the
+oracle uses them. Renames, modes, binary content and the creation or deletion of an empty file are *facts*: never
+dropped, matched only by an equal fact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMENT = b"\0"
 
 
 class Edits(Flag):
-    """Classes of edits that may mean nothing."""
+    """Classes of edits that may be no-ops."""
 
     NONE = 0
     COMMENT = auto()
@@ -34,7 +34,7 @@ class Edits(Flag):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Neighbouring changed lines as tokens, after `at` lines of the old file, of which it replaces `height`."""
+    """Neighbouring changed lines as tokens, replacing `height` lines after the first `at`."""
 
     at: int
     height: int
@@ -44,7 +44,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Changes of one file: edits in the order of the old file, and facts."""
+    """Edits of one file, in order, and facts."""
 
     edits: tuple[Edit, ...]
     facts: frozenset[tuple[str, str]]
@@ -64,39 +64,34 @@ class Changes:
 
     @property
     def insertions(self) -> tuple[int, ...]:
-        """Numbers of old lines before pure insertions."""
+        """Old lines before each pure insertion."""
         return tuple(edit.at for edit in self.edits if not edit.removed)
 
 
 def classes(files: Sequence[FilePatch], language: str = "") -> Edits:
-    """Classes of edits without which the oracle would lose lines.
-
-    Blank lines count only where nothing else is left, since they are the cheapest edit and nearly every patch has some.
-    """
-    kept = Edits.NONE
+    """Classes of edits that the oracle uses; blank lines, the cheapest edit, only without anything else."""
+    used = Edits.NONE
     for kind in (Edits.COMMENT, Edits.WHITESPACE):
-        if _lines(changes(files, kept | kind, language)) > _lines(changes(files, kept, language)):
-            kept |= kind
-    if not any(changes(files, kept, language).values()):
-        kept = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
-    return kept
+        if _lines(changes(files, used | kind, language)) > _lines(changes(files, used, language)):
+            used |= kind
+    if not any(changes(files, used, language).values()):
+        used = Edits.COMMENT | Edits.WHITESPACE | Edits.BLANK
+    return used
 
 
 def changes_of_code(oracle: Sequence[FilePatch], language: str = "") -> tuple[Edits, dict[str, Changes]]:
-    """The oracle's classes of edits and its marked changes by these.
-
-    Unlike in `classes`, comments also count only where nothing else is left: they repair nothing, and one that repeats
-    the repair is its cheapest copy.
+    """Classes of edits that the oracle uses, and its marked changes; comments, which may repeat the repair, only
+    without anything else.
     """
     rest = Edits.COMMENT | Edits.WHITESPACE
     bare, spaced = (changes(oracle, kept, language, marked=True) for kept in (Edits.NONE, Edits.WHITESPACE))
-    first, found = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
-    if found:
-        return first, found
+    first, oracle_changes = (Edits.WHITESPACE, spaced) if _lines(spaced) > _lines(bare) else (Edits.NONE, bare)
+    if oracle_changes:
+        return first, oracle_changes
     for kept in (first | Edits.COMMENT, rest, rest | Edits.BLANK):
-        if found := changes(oracle, kept, language, marked=True):
+        if oracle_changes := changes(oracle, kept, language, marked=True):
             break
-    return kept, found
+    return kept, oracle_changes
 
 
 def _lines(found: Mapping[str, Changes]) -> int:
@@ -104,29 +99,29 @@ def _lines(found: Mapping[str, Changes]) -> int:
 
 
 def changes(files: Sequence[FilePatch], kept: Edits, language: str = "", *, marked: bool = False) -> dict[str, Changes]:
-    """Changes by file, without no-ops of classes not in `kept`; files of no-ops alone are omitted.
+    """Changes by file, without no-ops of classes not in `kept`.
 
-    `marked`: words of comments differ from equal words of code, and an invisible character is a separate token.
+    `marked`: comment words differ from code words, and an invisible character is a separate token.
     """
     merged: dict[str, list[FilePatch]] = {}
     for file in _fold_renames(files):
         merged.setdefault(file.path, []).append(file)
-    found = {}
+    by_path = {}
     for path, parts in merged.items():
         change = _changes(parts, _View(kept, syntax_of(parts[-1].new or path, language), marked=marked))
         if change:
-            found[path] = change
-    return found
+            by_path[path] = change
+    return by_path
 
 
 def old_lines(files: Sequence[FilePatch], kept: Edits, language: str = "") -> dict[str, set[Tokens]]:
-    """Context and removed lines that each file's hunks show, as in marked changes."""
-    found: dict[str, set[Tokens]] = {file.path: set() for file in files}
+    """Context and removed lines of each file's hunks."""
+    lines_by_path: dict[str, set[Tokens]] = {file.path: set() for file in files}
     for file in files:
         view = _View(kept, syntax_of(file.new or file.path, language), marked=True)
         for hunk in file.hunks:
-            found[file.path].update(key for _, key in view.lines([line + b"\n" for line in hunk.side(b"-")]))
-    return found
+            lines_by_path[file.path].update(key for _, key in view.lines([line + b"\n" for line in hunk.side(b"-")]))
+    return lines_by_path
 
 
 def _fold_renames(files: Sequence[FilePatch]) -> list[FilePatch]:
@@ -169,7 +164,7 @@ def _facts(file: FilePatch) -> list[tuple[str, str]]:
 
 
 class _View:
-    """Lines of one file as seen with or without comments, whitespace and blank lines."""
+    """Lines of one file, without ignored edits."""
 
     def __init__(self, kept: Edits, syntax: Syntax, *, marked: bool = False) -> None:
         self.syntax = syntax
@@ -181,7 +176,7 @@ class _View:
     def lines(self, side: Sequence[bytes]) -> list[tuple[Tokens, Tokens]]:
         """Words and key of each meaningful line of `side`.
 
-        Equal words mean a no-op, equal keys equal lines; the key adds indentation where the language reads it.
+        Equal words mean a no-op, equal keys equal lines; keys include significant indentation.
         """
         seen = []
         inside = False
@@ -195,7 +190,7 @@ class _View:
         return seen
 
     def read(self, line: bytes, inside: bool) -> tuple[bytes, Tokens, bool]:
-        """Text of `line` that counts, its marked tokens, and whether a comment continues after it (`inside`)."""
+        """Code of `line`, its marked tokens, and the next `inside`."""
         if not self.marked:
             return (line if self.comments else code_of(line, self.syntax)), (), False
         line, hidden = shown(line)
@@ -228,7 +223,7 @@ def _equal_lines(old: Sequence[Tokens], new: Sequence[Tokens]) -> tuple[set[int]
 
 
 def common_ends(a: Sequence[object], b: Sequence[object]) -> tuple[int, int]:
-    """Lengths of the common prefix, and of the common suffix of the rest."""
+    """Lengths of the common prefix, and of the remaining common suffix."""
     limit = min(len(a), len(b))
     start = next((i for i in range(limit) if a[i] != b[i]), limit)
     limit -= start

@@ -1,4 +1,4 @@
-"""Rewards by name, weighted and summed."""
+"""Weighted sums of rewards by name."""
 
 from __future__ import annotations
 
@@ -64,9 +64,8 @@ PRESETS = {
 def make(spec: str | Mapping[str, float]) -> list[Weighted]:
     """Build the rewards that `spec` names, each with its weight.
 
-    A name is in `SHIPPED`, ``module:name`` for a class (constructed without arguments) or function (`FunctionReward`),
-    or in `PRESETS`, whose weights are multiplied. Weight 0 only measures. Raises `ConfigError` for unknown names and
-    weights that are not numbers of sensible size.
+    A name is in `SHIPPED`, ``module:name`` of a class or function (`FunctionReward`), or in `PRESETS`. Weight 0 only
+    measures. Raises `ConfigError`.
 
     >>> [(reward.name, weight) for reward, weight in make("thesis_detection")]
     [('reasoning_format', 0.1), ('reasoning_format_strict', 0.2), ('classification', 0.7)]
@@ -89,7 +88,7 @@ def make(spec: str | Mapping[str, float]) -> list[Weighted]:
 
 
 def only(name: str) -> Reward:
-    """Build a single reward. Raises `ConfigError` as `make` does, and for a preset."""
+    """Build a single reward. Raises `ConfigError` as `make`, and for a preset."""
     if name in PRESETS:
         raise ConfigError(f"{name} is several rewards", fix=f"name one of them: {', '.join(PRESETS[name])}")
     [(reward, _)] = make(name)
@@ -97,15 +96,13 @@ def only(name: str) -> Reward:
 
 
 def on_state_and_patch(rewards: Sequence[Weighted]) -> tuple[list[Weighted], list[Weighted]]:
-    """Split rewards into those that judge the attempt's open workspace (`Reward.on_state`) and others."""
+    """Split off the rewards of the attempt's open workspace (`Reward.on_state`)."""
     on_state = [each for each in rewards if each[0].on_state]
     return on_state, [each for each in rewards if each not in on_state]
 
 
 def versions(*specs: str | Mapping[str, float]) -> dict[str, int]:
-    """Version of each reward that `specs` name; values of two versions are not comparable.
-
-    Raises `ConfigError` as `make` does.
+    """Version of each reward in `specs`. Raises `ConfigError`.
 
     >>> versions({"patch_edits": 0.5, "tests": 0.5}, "patch_lines")
     {'patch_edits': 3, 'tests': 1, 'patch_lines': 1}
@@ -119,11 +116,11 @@ def versions_of(rewards: Iterable[Reward]) -> dict[str, int]:
 
 
 def _one(name: str) -> Reward:
-    found = registry.resolve("reward", name, SHIPPED)
-    if inspect.isfunction(found):
-        return FunctionReward(found)
-    made: Reward = registry.instance("reward", name, found, Reward, {})
-    return made
+    target = registry.resolve("reward", name, SHIPPED)
+    if inspect.isfunction(target):
+        return FunctionReward(target)
+    instance: Reward = registry.instance("reward", name, target, Reward, {})
+    return instance
 
 
 def _sensible(number: object) -> bool:
@@ -133,11 +130,10 @@ def _sensible(number: object) -> bool:
 async def score(
     rewards: Sequence[Weighted], task: Task, episode: Episode, sandbox: SandboxBackend
 ) -> tuple[Score, ...]:
-    """Score `episode` by each reward for which it is `drawn`; `types.total` sums the weighted scores.
+    """Score `episode` by each reward for which it is `drawn`.
 
-    Raises `RewardFault` if a reward fails, takes longer than `SECONDS` plus the checks' time, or returns no sensible
-    number, and `TaskError` if the task is at fault. A reward that blocks the event loop is not interrupted: write it as
-    a function.
+    Raises `RewardFault` if a reward fails, exceeds `SECONDS` plus the checks' time, or returns no sensible number,
+    `TaskError` if the task is at fault.
     """
     scores = []
     limit = SECONDS + 2 * sum(command.timeout for command in task.checks.commands)
@@ -146,7 +142,7 @@ async def score(
             continue
         try:
             async with asyncio.timeout(limit) as clock:
-                found: object = await reward(task, episode, sandbox)
+                result: object = await reward(task, episode, sandbox)
         except CodeRepairError:
             raise
         except (Exception, SystemExit) as error:
@@ -156,28 +152,28 @@ async def score(
                     fix="make it faster, or give up inside it",
                 ) from error
             where = "".join(traceback.format_exception(error))
-            what = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
+            message = "".join(traceback.format_exception_only(error)).strip()  # also of an error whose own text fails
             kind = type(error).__name__
-            raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {what}\n{where}") from error
-        if not (isinstance(found, Score) and _sensible(found.value)):
+            raise RewardFault(f"reward {reward.name} raised {kind} for task {task.id}: {message}\n{where}") from error
+        if not (isinstance(result, Score) and _sensible(result.value)):
             raise RewardFault(
-                f"reward {reward.name} returned {found!r:.200} for task {task.id}",
+                f"reward {reward.name} returned {result!r:.200} for task {task.id}",
                 fix=f"return a Score with a finite value between -{LARGEST:g} and {LARGEST:g}",
             )
-        scores.append(replace(found, name=reward.name, weight=weight))
+        scores.append(replace(result, name=reward.name, weight=weight))
     return tuple(scores)
 
 
 def score_files(reward: str, oracle: Path, patch: Path) -> float:
-    """Value that `reward` gives to the diff in file `patch`, with `oracle` as reference.
+    """Score the diff in file `patch` by `reward`, with `oracle` as reference.
 
-    Raises `UsageError` for an unusable file or a reward that needs a repository, `ConfigError` for an unknown reward.
+    Raises `UsageError` for an unusable file or a reward that needs more, `ConfigError` for an unknown reward.
     """
     chosen = only(reward)
-    wanted, given = _read(oracle, "oracle"), _read(patch, "patch")
-    if not wanted.strip():
+    oracle_diff, patch_diff = _read(oracle, "oracle"), _read(patch, "patch")
+    if not oracle_diff.strip():
         raise UsageError(f"oracle {oracle} is empty", fix="name the file with the reference diff")
-    value = chosen.compare(wanted, given)
+    value = chosen.compare(oracle_diff, patch_diff)
     if value is None:
         raise UsageError(
             f"reward {reward} needs more than two diffs (a repository, a reply) and cannot compare two files",
@@ -187,7 +183,6 @@ def score_files(reward: str, oracle: Path, patch: Path) -> float:
 
 
 def _read(path: Path, role: str) -> bytes:
-    """The bytes of a well-formed diff."""
     try:
         content = path.read_bytes()
     except OSError as error:

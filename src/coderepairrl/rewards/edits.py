@@ -1,4 +1,4 @@
-"""`patch_edits`: similarity of what two patches write, where the oracle writes it."""
+"""`patch_edits`: similarity of two patches' edits, where the oracle makes them."""
 
 from __future__ import annotations
 
@@ -34,32 +34,29 @@ Token = tuple[object, ...]
 
 
 class PatchEdits(TextReward):
-    """Similarity of what is written and of what is new in it, where the oracle writes it (version 3), in [0, 1].
+    """Similarity of added and of changed tokens, near the oracle's edits (version 3), in [0, 1].
 
     Whitespace is ignored unless the oracle uses it, comments and blank lines unless it has nothing else
-    (`changes_of_code`). Words of comments never equal words of code; an invisible character is a token. For file f,
-    patch a and oracle g, A is the sequence of tokens of all added lines; C that of the tokens that change, tagged as
-    deleted or inserted, without brackets and quotes unless the oracle changes nothing else. A fact (rename, copy, mode,
-    binary content, creation or deletion of an empty file) is one token of C.
+    (`changes_of_code`). For file f, patch a and oracle g, A is the sequence of tokens of all added lines; C that of the
+    tokens that change, tagged as deleted or inserted, without brackets and quotes unless the oracle changes nothing
+    else, and of facts.
 
     An added line that the old file has nearby (in a hunk of either patch) and the oracle does not add is a copy: its
     tokens match none of C_g, nor does its deletion if an edit moves it. If .75 (difflib's ratio) of a line inserted
     where none is removed is an old line nearby, that part is a copy.
 
         D(x, y) = 2 LCS(x, y) / (|x| + |y|)                            (1 if both are empty)
+
         s_f = N_f D(A_a, A_g) D(C_a, C_g)
+
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
     N_f is the mean, over both patches, of the mean nearness of their edits: ``exp(-d / 6)`` for d old lines to the
     other patch's nearest edit; a fact is near only its equal. s_f = 0 for a Python file that both create if only the
-    oracle's parses. At most 3 files that the oracle does not touch are free: tests by name, and new files that parse.
-    The oracle earns 1 in any order of hunks; an empty patch, a no-op, and an edit that shares nothing with the oracle
-    earn 0.
+    oracle's parses. Up to 3 files that the oracle does not touch are free: tests by name, and new files that parse.
 
-    Unit: fraction of the change. Source: this project; chosen by cross-validation over issues on real predictions with
-    known test outcomes (docs/guides/rewards.md). Known weaknesses: another correct repair earns little, and nothing
-    elsewhere in the file; code that never runs (a copy of the repair below ``if False:`` or in a string) earns about
-    half; docstrings count as code.
+    Source: this project, by cross-validation (docs/guides/rewards.md). Known weaknesses: another correct repair earns
+    little; code that never runs earns about half.
     """
 
     name = "patch_edits"
@@ -68,18 +65,18 @@ class PatchEdits(TextReward):
     version = 3
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above. Raises `MalformedPatch`."""
-        wanted, kept, theirs, shown = _read(oracle, language)
-        given = parse(patch)
-        ours = changes(given, kept, language, marked=True)
-        if not ours or not theirs:
+        """Reward of `patch`. Raises `MalformedPatch`."""
+        oracle_files, classes, oracle_changes, oracle_lines = _read(oracle, language)
+        files = parse(patch)
+        ours = changes(files, classes, language, marked=True)
+        if not ours or not oracle_changes:
             return 0.0
-        broken = _broken(given, wanted)
-        both = sorted((ours.keys() & theirs.keys()) - broken)  # in one order: sums are rounded
-        old = old_lines(given, kept, language)
-        shared = sum(_file(ours[path], theirs[path], old[path] | shown[path]) for path in both)
-        counted = ours.keys() - beside(given, {file.path for file in wanted})
-        return shared / max(len(counted), len(theirs))
+        broken = _broken(files, oracle_files)
+        both = sorted((ours.keys() & oracle_changes.keys()) - broken)  # in one order: sums are rounded
+        old = old_lines(files, classes, language)
+        shared = sum(_file(ours[path], oracle_changes[path], old[path] | oracle_lines[path]) for path in both)
+        counted = ours.keys() - beside(files, {file.path for file in oracle_files})
+        return shared / max(len(counted), len(oracle_changes))
 
 
 @lru_cache(maxsize=32)
@@ -87,8 +84,8 @@ def _read(
     oracle: bytes, language: str
 ) -> tuple[tuple[FilePatch, ...], Edits, dict[str, Changes], dict[str, set[Tokens]]]:
     files = parse(oracle)
-    kept, found = changes_of_code(files, language)
-    return files, kept, found, old_lines(files, kept, language)
+    classes, oracle_changes = changes_of_code(files, language)
+    return files, classes, oracle_changes, old_lines(files, classes, language)
 
 
 def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]:
@@ -97,7 +94,7 @@ def _broken(patch: Sequence[FilePatch], oracle: Sequence[FilePatch]) -> set[str]
 
 
 def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
-    """s_f of the formula; `old` are the lines of the old file that the patches show."""
+    """s_f of the formula; `old`: known lines of the old file."""
     near = nearness(ours, oracle)
     if near == 0.0:
         return 0.0
@@ -107,7 +104,7 @@ def _file(ours: Changes, oracle: Changes, old: set[Tokens]) -> float:
 
 
 def nearness(ours: Changes, oracle: Changes) -> float:
-    """N_f of the formula: 1 if all edits are in the same places, 0 if none is near the other's."""
+    """N_f of the formula: 1 if all edits are in the same places, 0 if none are near."""
     return (_near(ours, oracle) + _near(oracle, ours)) / 2
 
 
@@ -126,7 +123,7 @@ def _distance(region: Region, targets: Sequence[Region]) -> float:
 
 
 def _copies(ours: Changes, old: set[Tokens], wanted: set[Tokens]) -> dict[Tokens, Tokens]:
-    """Added lines that copy an old one and that the oracle does not add, with copied tokens marked."""
+    """Added lines that copy an old one, with copied tokens marked."""
     copies = {line: tuple(_COPY + token for token in line) for line in set(ours.added) & old - wanted}
     inserted = {line for edit in ours.edits if not edit.removed for line in edit.added if len(line) <= _LONGEST}
     inserted -= wanted | old
@@ -149,16 +146,15 @@ def _tokens(lines: Sequence[Tokens], copies: Mapping[Tokens, Tokens]) -> list[by
 
 
 def _changed(change: Changes, copies: Mapping[Tokens, Tokens]) -> list[Token]:
-    """Tokens that a change deletes and inserts, and its facts; a moved copy is deleted as a copy."""
-    found: list[Token] = []
+    changed_tokens: list[Token] = []
     for edit in change.edits:
         moved = {line: copies[line] for line in copies.keys() & edit.added}
         old, new = _tokens(edit.removed, moved), _tokens(edit.added, copies)
         start, end = common_ends(old, new)
         for i, i_end, j, j_end in _spans(old[start : len(old) - end], new[start : len(new) - end]):
-            found += [("-", token) for token in old[start + i : start + i_end]]
-            found += [("+", token) for token in new[start + j : start + j_end]]
-    return found + sorted(change.facts)
+            changed_tokens += [("-", token) for token in old[start + i : start + i_end]]
+            changed_tokens += [("+", token) for token in new[start + j : start + j_end]]
+    return changed_tokens + sorted(change.facts)
 
 
 def _core(changed: Sequence[Token]) -> list[Token]:

@@ -1,4 +1,4 @@
-"""A user's own function as a reward."""
+"""User functions as rewards."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from coderepairrl.types import Episode, Score, Task
 class FunctionReward(Reward):
     """Value of ``def function(task, episode)``, a number or a `Score`, under the function's name.
 
-    It runs in a daemon thread, abandoned at the time limit of `compose.score`. ``async def function(task, episode,
-    sandbox)`` is awaited and may open sandboxes.
+    Runs in a daemon thread. ``async def function(task, episode, sandbox)`` is awaited and may open sandboxes.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
@@ -24,16 +23,16 @@ class FunctionReward(Reward):
         self._function = function
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Ask the function. Raises whatever it raises."""
+        """Score the episode."""
         if inspect.iscoroutinefunction(self._function):
-            found = await self._function(task, episode, sandbox)
+            result = await self._function(task, episode, sandbox)
         else:
-            found = await _in_thread(lambda: self._function(task, episode))
-        return found if isinstance(found, Score) else Score(self.name, found)
+            result = await _in_thread(lambda: self._function(task, episode))
+        return result if isinstance(result, Score) else Score(self.name, result)
 
 
 async def _in_thread(call: Callable[[], object]) -> object:
-    """Run `call` in a thread for which, unlike `asyncio.to_thread`, the process does not wait at exit."""
+    """Run `call` in a thread that does not delay exit, unlike `asyncio.to_thread`'s."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[object] = loop.create_future()
 

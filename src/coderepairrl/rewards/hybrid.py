@@ -1,4 +1,4 @@
-"""Rewards that run something in a fresh sandbox besides, or instead of, the task's checks."""
+"""Rewards that run checks for a sample of attempts, or only parse the changed files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ _THERE = 'command -v "$0"'
 
 
 class HybridReward(Reward):
-    """`patch_edits` for every attempt, and the task's checks for a budget of them, in [0, 1] (RW13, RW14).
+    """`patch_edits` for every attempt, and the task's checks for some, in [0, 1] (RW13, RW14).
 
-    A hash of its name draws one group of attempts in four, whose value is the mean of `patch_edits` and `tests`; others
-    get `patch_edits`. Whole groups are drawn, since attempts are compared within their group. Another budget:
-    ``class Half(HybridReward): name, share = "half", 0.5``.
+    A hash of its name draws one group of attempts in four, scored by the mean of `patch_edits` and `tests`. Another
+    budget: ``class Half(HybridReward): name, share = "half", 0.5``.
 
-    Unit: mean of a fraction of the change and of 0 or 1. Source: the thesis's hybrid verifier (future work). Known
-    weaknesses: those of `patch_edits` without tests; tested and untested groups are not comparable.
+    Source: the thesis's hybrid verifier (future work). Known weakness: tested and untested groups are not comparable.
     """
 
     name = "hybrid"
@@ -54,7 +52,7 @@ class HybridReward(Reward):
         self._similar, self._tests = PatchEdits(), TestsReward()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises what `patch_edits` and, for a drawn group, `tests` raise."""
+        """Score the episode."""
         similar = await self._similar(task, episode, sandbox)
         if not self.tested(episode):
             return replace(similar, name=self.name)
@@ -64,24 +62,23 @@ class HybridReward(Reward):
 
     def tested(self, episode: Episode) -> bool:
         """Whether the episode's group is drawn."""
+        # whole groups, since attempts are compared within their group
         return group_drawn(episode.group, self.share)
 
 
 class BuildReward(Reward):
-    """1 if the patch applies and every changed file can be read by its language, else 0 (RW13).
+    """1 if the patch applies and every changed file parses, else 0 (RW13).
 
-    Python, JSON, TOML, JavaScript, Ruby, PHP, Go and shell files are parsed in a fresh sandbox (`CHECKERS`); others
-    only have to apply. So do files whose parser the sandbox lacks, unless the reference changes such files: then the
-    sandbox is at fault. An empty patch scores 0.
+    Files are parsed in a fresh sandbox (`CHECKERS`), or only have to apply if it lacks the parser, unless the reference
+    changes such files.
 
-    Unit: 0 or 1. Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit
-    earns 1, so combine it with a reward for repair.
+    Source: the thesis's build validation. Known weaknesses: no linking or type checks; any harmless edit earns 1.
     """
 
     name = "build"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `RewardFault` if the sandbox fails or lacks a parser."""
+        """Score the patch. Raises `RewardFault` if the sandbox fails."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
@@ -104,10 +101,7 @@ def _kinds(task: Task) -> set[str]:
 
 
 async def _unreadable(sandbox: Sandbox, paths: list[str], needed: set[str]) -> str:
-    """First of `paths` that its language rejects, and why; else empty.
-
-    Raises `SandboxFault` without a program for an ending in `needed`, which no patch can choose.
-    """
+    """Syntax error in the first unparsable file, or ""."""
     for path in paths:
         kind = PurePosixPath(path).suffix
         checker = CHECKERS.get(kind)

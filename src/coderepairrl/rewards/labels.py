@@ -1,4 +1,4 @@
-"""Labels in replies, and whether they are right."""
+"""Labels in replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _AROUND = " \t\n\r*`'\"."
 
 
 def read_label(reply: str) -> str:
-    r"""Label that `reply` gives on one line, between ``<answer>`` tags or alone after the thought; else empty.
+    r"""Label on one line, between ``<answer>`` tags or alone after the thought; else empty.
 
     >>> read_label("<think>hm</think>\n<answer>\nCWE-079\n</answer>"), read_label("cwe-79."), read_label("a\nb")
     ('cwe-79', 'cwe-79', '')
@@ -25,7 +25,7 @@ def read_label(reply: str) -> str:
 
 
 def plain_label(label: str) -> str:
-    """Lower-case `label` without surrounding marks or leading zeros of weakness numbers."""
+    """Lower-case `label` without surrounding marks or leading zeros."""
     return re.sub(r"^cwe-0*(?=\d)", "cwe-", label.strip(_AROUND).lower())
 
 
@@ -35,27 +35,26 @@ def read_confidence(reply: str) -> float | None:
     >>> read_confidence("<confidence>0.8</confidence>"), read_confidence("<confidence> 80 % </confidence>")
     (0.8, 0.8)
     """
-    found = _CONFIDENCE.findall(reply.rpartition("</think>")[2])
-    if not found:
+    matches = _CONFIDENCE.findall(reply.rpartition("</think>")[2])
+    if not matches:
         return None
-    number, percent = found[-1]
+    number, percent = matches[-1]
     value = float(number) / (100 if percent else 1)
     return value if value <= 1 else None
 
 
 class Label(AnswerReward):
-    """1 if the reply gives the task's label, else 0.
+    """1 if the reply gives the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
-    The label, `Task.answer` such as ``CWE-79``, is between ``<answer>`` tags or alone after the thought. Case, leading
-    zeros of a weakness, and surrounding quotes, asterisks and full stops are ignored.
+    Ignores case, leading zeros of a weakness, and surrounding quotes, asterisks and full stops.
 
-    Unit: 0 or 1. Source: this project. Known weakness: with few classes, guessing the commonest pays.
+    Source: this project. Known weakness: with few classes, guessing the commonest pays.
     """
 
     name = "label"
 
     def judge(self, answer: str, task: Task) -> float:
-        """Compare labels. Raises `TaskError` for a task without a label."""
+        """Compare labels. Raises `TaskError` without a label."""
         if not task.answer:
             raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
         return float(read_label(answer) == plain_label(task.answer))

@@ -1,4 +1,4 @@
-"""`patch_lines`: share of the oracle's changed lines that a patch makes."""
+"""`patch_lines`: share of the oracle's changed lines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ SEQUENCE_PAIRS = 400_000_000
 class PatchLines(TextReward):
     """Similarity of the changed lines (version 1), in [0, 1].
 
-    A file is its removed lines R and added lines A, each in the order of the old file, and its facts (rename, copy,
-    mode, binary content, creation or deletion of an empty file). Classes of edits that the oracle does not use
-    (comments, whitespace, blank lines) are ignored (`changes`). A line is its tokens, with indentation where the
-    language reads it.
+    A file is its removed lines R and added lines A, in old-file order, and its facts (`changes`). A line is its tokens,
+    with indentation where the language reads it.
 
     Lines x, y of n and m tokens with a longest common subsequence of c have similarity
 
@@ -41,12 +39,9 @@ class PatchLines(TextReward):
 
         R = sum of s_f over the files of both / max(number of files of a, number of files of g)
 
-    s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart. The oracle
-    earns 1 in any order of hunks; a no-op or an empty patch 0; junk in place of the right line 1/3 of that line.
+    s_f = 0 unless a and g share a changed line or fact of f, or insert lines at most 6 old lines apart.
 
-    Unit: fraction of the change. Source: this project, against what context and headers earn in `patch_similarity`.
-    Known weaknesses: another correct repair earns little; docstrings and comments in multi-line strings count as code;
-    a moved line counts as changed; beyond 20,000 line pairs only equal lines count.
+    Source: this project. Known weaknesses: another correct repair earns little; a moved line counts as changed.
     """
 
     name = "patch_lines"
@@ -54,18 +49,18 @@ class PatchLines(TextReward):
     repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above. Raises `MalformedPatch`."""
+        """Reward of `patch`. Raises `MalformedPatch`."""
         return similarity(parse(oracle), parse(patch), language)
 
 
 def similarity(oracle: Sequence[FilePatch], patch: Sequence[FilePatch], language: str = "") -> float:
     """R of `PatchLines` for two parsed patches."""
-    kept = classes(oracle, language)
-    ours, theirs = changes(patch, kept, language), changes(oracle, kept, language)
-    if not ours or not theirs:
+    used = classes(oracle, language)
+    ours, oracle_changes = changes(patch, used, language), changes(oracle, used, language)
+    if not ours or not oracle_changes:
         return 0.0
-    shared = sum(_file(ours[path], theirs[path]) for path in ours.keys() & theirs.keys())
-    return shared / max(len(ours), len(theirs))
+    shared = sum(_file(ours[path], oracle_changes[path]) for path in ours.keys() & oracle_changes.keys())
+    return shared / max(len(ours), len(oracle_changes))
 
 
 def _file(ours: Changes, oracle: Changes) -> float:
@@ -95,7 +90,7 @@ def _same_place(ours: Sequence[int], oracle: Sequence[int]) -> bool:
 
 
 def align(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
-    """Largest summed similarity of an alignment in order, and whether any line is equal."""
+    """Largest summed similarity of an in-order alignment, and whether any line is equal."""
     start, end = common_ends(a, b)
     equal = start + end
     same = equal > 0 or not set(a).isdisjoint(b)
@@ -115,7 +110,7 @@ def align(a: Sequence[Tokens], b: Sequence[Tokens]) -> tuple[float, bool]:
 
 
 def line_similarity(x: Tokens, y: Tokens) -> float:
-    """s of the formula: 1 for equal lines, 0 at chance level and below; symmetric.
+    """s of the formula: 1 for equal lines, 0 at chance level; symmetric.
 
     >>> line_similarity((b"return", b"a", b"-", b"b"), (b"return", b"a", b"+", b"b"))
     0.5
@@ -134,8 +129,8 @@ def line_similarity(x: Tokens, y: Tokens) -> float:
 def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
     """Length of the longest common subsequence; 0 beyond `SEQUENCE_PAIRS`.
 
-    Takes ``len(a) * len(b) / 64`` steps (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the
-    longest common subsequence problem").
+    Bit-parallel (Crochemore et al. 2001, "A fast and practical bit-vector algorithm for the longest common subsequence
+    problem").
 
     >>> common_subsequence("nematode", "empty")
     3
@@ -155,12 +150,12 @@ def common_subsequence(a: Sequence[object], b: Sequence[object]) -> int:
 
 
 def _places(items: Sequence[object], wanted: set[object]) -> dict[object, int]:
-    found: dict[object, list[int]] = {}
+    places_by_item: dict[object, list[int]] = {}
     for place, item in enumerate(items):
         if item in wanted:
-            found.setdefault(item, []).append(place)
+            places_by_item.setdefault(item, []).append(place)
     bits = {}
-    for item, places in found.items():
+    for item, places in places_by_item.items():
         field = bytearray(places[-1] // 8 + 1)  # adding up long integers would be quadratic
         for place in places:
             field[place // 8] |= 1 << (place % 8)

@@ -1,8 +1,7 @@
-"""Git's unified diffs, read as bytes.
+"""Parser of Git's unified diffs, as bytes.
 
-Reads several files, new, deleted, renamed and copied files, modes, binary patches, quoted paths, CRLF content, missing
-final newlines, mail headers and signatures, and files with only ``---`` and ``+++`` lines. Other input is refused with
-its line.
+Reads renames, modes, binary patches, quoted paths, CRLF content, missing final newlines, mail headers, and files with
+only ``---`` and ``+++`` lines.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ class MalformedPatch(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Neighbouring changed lines after `at` unchanged and removed lines of the old file.
-
-    Lines are bytes with their line ending.
-    """
+    """Neighbouring changed lines, with line endings, after `at` lines of the old file."""
 
     at: int
     removed: tuple[bytes, ...]
@@ -44,19 +40,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """A hunk's function name (from git) and tagged lines."""
+    """Function name (from git) and tagged lines of a hunk."""
 
     heading: bytes
     body: tuple[bytes, ...]
 
     def side(self, tag: bytes) -> tuple[bytes, ...]:
-        """Lines of the old (`tag` ``-``) or new (``+``) file, with context, without line endings."""
+        """Lines of the old (``-``) or new (``+``) file, with context, without line endings."""
         return tuple(line[1:] for line in self.body if line[:1] in (b" ", b"", b"\r", tag))
 
 
 @dataclass(slots=True)
 class FilePatch:
-    """A patch of one file. `old` or `new` is empty where the file does not exist."""
+    """Patch of one file. `old` or `new` is empty where the file does not exist."""
 
     old: str = ""
     new: str = ""
@@ -72,12 +68,12 @@ class FilePatch:
 
     @property
     def path(self) -> str:
-        """Name that identifies the file across patches of one commit: the old one, if any."""
+        """Name that identifies the file across patches: the old one, if any."""
         return self.new if self.copied or not self.old else self.old
 
 
 class _Blocks:
-    """Blocks of a hunk while it is read; `at` counts old lines before the next."""
+    """Blocks of a hunk being read."""
 
     def __init__(self, at: int) -> None:
         self.at = self.start = at
@@ -111,12 +107,12 @@ class _Blocks:
 
 
 def parse(patch: bytes) -> tuple[FilePatch, ...]:
-    """Parse `patch` into its files, in order. Raises `MalformedPatch`."""
+    """Parse `patch` into files, in order. Raises `MalformedPatch`."""
     return tuple(_Reader(patch).files())
 
 
 class _Reader:
-    """A cursor over the lines of a patch."""
+    """Cursor over the lines of a patch."""
 
     def __init__(self, patch: bytes) -> None:
         self.lines = patch.split(b"\n")  # not splitlines: a lone CR, FF or NEL is content
@@ -133,11 +129,11 @@ class _Reader:
         return MalformedPatch(min(self.at, len(self.lines) - 1) + 1, problem)
 
     def files(self) -> Iterator[FilePatch]:
-        found = behind = False  # any file yet; directly behind one
+        has_file = behind = False  # any file yet; directly behind one
         while self.at < len(self.lines):
             line = self.peek()
             if line.startswith(b"diff --git ") or self.at_plain_header():
-                found = behind = True
+                has_file = behind = True
                 yield self.file()
             elif line.startswith((b"diff --cc ", b"diff --combined ", b"@@@ ")):
                 raise self.error("a combined diff of a merge has no single old file")
@@ -148,7 +144,7 @@ class _Reader:
             else:
                 behind = behind and not line.strip()
                 self.at += 1  # prose around the diff: a mail header, a commit message, a signature
-        if not found and any(line.strip() for line in self.lines):
+        if not has_file and any(line.strip() for line in self.lines):
             self.at = 0
             raise self.error("no file header (`diff --git a/FILE b/FILE`, or `--- a/FILE` and `+++ b/FILE`)")
 
@@ -158,8 +154,8 @@ class _Reader:
     def file(self) -> FilePatch:
         file = FilePatch()
         if self.peek().startswith(b"diff --git "):
-            found = _MNEMONIC.fullmatch(self.peek())
-            self.sides = (found[1], found[3]) if found else _SIDES
+            match = _MNEMONIC.fullmatch(self.peek())
+            self.sides = (match[1], match[3]) if match else _SIDES
             file.old, file.new = self.git_names()
             self.at += 1
             self.extended_headers(file)
@@ -177,7 +173,7 @@ class _Reader:
         return file
 
     def git_names(self) -> tuple[str, str]:
-        """Both names of ``diff --git a/X b/X``; unquoted ones are cut in the middle if the halves agree."""
+        """Names in ``diff --git a/X b/X``."""
         text = self.peek()[len(b"diff --git ") :]
         if b'"' in text:
             match = re.fullmatch(rb'("(?:[^"\\]|\\.)*"|\S+) ("(?:[^"\\]|\\.)*"|\S+)', text)
@@ -221,7 +217,7 @@ class _Reader:
             self.at += 1
 
     def binary(self) -> str:
-        """Digest of the forward payload; the reverse one follows from it and the file."""
+        """Digest of the forward payload."""
         if not re.fullmatch(rb"(literal|delta) \d+", self.peek()):
             raise self.error("expected `literal SIZE` or `delta SIZE` of a binary patch")
         digest, forward = hashlib.sha256(), True
@@ -235,7 +231,6 @@ class _Reader:
         return digest.hexdigest()
 
     def hunk(self, file: FilePatch) -> None:
-        """Read one hunk and append its blocks."""
         header = _HUNK.match(self.peek())
         if header is None:
             raise self.error("not a hunk header (`@@ -1,3 +1,3 @@`)")

@@ -1,4 +1,4 @@
-"""A reward with scripted values, for tests."""
+"""Reward with scripted values, for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coderepairrl.types import Ending, Episode, Score, Task
 
 
 class ScriptedReward(Reward):
-    """Scores each patch with its given value (an exception is raised), else `default`; for tests."""
+    """Scores each patch with its value in `values` (an exception is raised), else `default`."""
 
     name = "scripted"
 
@@ -19,7 +19,7 @@ class ScriptedReward(Reward):
         self.seen: list[Episode] = []
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """The value scripted for the episode's patch."""
+        """Score the episode."""
         self.seen.append(episode)
         value = self.values.get(episode.patch, self.default)
         if isinstance(value, Exception):
@@ -28,5 +28,5 @@ class ScriptedReward(Reward):
 
 
 def with_patch(task: Task, patch: bytes, group: str = "exam") -> Episode:
-    """An episode of `task` that ended with `patch`."""
+    """Episode of `task` that ended with `patch`."""
     return Episode("exam", task.id, "exam", step=0, group=group, attempt=0, ending=Ending.DONE, patch=patch)

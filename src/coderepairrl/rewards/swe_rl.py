@@ -1,4 +1,4 @@
-"""`swe_rl`: SWE-RL's reward for repairs answered in one turn."""
+"""`swe_rl`: SWE-RL's reward for single-turn repairs."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ class _Unusable(Exception):
 class SweRL(Reward):
     """Similarity of the change that the reply's search/replace blocks make, in {-1} and [0, 1].
 
-    The reply is ``<think>...</think>`` and ``<solution>...</solution>``, each once, the thought not empty; the solution
-    has fenced blocks that begin with ``### PATH``. Each block must change its text, which must be in the file at the
-    task's commit, from the start of a line; else -1. The value is the mean, over files that the reply or the oracle
-    changes, of the difflib ratio (without autojunk) of the two unified diffs without headers; 0 if only one changes it.
+    The reply is a ``<think>`` and a ``<solution>`` with fenced blocks that begin with ``### PATH``; each must change
+    text found in the file at the task's commit, from the start of a line; else -1. The value is the mean, over files
+    that the reply or the oracle changes, of the difflib ratio (without autojunk) of the two unified diffs without
+    headers; 0 if only one changes it.
 
-    Unit: share of matching characters. Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses:
-    context lines earn, as in `patch_similarity`; a block replaces every match of its text; -1 for a format error makes
-    any well-formed junk pay.
+    Source: Wei et al. 2025, "SWE-RL", and its published code. Known weaknesses: context lines earn, as in
+    `patch_similarity`; a block replaces every match of its text; any well-formed junk beats -1.
     """
 
     name = "swe_rl"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault` for a dead sandbox."""
+        """Score the last reply. Raises `TaskError` for an unusable reference, `RewardFault`."""
         try:
             oracle = {name for file in parse(task.reference) for name in (file.old, file.new) if name}
         except MalformedPatch as problem:
@@ -54,36 +53,35 @@ class SweRL(Reward):
             edits = _edits(last_reply(episode))
             async with sandbox.open(task) as fresh:
                 old = {path: await _text(fresh, path) for path in sorted(oracle | edits.keys())}
-                given = {path: _apply(old[path], blocks) for path, blocks in edits.items()}
+                repaired = {path: _apply(old[path], blocks) for path, blocks in edits.items()}
                 if refused := await grading.apply(fresh, task.reference):
                     raise TaskError(f"task {task.id}: reference: {refused}", fix="make it against the task's commit")
-                wanted = {path: await _text(fresh, path) for path in sorted(oracle)}
+                repaired_by_oracle = {path: await _text(fresh, path) for path in sorted(oracle)}
         except _Unusable as problem:
             return Score(self.name, _FORMAT, note=str(problem))
         except SandboxFault as fault:
             raise RewardFault(f"files of task {task.id}: {fault}", fix=fault.fix) from fault
-        ours, theirs = _diffs(old, given), _diffs(old, wanted)
-        paths = ours.keys() | theirs.keys()
-        alike = [
-            float(SequenceMatcher(None, ours[path], theirs[path], autojunk=False).ratio())
-            for path in ours.keys() & theirs.keys()
+        ours, oracle_diffs = _diffs(old, repaired), _diffs(old, repaired_by_oracle)
+        paths = ours.keys() | oracle_diffs.keys()
+        ratios = [
+            float(SequenceMatcher(None, ours[path], oracle_diffs[path], autojunk=False).ratio())
+            for path in ours.keys() & oracle_diffs.keys()
         ]
-        return Score(self.name, sum(alike) / len(paths) if paths else 0.0)
+        return Score(self.name, sum(ratios) / len(paths) if paths else 0.0)
 
 
 def _edits(reply: str) -> Edits:
-    """The blocks of the reply's solution, by file."""
     for tag in _TAGS:
         if reply.count(tag) != 1:
             raise _Unusable(f"{tag} stands there {reply.count(tag)} times")
     if not reply.partition("<think>")[2].partition("</think>")[0].strip():
         raise _Unusable("the thought is empty")
-    found: Edits = {}
+    edits: Edits = {}
     for path, search, replace in _blocks(reply.partition("<solution>")[2].partition("</solution>")[0].strip()):
-        found.setdefault(path, []).append((search, replace))
-    if not found:
+        edits.setdefault(path, []).append((search, replace))
+    if not edits:
         raise _Unusable("no search/replace block")
-    return found
+    return edits
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str, str]]:
@@ -132,10 +130,9 @@ async def _text(sandbox: Sandbox, path: str) -> str:
 
 
 def _diffs(old: dict[str, str], new: dict[str, str]) -> dict[str, str]:
-    """The hunks of each file that differs."""
-    found = {}
+    hunks = {}
     for path, content in new.items():
         lines = list(difflib.unified_diff(old[path].splitlines(), content.splitlines(), lineterm=""))
         if lines:
-            found[path] = "\n".join(lines[2:])
-    return found
+            hunks[path] = "\n".join(lines[2:])
+    return hunks

@@ -1,7 +1,6 @@
 """Tokens, comments and indentation of single diff lines, by language.
 
-Lines lack context, so this is approximate: inside a multi-line string a line is read as code, and quotes that do not
-close on the line end the search for a comment.
+Approximate, since lines lack context: inside a multi-line string a line is read as code.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _INDENT = re.compile(rb"[ \t]*")
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """A language's comments, and whether its indentation matters."""
+    """Comments of a language, and whether its indentation matters."""
 
     comments: tuple[bytes, ...] = ()
     """Openers of comments that end with the line."""
@@ -99,18 +98,16 @@ def code_of(line: bytes, syntax: Syntax) -> bytes:
     ending = line[len(body) :]
     if margin and _MARGIN.match(body):
         return ending  # inside a block comment
-    for found in _scanner(syntax).finditer(body):
-        if found.lastgroup == "comment":
-            code = body[: found.start()].rstrip()
-            rest = body[found.end() :].strip()
+    for match in _scanner(syntax).finditer(body):
+        if match.lastgroup == "comment":
+            code = body[: match.start()].rstrip()
+            rest = body[match.end() :].strip()
             return code + (b" " + rest if rest else b"") + ending
     return line
 
 
 def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, bytes, bool]:
-    r"""Code of `line` (with line ending), its comments, and whether a comment continues after it.
-
-    `inside`: the line starts within a comment.
+    r"""Code of `line`, its comments, and whether a comment continues after it; `inside`: it starts within one.
 
     >>> split(b"a /* b */ c  // d\n", syntax_of("a.c")), split(b"a /* b\n", syntax_of("a.c"))
     ((b'a c\n', b'/* b */ // d', False), (b'a\n', b'/* b', True))
@@ -124,8 +121,8 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
     ending = line[len(body) :]
     comments = []
     if inside and end:
-        found, closer, body = body.partition(end)
-        comments.append(found + closer)
+        comment, closer, body = body.partition(end)
+        comments.append(comment + closer)
         inside = not closer
     elif end == b"*/" and end[:1] in body and _MARGIN.match(body):
         return ending, body, False
@@ -144,7 +141,7 @@ def split(line: bytes, syntax: Syntax, *, inside: bool = False) -> tuple[bytes, 
 
 
 def shown(line: bytes) -> tuple[bytes, Tokens]:
-    r"""`line` without invisible characters (controls, zero-width and odd spaces), and those characters.
+    r"""Split invisible characters (controls, zero-width and odd spaces) from `line`.
 
     >>> shown("re\u200bturn\u00a0x".encode())
     (b'returnx', (b'\xe2\x80\x8b', b'\xc2\xa0'))
@@ -152,11 +149,11 @@ def shown(line: bytes) -> tuple[bytes, Tokens]:
     if line.isascii():
         rest = line.translate(None, _CONTROLS)
         return rest, tuple(bytes((byte,)) for byte in line if byte in _CONTROLS) if len(rest) < len(line) else ()
-    kept: list[str] = []
+    visible: list[str] = []
     hidden: list[str] = []
     for character in line.decode("utf-8", "surrogateescape"):
-        (hidden if _hidden(character) else kept).append(character)
-    rest = "".join(kept).encode("utf-8", "surrogateescape")
+        (hidden if _hidden(character) else visible).append(character)
+    rest = "".join(visible).encode("utf-8", "surrogateescape")
     return rest, tuple(character.encode("utf-8", "surrogateescape") for character in hidden)
 
 
@@ -178,7 +175,7 @@ def _scanner(syntax: Syntax) -> re.Pattern[bytes]:
 
 
 def tokens(line: bytes, *, whitespace: bool) -> Tokens:
-    r"""Words and single punctuation bytes; with `whitespace` also blanks and the line ending.
+    r"""Words and single punctuation bytes; with `whitespace` also blanks and line endings.
 
     >>> tokens(b"  if a<=b:\n", whitespace=False)
     (b'if', b'a', b'<', b'=', b'b', b':')

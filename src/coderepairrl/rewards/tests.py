@@ -27,16 +27,13 @@ class TestsReward(Reward):
     """1 if all checks pass on the patched repository, else 0.
 
     Each command runs in a fresh sandbox: the task's commit, the patch without files that steer test runners
-    (`grading.steering.STEERING`), then `Checks.restore`. Named tests (FAIL_TO_PASS and PASS_TO_PASS of SWE-bench) must
-    pass, whatever others do. Patches that are empty or do not apply score 0 without a run. Verdicts, but not faults,
-    are cached per task and patch.
+    (`grading.steering.STEERING`), then `Checks.restore`. If tests are named (FAIL_TO_PASS and PASS_TO_PASS of
+    SWE-bench), those must pass.
 
     If checks never begin (missing program or module, no test reported), a control runs them once per task on the
-    reference. If they do not begin there either, the sandbox is at fault; else the score is 0. Without a reference,
-    only a missing program or runner module on the untouched tree is a fault.
+    reference; if they do not begin there either, the sandbox is at fault, else the score is 0.
 
-    Unit: 0 or 1. Source: the thesis's future work; any repair that passes earns it. Known weaknesses: as good as the
-    checks; failing repairs are not ranked; costs a sandbox and the checks' time.
+    Source: the thesis's future work. Known weaknesses: as good as the checks; failing repairs are not ranked; slow.
     """
 
     __test__ = False  # pytest: not a test class
@@ -51,7 +48,7 @@ class TestsReward(Reward):
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` without checks, and `RewardFault` (never a zero) if the sandbox fails."""
+        """Score the patch. Raises `TaskError` without checks, `RewardFault` if the sandbox fails."""
         if not task.checks:
             raise TaskError(
                 f"task {task.id} has no checks, so the reward 'tests' cannot judge it",
@@ -65,7 +62,7 @@ class TestsReward(Reward):
             raise RewardFault(f"tests of task {task.id}: {fault}", fix=fault.fix) from fault
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
-        """The reward of a patch with this verdict."""
+        """Reward for a verdict."""
         return 0.0 if verdict.problem else 1.0
 
     async def _score(self, task: Task, patch: bytes, sandbox: SandboxBackend) -> Score:
@@ -82,17 +79,14 @@ class TestsReward(Reward):
 
 
 class _Control:
-    """Whether a task's checks can run at all; tested once, since no policy can change it."""
+    """Checks once per task whether its checks can run at all."""
 
     def __init__(self) -> None:
         self._able: set[bytes] = set()
         self._busy: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def __call__(self, task: Task, sandbox: SandboxBackend, known: grading.Verdict | None = None) -> None:
-        """Raise `GraderFault` if checks do not begin in a fresh sandbox on the reference, else the untouched tree.
-
-        `known` is the reference's verdict, if there was one.
-        """
+        """Raise `GraderFault` if checks do not begin on the reference, else the untouched tree."""
         key = _key(task, b"", sandbox)
         async with self._busy[key]:
             if key in self._able:
@@ -109,16 +103,16 @@ class _Control:
             self._able.add(key)
 
     async def _ask(self, task: Task, sandbox: SandboxBackend) -> grading.Verdict:
-        """Grade the reference, or the untouched repository of a task without one.
+        """Grade the reference, or without one the untouched repository.
 
-        There only a missing program shows that checks cannot run: other missing things may be what the patch is to add.
+        There only a missing program counts: the patch may have to add anything else.
         """
         if task.reference.strip():
             return await grading.grade_apart(sandbox, task, task.reference)
         async with sandbox.open(grading.judged_in(task)) as fresh:
-            found = await grading.judge(fresh, task.checks)
-            there = [await _starts(fresh, command) for command in task.checks.commands] if found.doubtful else []
-        return found._replace(doubtful=found.doubtful and not all(there))
+            verdict = await grading.judge(fresh, task.checks)
+            can_start = [await _starts(fresh, command) for command in task.checks.commands] if verdict.doubtful else []
+        return verdict._replace(doubtful=verdict.doubtful and not all(can_start))
 
 
 async def _starts(fresh: Sandbox, command: Command) -> bool:
@@ -133,19 +127,18 @@ async def _starts(fresh: Sandbox, command: Command) -> bool:
 
 
 def _key(task: Task, patch: bytes, sandbox: SandboxBackend) -> bytes:
-    about = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
-    return hashlib.blake2b(repr(about).encode(), digest_size=16).digest()
+    parts = (id(sandbox), task.id, task.workspace, task.environment, task.reference, task.checks, patch)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 class StateTests(Reward):
     """1 if the task's checks pass in the attempt's final workspace, else 0.
 
-    For tasks whose result is not a diff: installing, building, downloading, restarting. The attempt's processes have
-    ended, and the checks' files are restored first. If checks never begin, a control in a fresh sandbox decides, as for
-    `tests`. Run a command that the attempt is to install with ``sh -c``, since a missing program is a fault.
+    For results that are not a diff: installing, building, downloading, restarting. If checks never begin, a control in
+    a fresh sandbox decides, as for `tests`. Run a command that the attempt must install with ``sh -c``, since a missing
+    program is a fault.
 
-    Unit: 0 or 1. Source: terminal benchmarks, which judge the machine. Known weakness: checks run among everything that
-    the attempt left; one that changed the interpreter can make them pass. Prefer `tests` where a diff holds the repair.
+    Source: terminal benchmarks. Known weakness: the attempt may have changed the interpreter that checks run in.
     """
 
     name = "state_tests"
@@ -156,9 +149,9 @@ class StateTests(Reward):
         self._control = _Control()
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Run the checks in the workspace that `sandbox` opens, the attempt's.
+        """Run the checks in the attempt's workspace, which `sandbox` opens.
 
-        Raises `TaskError` without checks, `GraderFault` if they cannot run, `RewardFault` if the sandbox fails.
+        Raises `TaskError` without checks, `GraderFault`, `RewardFault`.
         """
         if not task.checks:
             raise TaskError(f"task {task.id} has no checks, so the reward {self.name!r} cannot judge it")
@@ -175,11 +168,10 @@ class StateTests(Reward):
 class SampledTests(TestsReward):
     """`tests` for one group of attempts in four, drawn by a hash of its name; no score for others.
 
-    Meant for weight 0: it measures repairs at a quarter of the cost and feeds the over-optimisation alarm
-    (docs/guides/rewards.md). The score is named `tests`. Another budget: ``class Half(SampledTests): share = 0.5``.
+    Use weight 0: it feeds the over-optimisation alarm (docs/guides/rewards.md). The score is named `tests`. Another
+    budget: ``class Half(SampledTests): share = 0.5``.
 
-    Unit: 0 or 1. Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`; with a weight,
-    tested and untested groups are not comparable.
+    Source: the thesis's hybrid verifier (future work). Known weaknesses: those of `tests`.
     """
 
     share = 0.25
@@ -193,17 +185,16 @@ class SampledTests(TestsReward):
 class GradedTests(TestsReward):
     """Share of FAIL_TO_PASS that passes times share of PASS_TO_PASS that still passes, in [0, 1].
 
-    Missing and skipped tests do not pass. 0 if a command that must pass as a whole fails (a build, a timeout) or only
-    other tests fail: it is 1 exactly where `tests` is.
+    0 if a command that must pass as a whole fails (a build, a timeout) or only other tests fail.
 
-    Unit: share of tests. Source: users of SWE-bench, for tasks with many tests. Known weaknesses: those of `tests`;
-    equal weights, so half of the tests may be far from half of the repair.
+    Source: users of SWE-bench. Known weaknesses: those of `tests`; half of the tests may be far from half of the
+    repair.
     """
 
     name = "tests_graded"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` without FAIL_TO_PASS, and what `tests` raises."""
+        """Score the patch. Raises `TaskError` without FAIL_TO_PASS, and as `tests`."""
         if not task.checks.fail_to_pass:
             raise TaskError(
                 f"task {task.id} has no checks.fail_to_pass, so the reward 'tests_graded' cannot judge it",
@@ -212,7 +203,7 @@ class GradedTests(TestsReward):
         return await super().__call__(task, episode, sandbox)
 
     def value(self, verdict: grading.Verdict, checks: Checks) -> float:
-        """The product of both shares."""
+        """Product of both shares."""
         if not verdict.problem:
             return 1.0
         if verdict.stopped or not grading.lacking(verdict.outcomes, checks.named):
@@ -226,6 +217,6 @@ class GradedTests(TestsReward):
 
 
 def group_drawn(group: str, share: float) -> bool:
-    """Whether a hash of its name draws `group` into `share` of all groups."""
+    """Whether a hash of the name draws `group` into `share` of all groups."""
     digest = hashlib.blake2b(group.encode(), digest_size=8).digest()
     return int.from_bytes(digest) < share * 2**64

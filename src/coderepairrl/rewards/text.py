@@ -16,16 +16,16 @@ LARGEST_PATCH = 16 << 20
 
 
 class TextReward(Reward, ABC):
-    """Compares the episode's patch with the oracle's text."""
+    """Compares the episode's patch with a reference patch."""
 
     @abstractmethod
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """Similarity of two patches in [0, 1]; `language` is the task's. Raises `MalformedPatch`."""
+        """Similarity of two patches in [0, 1]. Raises `MalformedPatch`."""
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch; one that is no diff, or beyond `LARGEST_PATCH`, scores 0 with a note.
+        """Score against the nearest reference; a malformed or oversized patch scores 0.
 
-        The nearest reference counts, ties for the task's. Raises `TaskError` if the task's reference is malformed.
+        Raises `TaskError` for a malformed reference.
         """
         references = [(task.reference, "")] if task.reference.strip() else []
         if self.takes_verified:

@@ -23,10 +23,7 @@ Identity = frozenset[tuple[object, ...]]
 
 
 def identity(patch: bytes) -> Identity:
-    """Key of a patch's effect: equal for diffs that differ in context, hashes, order, or trailing whitespace.
-
-    Raises `MalformedPatch`.
-    """
+    """Key of a patch's effect: ignores context, hashes, order, and trailing whitespace. Raises `MalformedPatch`."""
     return frozenset(_file(file) for file in parse(patch))
 
 
@@ -40,10 +37,7 @@ def _bare(lines: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def unfit(task: Task, patch: bytes) -> str:
-    """Reason that `patch`, which passed the checks of `task`, is no reference for it; else empty.
-
-    Changes to tests and restored files had no part in its passing; what it removes may be what no check asks about.
-    """
+    """Reason that `patch`, which passed the checks of `task`, is no reference for it, or ""."""
     if len(patch) > LARGEST:
         return f"longer than {LARGEST >> 10} KiB"
     try:
@@ -53,13 +47,15 @@ def unfit(task: Task, patch: bytes) -> str:
     if not files:
         return "changes nothing"
     reference = parse(task.reference)
-    own = {name for file in reference for name in (file.old, file.new)}
-    ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - own)}
-    fixed |= {file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, own)}}
+    reference_paths = {name for file in reference for name in (file.old, file.new)}
+    ignored, fixed = left_out(task.reference), {*task.checks.restore, *(set(named(task.checks)) - reference_paths)}
+    fixed |= {
+        file.new for file in files if not file.old and shadowed(file.new) not in {"", *map(shadowed, reference_paths)}
+    }
     for name in (name for file in files for name in (file.old, file.new) if name):
         if name in fixed or any(fnmatchcase(f"/{name}", f"*/{pattern}") for pattern in ignored):
             return f"changes {name}, which the checks do not take from a patch"
-        if name not in own and is_test(name):
+        if name not in reference_paths and is_test(name):
             return f"changes the tests in {name}"
     (lines, gone), (lines_of_own, gone_in_own) = _lost(files), _lost(reference)
     if missed := sorted(gone - gone_in_own):
@@ -70,7 +66,6 @@ def unfit(task: Task, patch: bytes) -> str:
 
 
 def _lost(files: Iterable[FilePatch]) -> tuple[int, set[bytes]]:
-    """How many lines fewer there are after a patch, and the names whose definitions it removes."""
     blocks = [block for file in files for block in file.blocks]
     removed, added = (
         [line for each in blocks for line in each.removed],

@@ -1,7 +1,4 @@
-"""Test of a reward's promise `repairs` on real tasks: 1 for a repair, 0 without one.
-
-Runs before a run's first step, since a grader that always gives 0 looks like a policy that repairs nothing.
-"""
+"""Test of a reward's promise `repairs` on real tasks, before a run's first step."""
 
 from __future__ import annotations
 
@@ -47,38 +44,40 @@ print(sorted(f"{d.name} {d.version} {d.locate_file(str())}" for d in m.distribut
 
 
 class Trial(NamedTuple):
-    """A task on which a reward is tried."""
+    """Reward tried on a task."""
 
     task: Task
     reward: Reward
 
 
 def measuring_repair(weighted: Iterable[Weighted]) -> list[Reward]:
-    """Rewards that must keep the promise: they declare `repairs`, and are paid or run checks."""
+    """Rewards that declare `repairs`, and are paid or run checks."""
     return [reward for reward, weight in weighted if reward.repairs and (weight or reward.runs_checks)]
 
 
 def trials(tasks: Sequence[Task], weighted: Iterable[Weighted], seed: int) -> list[Trial]:
-    """Trials of each promising reward on each chosen task."""
+    """Trials of each reward on each chosen task."""
     return [Trial(task, reward) for reward in measuring_repair(weighted) for task in chosen(tasks, seed)]
 
 
 def chosen(tasks: Sequence[Task], seed: int) -> list[Task]:
-    """All tasks with a reference, or beyond `UP_TO` a sample of `EACH` per environment; in order."""
-    known = [task for task in tasks if task.reference.strip()]
-    if len(known) <= UP_TO:
-        return known
+    """Tasks with a reference, beyond `UP_TO` a sample of `EACH` per environment."""
+    candidates = [task for task in tasks if task.reference.strip()]
+    if len(candidates) <= UP_TO:
+        return candidates
     places: dict[tuple[object, ...], list[int]] = {}
-    for place, task in enumerate(known):
+    for place, task in enumerate(candidates):
         places.setdefault(environment(task), []).append(place)
     drawn = [
-        place for key, there in places.items() for place in Random(f"{seed}/{key}").sample(there, min(EACH, len(there)))
+        place
+        for key, members in places.items()
+        for place in Random(f"{seed}/{key}").sample(members, min(EACH, len(members)))
     ]
-    return [known[place] for place in sorted(drawn)]
+    return [candidates[place] for place in sorted(drawn)]
 
 
 def environment(task: Task) -> tuple[object, ...]:
-    """Key of what checks need: repository or image, language, and programs."""
+    """Key of what checks need."""
     kind, _, where = task.workspace.partition(":")
     place = "" if kind == "dir" else where.rpartition("@")[0]
     programs = tuple((PurePosixPath(command.argv[0]).name, command.results) for command in task.checks.commands)
@@ -86,25 +85,24 @@ def environment(task: Task) -> tuple[object, ...]:
 
 
 async def answers(trial: Trial, backend: SandboxBackend, nothing: Mapping[str, bytes] | None = None) -> list[Finding]:
-    """Run a trial: 1 for the reference, 0 for each patch of `nothing`, by its name.
+    """Run a trial: 1 for the reference, 0 for each patch of `nothing`.
 
-    The reference is tried as the diff of a sandbox where it was applied, like an attempt. Raises `GraderFault` if the
-    sandbox lacks what the checks need, and what rewards raise (`compose.score`).
+    The reference is tried as a sandbox's diff, like an attempt. Raises `GraderFault`, and as `compose.score`.
     """
     task, reward = trial
     patches = {
         "the reference": await _attempted(task, backend),
         **(nothing or {"a patch that repairs nothing": UNTOUCHED}),
     }
-    found = []
+    findings = []
     for number, (name, patch) in enumerate(patches.items()):
-        wanted = float(number == 0)
+        expected = float(number == 0)
         episode = with_patch(task, patch, GROUP)
         [scored] = await score([(reward, 1.0)], task, episode, backend)
-        held = abs(scored.value - wanted) <= NEAR
+        held = abs(scored.value - expected) <= NEAR
         note = f" ({scored.note})" if scored.note else ""
-        found.append(Finding(f"{name} earns {wanted:g} by {reward.name}", held, f"{scored.value:g}{note}"))
-    return found
+        findings.append(Finding(f"{name} earns {expected:g} by {reward.name}", held, f"{scored.value:g}{note}"))
+    return findings
 
 
 async def _attempted(task: Task, backend: SandboxBackend) -> bytes:
@@ -123,17 +121,16 @@ async def verify(
     cache: Path | None = None,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> int:
-    """Refuse to continue unless every trial keeps its promise; return the number known before.
+    """Raise unless every trial keeps its promise; returns the number of cached ones.
 
-    Kept promises are cached in folder `cache` by task, checks, workspace, reward, this package's files, the sandbox
-    with its settings (`about`), and a probe's findings; never for rewards outside this package. `on_trial` is called
-    after each.
+    Kept promises are cached in folder `cache`, except for rewards outside this package; `about` identifies the
+    sandbox's settings.
 
-    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` if a reference earns less than 1
-    or a patch that repairs nothing more than 0, and what rewards raise.
+    Raises `PrerequisiteError` if the sandbox lacks what the checks need, `TaskError` for a broken promise, and as the
+    rewards.
     """
     marks = await _marks(asked, backend, about, cache) if cache is not None and asked else [None] * len(asked)
-    known = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
+    cached = [mark is not None and os.path.exists(mark) for mark in marks]  # noqa: PTH110 - false where reading is forbidden
     room = asyncio.Semaphore(len(os.sched_getaffinity(0)))
 
     async def one(trial: Trial, mark: Path | None, kept: bool) -> list[Finding]:
@@ -146,7 +143,7 @@ async def verify(
         on_trial(trial)
         return broken
 
-    working = [asyncio.create_task(one(*each)) for each in zip(asked, marks, known, strict=True)]
+    working = [asyncio.create_task(one(*each)) for each in zip(asked, marks, cached, strict=True)]
     try:
         results = await asyncio.gather(*working)
     except GraderFault as fault:
@@ -156,14 +153,14 @@ async def verify(
             each.cancel()
         await asyncio.gather(*working, return_exceptions=True)
     if failed := [(trial, broken[0]) for trial, broken in zip(asked, results, strict=True) if broken]:
-        shown = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
+        listed = "; ".join(f"{trial.task.id}: {check.name}: no, {check.detail}" for trial, check in failed[:_NAMED])
         tasks = {trial.task.id for trial, _ in failed}
         raise TaskError(
-            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {shown}",
+            f"{len(tasks)} of {len({trial.task.id for trial in asked})} tasks fail verification: {listed}",
             fix="repair these tasks or leave them out (crrl data verify SOURCE --output FILE writes those that hold), "
             "or train on them unverified: tasks.verify=false",
         )
-    return sum(known)
+    return sum(cached)
 
 
 async def _marks(
@@ -171,22 +168,22 @@ async def _marks(
 ) -> list[Path | None]:
     package = _manifest(Path(coderepairrl.__file__).parent)
     inside = ""
-    here = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
-    if here:  # the digest of an image stands for its contents
-        async with backend.open(here[0]) as fresh:
+    sandboxed = [trial.task for trial in asked if not trial.task.workspace.startswith("image:")]
+    if sandboxed:  # the digest of an image stands for its contents
+        async with backend.open(sandboxed[0]) as fresh:
             inside = await _probe(fresh)
-    found: list[Path | None] = []
+    paths: list[Path | None] = []
     for task, reward in asked:
         if not type(reward).__module__.startswith("coderepairrl."):
-            found.append(None)
+            paths.append(None)
             continue
         kind, _, where = task.workspace.partition(":")
-        what = _manifest(Path(where)) if kind == "dir" else ""
+        workspace_files = _manifest(Path(where)) if kind == "dir" else ""
         place = "" if kind == "image" else inside
         where_asked = (package, backend.name, tuple(about), place, reward.name, type(reward).__qualname__)
-        asks = (task.id, task.workspace, what, task.environment, task.language, task.reference, task.checks)
-        found.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
-    return found
+        asks = (task.id, task.workspace, workspace_files, task.environment, task.language, task.reference, task.checks)
+        paths.append(cache / f"{hashlib.sha256(repr((where_asked, asks)).encode()).hexdigest()[:32]}.json")
+    return paths
 
 
 async def _probe(sandbox: Sandbox) -> str:

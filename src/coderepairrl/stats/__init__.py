@@ -1,4 +1,4 @@
-"""Intervals, tests, and the measures and accounts of episodes: every printed number has its interval."""
+"""Statistics: intervals, tests, and measures and accounts of episodes."""
 
 from coderepairrl.stats.intervals import (
     TOO_FEW,

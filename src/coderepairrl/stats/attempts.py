@@ -1,10 +1,9 @@
 """pass@k and pass^k of several attempts at a task, for one policy or two.
 
-Both are unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task
-(Chen et al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024,
-"tau-bench"). Curves before and after training separate new skills from sharper ones: a policy that became surer is
-ahead for few attempts alone (Yue et al. 2025, "Does Reinforcement Learning Really Incentivize Reasoning Capacity in
-LLMs Beyond the Base Model?").
+Unbiased for k independent attempts, drawn without replacement from n: pass@k that at least one solves the task (Chen et
+al. 2021, "Evaluating Large Language Models Trained on Code"), pass^k that all do (Yao et al. 2024, "tau-bench"). A
+policy that merely became surer is ahead only for few attempts (Yue et al. 2025, "Does Reinforcement Learning Really
+Incentivize Reasoning Capacity in LLMs Beyond the Base Model?").
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ Solved = Mapping[str, Sequence[bool]]
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """Probability that at least one of `k` attempts solves the task, where `solved` of `attempts` did.
-
-    Raises ValueError for a `k` below 1 or above `attempts`, and for more solved than attempts.
+    """Probability that at least one of `k` attempts solves the task. Raises ValueError for impossible numbers.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 1, 4)
     (0.25, 0.5, 1.0)
@@ -31,7 +28,7 @@ def pass_at_k(attempts: int, solved: int, k: int) -> float:
 
 
 def pass_hat_k(attempts: int, solved: int, k: int) -> float:
-    """Probability that all of `k` attempts solve the task (pass^k). Raises as `pass_at_k`.
+    """Probability that all of `k` attempts solve the task. Raises as `pass_at_k`.
 
     >>> pass_hat_k(4, 3, 1), pass_hat_k(4, 3, 2), pass_hat_k(4, 3, 4)
     (0.75, 0.5, 0.0)
@@ -58,7 +55,7 @@ def doubling(most: int) -> Sequence[int]:
 
 
 class CurvePoint(NamedTuple):
-    """pass@k (or pass^k) of two policies at one `k`, with pointwise 95 % intervals."""
+    """pass@k (or pass^k) of two policies, with pointwise 95 % intervals."""
 
     k: int
     before: Interval
@@ -67,7 +64,7 @@ class CurvePoint(NamedTuple):
 
 
 def per_task(solved: Solved, k: int, estimate: Callable[[int, int, int], float] = pass_at_k) -> dict[str, float]:
-    """Apply `estimate` to each task. Raises ValueError for a task with fewer than `k` attempts.
+    """Apply `estimate` to each task. Raises ValueError below `k` attempts.
 
     >>> per_task({"a": [True, False], "b": [False, False]}, 1)
     {'a': 0.5, 'b': 0.0}
@@ -83,17 +80,17 @@ def curve(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> dict[int, Interval]:
-    """Mean over tasks for each of `ks`, with intervals of whole `clusters` (by task). Raises as `per_task`.
+    """Mean over tasks for each of `ks`, with clustered intervals.
 
     >>> found = curve({"a": [True, False], "b": [False, False], "c": [True, True]}, {"a": 1, "b": 2, "c": 3}, (1, 2))
     >>> print(found[1], found[2])
     0.500 [0.036, 0.964] 0.667 [0.044, 0.989]
     """
-    found = {}
+    intervals = {}
     for k in ks:
         values = per_task(solved, k, estimate)
-        found[k] = mean_interval(list(values.values()), [clusters[task] for task in values], share=True)
-    return found
+        intervals[k] = mean_interval(list(values.values()), [clusters[task] for task in values], share=True)
+    return intervals
 
 
 def curves(
@@ -103,7 +100,7 @@ def curves(
     ks: Sequence[int],
     estimate: Callable[[int, int, int], float] = pass_at_k,
 ) -> list[CurvePoint]:
-    """Compare two policies at each of `ks` on the same tasks. Raises ValueError for other tasks, and as `per_task`."""
+    """Compare two policies at each of `ks`. Raises ValueError for different tasks."""
     if set(before) != set(after):
         raise ValueError("the curves are of different tasks")
     labels = [clusters[task] for task in before]

@@ -1,6 +1,6 @@
-"""Quality of labels: accuracy, F1, confusion, calibration.
+"""Label quality: accuracy, F1, confusion, calibration.
 
-Intervals are the bootstrap's of whole clusters (`effects.bootstrap`): F1 is no mean of tasks.
+Intervals are clustered bootstraps (`effects.bootstrap`): F1 is no mean of tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 class Answer(NamedTuple):
-    """Attempt at a task: the right label, and the given one, if any."""
+    """Attempt at a task: right label, and given one."""
 
     task: str
     wanted: str
@@ -37,7 +37,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerClass:
-    """One class: `support` attempts have it as their label. 0 / 0 is None."""
+    """One class. 0 / 0 is None."""
 
     support: int
     precision: Interval | None
@@ -47,9 +47,9 @@ class PerClass:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """Results of answers. Classes are the labels of the tasks, in order.
+    """Results of answers; classes are the tasks' labels, sorted.
 
-    `macro_f1` is the mean over classes of F1, 2 TP / (2 TP + FP + FN): 0 for a class that is never given.
+    `macro_f1`: mean over classes of 2 TP / (2 TP + FP + FN).
     """
 
     answers: int
@@ -71,22 +71,22 @@ def classify(answers: Sequence[Answer]) -> Classification:
         raise ValueError("no answers to classify")
     names = sorted({each.wanted for each in answers})
     clusters = [each.cluster for each in answers]
-    shown = [_shown(each, names) for each in answers]
+    labels = [_shown(each, names) for each in answers]
     confusion = {name: Counter[str]() for name in names}
-    for each, given in zip(answers, shown, strict=True):
-        confusion[each.wanted][given] += 1
+    for each, label in zip(answers, labels, strict=True):
+        confusion[each.wanted][label] += 1
     columns = _columns(answers, names)
     macro = bootstrap(columns, clusters, macro_f1)
     assert macro is not None  # each class is the label of some task
     return Classification(
         answers=len(answers),
         tasks=len({each.task for each in answers}),
-        missing=shown.count(NONE),
-        invalid=shown.count(OTHER),
+        missing=labels.count(NONE),
+        invalid=labels.count(OTHER),
         accuracy=mean_interval([float(each.right) for each in answers], clusters, share=True),
         macro_f1=macro,
         classes={name: _per_class(columns[at::len(names)], clusters, confusion[name]) for at, name in enumerate(names)},
-        confusion={name: {given: row[given] for given in (*names, OTHER, NONE) if row[given]}
+        confusion={name: {label: row[label] for label in (*names, OTHER, NONE) if row[label]}
                    for name, row in confusion.items()},
     )  # fmt: skip
 
@@ -102,20 +102,17 @@ def _shown(answer: Answer, classes: Sequence[str]) -> str:
 
 
 def _columns(answers: Sequence[Answer], names: Sequence[str]) -> list[list[float]]:
-    """Right about, gives, and should give each class, per answer."""
     rights = [[float(each.right and each.wanted == name) for each in answers] for name in names]
     givens = [[float(each.given == name) for each in answers] for name in names]
     return rights + givens + [[float(each.wanted == name) for each in answers] for name in names]
 
 
 def macro_f1(means: Array) -> Array:
-    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``, without classes absent from a
-    draw.
-    """
+    """Macro-F1 of the means of right, given and wanted per class, ``(3 classes, draws)``."""
     right, given, wanted = np.split(means, 3)
-    there = given + wanted
-    f1 = np.divide(2 * right, there, out=np.zeros_like(right), where=there > 0)
-    return np.asarray(f1.sum(axis=0) / (there > 0).sum(axis=0))
+    total = given + wanted
+    f1 = np.divide(2 * right, total, out=np.zeros_like(right), where=total > 0)
+    return np.asarray(f1.sum(axis=0) / (total > 0).sum(axis=0))
 
 
 def _per_class(
@@ -133,17 +130,14 @@ def _per_class(
 
 
 class Difference(NamedTuple):
-    """Differences between two policies on the same tasks: later minus earlier."""
+    """Differences between two policies: later minus earlier."""
 
     accuracy: Interval
     macro_f1: Interval
 
 
 def difference(before: Sequence[Answer], after: Sequence[Answer]) -> Difference:
-    """Compare two policies on the tasks that both answered, in clusters.
-
-    Tasks count alike, however many attempts each has. Raises ValueError without a common task.
-    """
+    """Compare two policies on common tasks, weighted equally. Raises ValueError without any."""
     sides = [_shares(answers) for answers in (before, after)]
     tasks = [task for task in sides[0] if task in sides[1]]
     names = sorted({wanted for task in tasks for wanted in [sides[0][task].wanted]})
@@ -170,11 +164,14 @@ def _shares(answers: Sequence[Answer]) -> dict[str, _Shares]:
         by_task.setdefault(each.task, []).append(each)
     return {
         task: _Shares(
-            own[0].wanted,
-            {name: count / len(own) for name, count in Counter(e.given for e in own if e.given is not None).items()},
-            own[0].cluster,
+            attempts[0].wanted,
+            {
+                name: count / len(attempts)
+                for name, count in Counter(e.given for e in attempts if e.given is not None).items()
+            },
+            attempts[0].cluster,
         )
-        for task, own in by_task.items()
+        for task, attempts in by_task.items()
     }
 
 
@@ -189,7 +186,7 @@ def _shared_columns(tasks: Sequence[_Shares], names: Sequence[str]) -> list[list
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Answers with a confidence above `low`, up to `high`: mean `confidence`, and share that is right."""
+    """Answers with a confidence in (`low`, `high`]: mean `confidence`, and share right."""
 
     low: float
     high: float
@@ -200,10 +197,9 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Calibration: confidence against the share of right answers.
+    """Confidence against the share of right answers.
 
-    `error` is the expected calibration error (arXiv 1706.04599): the mean over answers of the distance between their
-    bin's confidence and accuracy. With few answers chance alone makes it positive, and shifts its interval upwards.
+    `error` is the expected calibration error (arXiv 1706.04599). With few answers chance alone makes it positive.
     """
 
     count: int
@@ -212,24 +208,24 @@ class Calibration:
 
 
 def agreement(answers: Sequence[Answer]) -> list[Answer]:
-    """Majority label of each task with several attempts, its share as confidence.
+    """Majority label of each task with several attempts, with its share as confidence.
 
-    Ties go to the label given first. Tasks without any label are left out.
+    Ties go to the label given first.
     """
     by_task: dict[str, list[Answer]] = {}
     for each in answers:
         by_task.setdefault(each.task, []).append(each)
-    found = []
-    for own in by_task.values():
-        given = Counter(each.given for each in own if each.given is not None)
-        if len(own) > 1 and given:
+    majorities = []
+    for attempts in by_task.values():
+        given = Counter(each.given for each in attempts if each.given is not None)
+        if len(attempts) > 1 and given:
             label, count = given.most_common(1)[0]
-            found.append(own[0]._replace(given=label, confidence=count / len(own)))
-    return found
+            majorities.append(attempts[0]._replace(given=label, confidence=count / len(attempts)))
+    return majorities
 
 
 def calibrate(answers: Sequence[Answer]) -> Calibration | None:
-    """Calibration of the `answers` with a confidence, if any. Raises ValueError for one outside [0, 1]."""
+    """Calibration of the `answers` with a confidence. Raises ValueError outside [0, 1]."""
     sure = [(each, each.confidence) for each in answers if each.confidence is not None]
     if not sure:
         return None
@@ -242,16 +238,16 @@ def calibrate(answers: Sequence[Answer]) -> Calibration | None:
     columns += [[float(own == at and each.right) for own, (each, _) in zip(bins, sure, strict=True)] for at in used]
     error = bootstrap(columns, clusters, expected_error)
     assert error is not None
-    found = []
+    filled = []
     for at in used:
         own = [(each, confidence) for mine, (each, confidence) in zip(bins, sure, strict=True) if mine == at]
         right = mean_interval([float(each.right) for each, _ in own], [each.cluster for each, _ in own], share=True)
         mean = sum(confidence for _, confidence in own) / len(own)
-        found.append(Bin(at / BINS, (at + 1) / BINS, len(own), mean, right))
-    return Calibration(len(sure), error, found)
+        filled.append(Bin(at / BINS, (at + 1) / BINS, len(own), mean, right))
+    return Calibration(len(sure), error, filled)
 
 
 def expected_error(means: Array) -> Array:
-    """Calibration error from the bins' means of confidence and of being right, 0 outside, ``(2 bins, draws)``."""
+    """Calibration error from the bins' mean confidence and accuracy, ``(2 bins, draws)``."""
     confidence, right = np.split(means, 2)
     return np.asarray(np.abs(confidence - right).sum(axis=0))

@@ -1,4 +1,4 @@
-"""Clusters of dependent tasks, and slices of tasks for separate results."""
+"""Clusters of dependent tasks, and slices for separate results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _SLICES = 12
 def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
     """Cluster of each episode's task, by task id.
 
-    Bugs of one repository are no independent observations, so they share a cluster, unless there is one repository
-    alone: then each task stands for itself. Without a repository a mutant is clustered by function, a vulnerable
-    function with its pair, any other task alone.
+    Tasks of one repository share a cluster, unless it is the only one. Without a repository, a mutant is clustered by
+    function, a vulnerable function with its pair.
 
     >>> from coderepairrl.types import Ending
     >>> def of(*repositories: str) -> list[Episode]:
@@ -34,7 +33,7 @@ def clusters_of(episodes: Iterable[Episode]) -> dict[str, str]:
 
 
 def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
-    """`clusters_of` from repositories by task, empty if unknown.
+    """`clusters_of` from repositories by task.
 
     >>> clusters_by({"a": "flask", "b": "sympy", "c": ""})
     {'a': 'flask', 'b': 'sympy', 'c': 'c'}
@@ -44,7 +43,7 @@ def clusters_by(repositories: Mapping[str, str]) -> dict[str, str]:
 
 
 def _alone(task_id: str) -> str:
-    """Cluster without a repository: a mutant's function, a vulnerable function's pair, or the task.
+    """Cluster of a task without a repository.
 
     >>> _alone("mutants/stats.median/compare-1f3a-q"), _alone("handmade/till")
     ('mutants/stats.median', 'handmade/till')
@@ -53,7 +52,7 @@ def _alone(task_id: str) -> str:
 
 
 def slice_of(task_id: str) -> str:
-    """Whether a mutant's issue quotes the broken line; empty for other tasks.
+    """Whether a mutant's issue quotes the broken line.
 
     >>> slice_of("mutants/stats.median/compare-1f3a-q"), slice_of("handmade/till")
     ('quoted issues', '')
@@ -63,18 +62,15 @@ def slice_of(task_id: str) -> str:
 
 
 def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], str]] = ()) -> dict[str, frozenset[str]]:
-    """Task ids by slice: kind, language, repository, half of the difficulties, quotes in mutants' issues, `further`
-    fields.
-
-    A field with a single value makes no slice.
+    """Task ids by slice: kind, language, repository, difficulty half, quotes in mutants' issues, `further` fields.
 
     >>> from coderepairrl.types import Ending
     >>> slices(Episode("", f"t{at}", "eval", 0, "", 0, Ending.DONE, language=own) for at, own in enumerate(("c", "go")))
     {'language c': frozenset({'t0'}), 'language go': frozenset({'t1'})}
     """
     tasks = {episode.task_id: episode for episode in episodes}
-    known = [task.difficulty for task in tasks.values() if task.difficulty is not None]
-    middle = median(known) if known else 0.0
+    difficulties = [task.difficulty for task in tasks.values() if task.difficulty is not None]
+    middle = median(difficulties) if difficulties else 0.0
 
     def difficulty(task: Episode) -> str:
         if task.difficulty is None:
@@ -89,19 +85,19 @@ def slices(episodes: Iterable[Episode], further: Iterable[Callable[[Episode], st
         difficulty,
         *further,
     )
-    found: dict[str, frozenset[str]] = {}
+    by_slice: dict[str, frozenset[str]] = {}
     for field in fields:
-        found |= split({name: field(task) for name, task in tasks.items()})
-    return found
+        by_slice |= split({name: field(task) for name, task in tasks.items()})
+    return by_slice
 
 
 def split(values: Mapping[str, str]) -> dict[str, frozenset[str]]:
-    """Keys of `values` by value, without empty ones; none if all are equal, or values too many.
+    """Keys of `values` by value; none if all are equal, or values too many.
 
     >>> split({"a": "go", "b": "c", "c": ""}), split({"a": "go", "b": "go"})
     ({'c': frozenset({'b'}), 'go': frozenset({'a'})}, {})
     """
-    known = set(values.values())
-    if not 1 < len(known) <= _SLICES:
+    distinct = set(values.values())
+    if not 1 < len(distinct) <= _SLICES:
         return {}
-    return {part: frozenset(key for key, own in values.items() if own == part) for part in sorted(known - {""})}
+    return {part: frozenset(key for key, value in values.items() if value == part) for part in sorted(distinct - {""})}

@@ -1,11 +1,8 @@
-"""Effect sizes of two policies on the same tasks, with intervals of a paired bootstrap of whole clusters.
+"""Effect sizes of two policies on the same tasks, with clustered paired bootstrap intervals.
 
-Cohen's d is the difference over the pooled standard deviation of both policies' tasks, Cohen's h the difference of the
-arcsines of two proportions: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis").
-
-The bootstrap draws clusters with replacement, with all attempts of both policies. Its interval is the expanded
-percentile one (Hesterberg 2015, Am. Stat. 69, 371), as Student's t is wider than the normal: otherwise too narrow for
-few clusters.
+Cohen's d and h: 0.2 is called small, 0.5 medium, 0.8 large (Cohen 1988, "Statistical Power Analysis"). Clusters are
+drawn with replacement, with all attempts of both policies. The interval is the expanded percentile one (Hesterberg
+2015, Am. Stat. 69, 371): the plain one is too narrow for few clusters.
 """
 
 from __future__ import annotations
@@ -34,9 +31,8 @@ def bootstrap(
 ) -> Interval | None:
     """`statistic` of the means of `columns` (rows are tasks), with its clustered bootstrap interval.
 
-    `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. Returns None if undefined for the
-    tasks; no interval for fewer than 2 clusters, or equal draws. Raises ValueError on unequal lengths and without
-    tasks.
+    `statistic` maps means, ``(columns, draws)``, to one value per draw, or NaN. None if undefined; no interval for
+    fewer than 2 clusters, or equal draws.
     """
     table = np.array(columns, dtype=float)
     if not table.size or table.shape[1] != len(clusters):
@@ -59,33 +55,31 @@ def bootstrap(
 
 
 def _drawn(clusters: int, seed: int) -> Array:
-    """Number of draws of each cluster, shape (draws, clusters)."""
+    """Draws of each cluster, ``(draws, clusters)``."""
     picked = np.random.default_rng(seed).integers(0, clusters, (_DRAWS, clusters))
     picked += np.arange(_DRAWS)[:, None] * clusters
     return np.bincount(picked.ravel(), minlength=_DRAWS * clusters).reshape(_DRAWS, clusters).astype(float)
 
 
 def _means(sums: Array, counts: Array) -> Array:
-    """Means of all rows except the last, which counts, over clusters drawn `counts` (draws, clusters) times."""
     drawn = sums @ counts.T
     return np.asarray(drawn[:-1] / drawn[-1])
 
 
 def _tail(clusters: int) -> float:
-    """Probability cut off at each end: 2.5 % for many clusters, less for few."""
     quantile = special.stdtrit(clusters - 1, 0.025)
     return float(special.ndtr(quantile * math.sqrt(clusters / (clusters - 1))))
 
 
 def difference(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Mean of ``after - before`` over tasks, with the bootstrap's interval. Raises as `bootstrap`."""
-    found = bootstrap([before, after], clusters, lambda means: means[1] - means[0])
-    assert found is not None  # a difference of means is a number
-    return found
+    """Mean of ``after - before`` over tasks, with its bootstrap interval."""
+    interval = bootstrap([before, after], clusters, lambda means: means[1] - means[0])
+    assert interval is not None  # a difference of means is a number
+    return interval
 
 
 def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval | None:
-    """Cohen's d, values by task; None for a single task, or without variance. Raises as `bootstrap`."""
+    """Cohen's d; None for a single task, or without variance."""
     size = len(clusters)
     if size < 2:
         return None
@@ -102,13 +96,13 @@ def cohens_d(before: Sequence[float], after: Sequence[float], clusters: Sequence
 
 
 def cohens_h(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
-    """Cohen's h, shares by task, in radians. Raises ValueError for shares beyond [0, 1], and as `bootstrap`."""
+    """Cohen's h of shares, in radians. Raises ValueError outside [0, 1]."""
     if not all(0 <= value <= 1 for value in (*before, *after)):
         raise ValueError("Cohen's h is of shares, from 0 to 1")
 
     def angle(share: Array) -> Array:
         return np.asarray(2 * np.arcsin(np.sqrt(np.clip(share, 0, 1))))
 
-    found = bootstrap([before, after], clusters, lambda means: angle(means[1]) - angle(means[0]))
-    assert found is not None  # shares have angles
-    return found
+    interval = bootstrap([before, after], clusters, lambda means: angle(means[1]) - angle(means[0]))
+    assert interval is not None  # shares have angles
+    return interval

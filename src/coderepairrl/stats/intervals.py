@@ -1,14 +1,12 @@
-"""95 % intervals for means, shares and paired differences, and a test, all of whole clusters.
+"""95 % intervals for means, shares and paired differences, and a test, all by whole clusters.
 
-The variance of a mean is estimated from G whole clusters, as that of a ratio, with G / (G - 1), but never below that of
-independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). A share (a mean of
-values in [0, 1]) has the score interval of a proportion (Wilson 1927), a difference of two shares that of paired
-proportions (Tango 1998), for the effective number of observations: p (1 - p) over the variance. They hold for few
-clusters and small p, where a percentile bootstrap covers far less than 95 % (Dean and Pagano 2015; simulated in
-tests/stats/test_coverage.py), but not for rare shares of strongly clustered values: .05 with an intra-cluster
-correlation of .7 is held in 90 % with 30 clusters of 4. Other values have Student's interval.
+The variance of a mean is estimated from G clusters, as that of a ratio, with G / (G - 1), but never below that of
+independent values; quantiles are Student's with G - 1 degrees of freedom (Korn and Graubard 1998). Shares (means of
+values in [0, 1]) have Wilson's score interval (1927), differences of two shares Tango's (1998), both for the effective
+number of observations: p (1 - p) over the variance. These hold for few clusters and small p, unlike a percentile
+bootstrap (Dean and Pagano 2015; tests/stats/test_coverage.py), but not for rare shares of strongly clustered values.
 
-Equal shares get the score interval with one observation per cluster. One cluster, and other equal values, are too few.
+Equal shares count one observation per cluster. One cluster, and other equal values, are too few.
 
 Wilson 1927: J. Am. Stat. Assoc. 22, 209. Korn, Graubard 1998: Surv. Methodol. 24, 193. Tango 1998: Stat. Med. 17, 891.
 Dean, Pagano 2015: J. Surv. Stat. Methodol. 3, 484.
@@ -47,15 +45,15 @@ class Interval(NamedTuple):
     high: float | None
 
     def above(self, level: float) -> bool:
-        """Whether the whole interval lies above `level`."""
+        """Whether the interval lies above `level`."""
         return self.low is not None and self.low > level
 
     def below(self, level: float) -> bool:
-        """Whether the whole interval lies below `level`."""
+        """Whether the interval lies below `level`."""
         return self.high is not None and self.high < level
 
     def text(self, form: str = ".3f") -> str:
-        """Text for people, each number in `form`.
+        """Readable text, each number in `form`.
 
         >>> Interval(0.5, -0.25, 1).text("+.2f")
         '+0.50 [-0.25, +1.00]'
@@ -70,33 +68,31 @@ class Interval(NamedTuple):
 def mean_interval(
     values: Sequence[float], clusters: Sequence[Hashable], *, share: bool, least: float = -math.inf
 ) -> Interval:
-    """Mean of `values`, one cluster label each, with an interval not below `least` (0 for a count).
+    """Mean of `values`, one cluster label each, with an interval not below `least`.
 
-    A `share` has values in [0, 1]. Raises ValueError without values, for NaN, and for a share beyond its bounds.
+    A `share` has values in [0, 1]. Raises ValueError without values, or for values out of range.
 
     >>> str(mean_interval([0, 0, 0, 0], "abcd", share=True)), str(mean_interval([7, 7, 7], "abc", share=False))
     ('0.000 [0.000, 0.490]', '7.000 [too few]')
     """
-    found = estimate(values, clusters, _ALIKE if share else 0.0)
+    mean = estimate(values, clusters, _ALIKE if share else 0.0)
     if share:
         _check_share(values)
-    if found.clusters < 2 or (found.variance == 0 and not share):
-        return Interval(found.mean, None, None)
+    if mean.clusters < 2 or (mean.variance == 0 and not share):
+        return Interval(mean.mean, None, None)
     if not share:
-        half = found.quantile * math.sqrt(found.variance)
-        return Interval(found.mean, max(least, found.mean - half), found.mean + half)
-    if found.variance == 0:
-        return wilson(found.mean * found.clusters, found.clusters)
-    effective = found.mean * (1 - found.mean) / found.variance
-    return wilson(found.mean * effective, effective, found.quantile)
+        half = mean.quantile * math.sqrt(mean.variance)
+        return Interval(mean.mean, max(least, mean.mean - half), mean.mean + half)
+    if mean.variance == 0:
+        return wilson(mean.mean * mean.clusters, mean.clusters)
+    effective = mean.mean * (1 - mean.mean) / mean.variance
+    return wilson(mean.mean * effective, effective, mean.quantile)
 
 
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable], *, share: bool
 ) -> Interval:
-    """Mean of ``after - before`` over pairs, one cluster label each; `share` as for `mean_interval`.
-
-    Raises ValueError on unequal lengths, without pairs, and for shares beyond their bounds.
+    """Mean of ``after - before`` over pairs; arguments and errors as for `mean_interval`.
 
     >>> str(paired_difference([0, 1, 0, 1], [0, 1, 0, 1], "abcd", share=True))
     '0.000 [-0.490, 0.490]'
@@ -104,18 +100,18 @@ def paired_difference(
     differences = [late - early for early, late in zip(before, after, strict=True)]
     if not share:
         return mean_interval(differences, clusters, share=False)
-    found = paired_shares(before, after, clusters)
-    if found.clusters < 2:
-        return Interval(found.mean, None, None)
-    quantile = student(found.freedom) if found.freedom else _Z
-    _, low, high = tango(found.lost, found.gained, found.pairs, quantile)
-    return Interval(found.mean, low, high)
+    shares = paired_shares(before, after, clusters)
+    if shares.clusters < 2:
+        return Interval(shares.mean, None, None)
+    quantile = student(shares.freedom) if shares.freedom else _Z
+    _, low, high = tango(shares.lost, shares.gained, shares.pairs, quantile)
+    return Interval(shares.mean, low, high)
 
 
 class PairedShares(NamedTuple):
     """Effective numbers of independent pairs: worse (`lost`), better (`gained`), and all.
 
-    `freedom` are the variance's degrees of freedom; None where all differences are equal.
+    `freedom`: degrees of freedom; None if all differences are equal.
     """
 
     mean: float
@@ -127,17 +123,17 @@ class PairedShares(NamedTuple):
 
 
 def paired_shares(before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]) -> PairedShares:
-    """Effective numbers of pairs behind `paired_difference`. Raises as that."""
+    """Effective numbers of pairs behind `paired_difference`."""
     differences = [late - early for early, late in zip(before, after, strict=True)]
-    found = estimate(differences, clusters, _ALIKE)
+    change = estimate(differences, clusters, _ALIKE)
     _check_share([*before, *after])
     moved = math.fsum(map(abs, differences)) / len(differences)
-    lost, gained = (max(0.0, (moved + sign * found.mean) / 2) for sign in (-1, 1))
-    if found.variance == 0:
-        effective, freedom = float(found.clusters), None
+    lost, gained = (max(0.0, (moved + sign * change.mean) / 2) for sign in (-1, 1))
+    if change.variance == 0:
+        effective, freedom = float(change.clusters), None
     else:
-        effective, freedom = (moved - found.mean**2) / found.variance, found.clusters - 1
-    return PairedShares(found.mean, lost * effective, gained * effective, effective, found.clusters, freedom)
+        effective, freedom = (moved - change.mean**2) / change.variance, change.clusters - 1
+    return PairedShares(change.mean, lost * effective, gained * effective, effective, change.clusters, freedom)
 
 
 def sign_flip_test(
@@ -145,8 +141,8 @@ def sign_flip_test(
 ) -> float:
     """Two-sided p-value of the paired permutation test for ``after - before``.
 
-    Whole `clusters` change sign together: all ``2^n`` combinations of up to 12 clusters that differ, else 10,000 random
-    ones. Raises ValueError without values or on unequal lengths.
+    Whole `clusters` change sign together: all ``2^n`` combinations of up to 12 differing clusters, else 10,000 random
+    ones.
 
     >>> sign_flip_test([0, 0, 0], [1, 1, 1], "abc"), sign_flip_test([0, 1], [1, 0], "ab")
     (0.25, 1.0)
@@ -167,7 +163,7 @@ def sign_flip_test(
 def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
     """Wilson's score interval of a proportion: all p with ``|share - p| <= quantile * sqrt(p (1 - p) / trials)``.
 
-    `successes` and `trials` may be effective numbers. Raises ValueError without trials.
+    Raises ValueError without trials.
 
     >>> str(wilson(36, 500))
     '0.072 [0.052, 0.098]'
@@ -183,8 +179,7 @@ def wilson(successes: float, trials: float, quantile: float = _Z) -> Interval:
 def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Interval:
     """Tango's score interval of ``(gained - lost) / pairs``, a difference of paired proportions.
 
-    It holds all d with ``|share - d| <= quantile * sqrt(V(d) / pairs)``, V(d) as in `tango_variance`. Numbers may be
-    effective ones. Raises ValueError without pairs.
+    All d with ``|share - d| <= quantile * sqrt(tango_variance / pairs)``. Raises ValueError without pairs.
 
     >>> str(tango(0, 0, 20)), str(tango(3, 9, 50))
     ('0.000 [-0.161, 0.161]', '0.120 [-0.018, 0.263]')
@@ -200,7 +195,7 @@ def tango(lost: float, gained: float, pairs: float, quantile: float = _Z) -> Int
 
 
 def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
-    """Variance of one pair's difference under the likeliest probabilities with difference `d`.
+    """Variance of one pair's difference, given the likeliest probabilities for `d`.
 
     >>> tango_variance(0.0, 3, 9, 50) == 12 / 50
     True
@@ -212,7 +207,6 @@ def tango_variance(d: float, lost: float, gained: float, pairs: float) -> float:
 
 
 def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Bisect for the point between `inside` and `outside` where `holds` becomes false."""
     for _ in range(60):
         middle = (inside + outside) / 2
         inside, outside = (middle, outside) if holds(middle) else (inside, middle)
@@ -220,7 +214,7 @@ def _end(holds: Callable[[float], bool], inside: float, outside: float) -> float
 
 
 class Estimate(NamedTuple):
-    """Mean of values in clusters, and its variance."""
+    """Mean of clustered values, and its variance."""
 
     mean: float
     variance: float
@@ -235,7 +229,7 @@ class Estimate(NamedTuple):
 def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float = 0.0) -> Estimate:
     """Mean of `values`, and its variance from whole `clusters`, at least that of independent values.
 
-    0 if they differ by at most `alike` and rounding. Raises ValueError without values.
+    0 if they differ by at most `alike` and rounding.
     """
     sums, counts = _by_cluster(values, clusters)
     mean, size, number = math.fsum(values) / len(values), len(values), len(sums)
@@ -248,7 +242,7 @@ def estimate(values: Sequence[float], clusters: Sequence[Hashable], alike: float
 
 
 def student(freedom: int) -> float:
-    """97.5 % quantile of Student's t for 1, 2, ... degrees of freedom.
+    """97.5 % quantile of Student's t.
 
     >>> [round(student(n), 2) for n in (1, 2, 3, 9, 60)]
     [12.71, 4.3, 3.18, 2.26, 2.0]
@@ -257,7 +251,7 @@ def student(freedom: int) -> float:
 
 
 def is_share(values: Iterable[float]) -> bool:
-    """Whether all of `values` lie in [0, 1], up to rounding."""
+    """Whether all `values` lie in [0, 1], up to rounding."""
     return all(-_ROUNDING <= value <= 1 + _ROUNDING for value in values)
 
 
@@ -289,9 +283,8 @@ def _by_cluster(
 def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Interval:
     """Median of `values`, one cluster label each.
 
-    The interval has every value v whose share of values up to v may be one half (`mean_interval`; Woodruff 1952, J. Am.
-    Stat. Assoc. 47, 635; Francisco and Fuller 1991, Ann. Stat. 19, 454). Its ends are values that occur; equal ends
-    move to the neighbours. One cluster, and equal values, are too few. Raises ValueError without values.
+    The interval has every value v whose share of values up to v may be one half (Woodruff 1952, J. Am. Stat. Assoc. 47,
+    635; Francisco and Fuller 1991, Ann. Stat. 19, 454).
 
     >>> str(median_interval([float(v) for v in range(1, 100)], range(99)))
     '50.000 [40.000, 60.000]'
@@ -299,22 +292,20 @@ def median_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> In
     '3.000 [too few]'
     """
     _check_numbers(values)
-    middle, known = float(median(values)), sorted(set(values))
-    if len(set(clusters)) < 2 or len(known) < 2:
+    middle, distinct = float(median(values)), sorted(set(values))
+    if len(set(clusters)) < 2 or len(distinct) < 2:
         return Interval(middle, None, None)
 
     def first(reached: Callable[[Interval], bool]) -> int:
-        """Index in `known` of the first value with `reached`."""
-
         def holds(value: float) -> bool:
             return reached(mean_interval([float(each <= value) for each in values], clusters, share=True))
 
-        return min(bisect_left(known, True, key=holds), len(known) - 1)
+        return min(bisect_left(distinct, True, key=holds), len(distinct) - 1)
 
     low, high = (
         first(lambda share: not share.below(0.5)),
         first(lambda share: share.low is not None and share.low >= 0.5),
     )
-    if known[low] >= known[high]:
-        low, high = max(0, low - 1), min(len(known) - 1, high + 1)
-    return Interval(middle, min(middle, known[low]), max(middle, known[high]))
+    if distinct[low] >= distinct[high]:
+        low, high = max(0, low - 1), min(len(distinct) - 1, high + 1)
+    return Interval(middle, min(middle, distinct[low]), max(middle, distinct[high]))

@@ -1,6 +1,6 @@
-"""Measures of an episode, and their means over episodes with intervals.
+"""Measures of an episode, and their means with intervals.
 
-Void episodes are counted, not measured: an infrastructure fault is no fact about the policy.
+Void episodes are counted, not measured.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ NAMES = ("reward", "empty_patches", "limit", "crash", "turns", "sampled_tokens",
 
 
 def measures(episode: Episode) -> dict[str, float]:
-    """Measures of one episode, without undefined (no tool call, no patch) or unknown ones.
-
-    ``reward`` is the weighted sum; scores have their names, and ``NAME_per_patch`` for episodes with a patch.
-    """
+    """Measures of one episode, without undefined or unknown ones."""
     # a rising mean may come from fewer empty patches alone
     calls = episode.tool_calls
     empty = not episode.patch.strip()
@@ -52,7 +49,7 @@ def measures(episode: Episode) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Means over episodes with 95 % intervals, clustered by `clusters_of`."""
+    """Means over episodes with 95 % intervals."""
 
     episodes: int
     tasks: int
@@ -61,16 +58,16 @@ class Summary:
 
 
 def summarise(episodes: Iterable[Episode]) -> Summary:
-    """Summarise an evaluation (or a step). Without a valid episode `values` is empty."""
+    """Summarise an evaluation or step."""
     everything = list(episodes)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
-    own = clusters_of(everything)
+    cluster_of = clusters_of(everything)
     columns: dict[str, tuple[list[float], list[str]]] = {}
     for episode in valid:
         for name, value in measures(episode).items():
             values, clusters = columns.setdefault(name, ([], []))
             values.append(value)
-            clusters.append(own[episode.task_id])
+            clusters.append(cluster_of[episode.task_id])
     return Summary(
         episodes=len(valid),
         tasks=len({episode.task_id for episode in valid}),
@@ -80,7 +77,7 @@ def summarise(episodes: Iterable[Episode]) -> Summary:
 
 
 def shares(measure: str, values: Iterable[float], counts: Container[str] = COUNTS) -> bool:
-    """Whether `values` of a measure are shares, in [0, 1] and none of `counts`."""
+    """Whether `values` of a measure are in [0, 1] and no counts."""
     return measure not in counts and is_share(values)
 
 
@@ -98,15 +95,12 @@ def level(
 
 
 def compare(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Interval]:
-    """Paired differences ``after - before`` of per-task means, over tasks that both measured.
-
-    Ratios (``*_per_patch``, ``tool_success``) are paired on tasks where both sides have one.
-    """
+    """Paired differences ``after - before`` of per-task means, over tasks that both measured."""
     return {name: pairs.change for name, pairs in pair(before, after).items()}
 
 
 class Pairs(NamedTuple):
-    """Measure on tasks measured before and after: means over attempts, task by task."""
+    """A measure's means, before and after, task by task."""
 
     measure: str
     tasks: list[str]
@@ -121,7 +115,7 @@ class Pairs(NamedTuple):
 
     @property
     def late(self) -> Interval:
-        """Mean of ``after``: it differs from `early` by `change`."""
+        """Mean of ``after``."""
         return level(self.measure, self.after, self.clusters, share=self._share)
 
     @property
@@ -135,22 +129,22 @@ class Pairs(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Two-sided p-value of a change (`sign_flip_test`)."""
+        """Two-sided p-value (`sign_flip_test`)."""
         return sign_flip_test(self.before, self.after, self.clusters)
 
 
 def pair(before: Iterable[Episode], after: Iterable[Episode]) -> dict[str, Pairs]:
-    """Pairs behind `compare`, by measure; those without a pair are absent."""
+    """Pairs behind `compare`, by measure."""
     before, after = list(before), list(after)
     early, late = _by_task(before), _by_task(after)
-    own = clusters_of([*before, *after])
+    cluster_of = clusters_of([*before, *after])
     names = {name for means in early.values() for name in means} & {n for means in late.values() for n in means}
     paired = {}
     for name in sorted(names):
         tasks = [task for task in early if name in early[task] and name in late.get(task, {})]
         if tasks:
             first, last = ([side[task][name] for task in tasks] for side in (early, late))
-            paired[name] = Pairs(name, tasks, first, last, [own[task] for task in tasks])
+            paired[name] = Pairs(name, tasks, first, last, [cluster_of[task] for task in tasks])
     return paired
 
 

@@ -1,4 +1,4 @@
-"""Counts of rewards' notes by kind: why they are 0, above all."""
+"""Counts of rewards' notes by kind, mostly reasons for 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VARIABLE = re.compile(r"""`[^`]*`|"[^"]*"|'[^']*'|\S*/\S*|0x[0-9a-fA-F]+|\d+"""
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Notes that differ in names and numbers alone: an example, their number, and those with a score of 0."""
+    """Notes that differ only in names and numbers."""
 
     note: str
     count: int
@@ -27,7 +27,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Notes of one reward: scores, zeros among them, and kinds, most frequent first."""
+    """Notes of one reward, kinds most frequent first."""
 
     scores: int
     zeros: int
@@ -44,7 +44,7 @@ class _Reward:
 
 
 class Notes:
-    """Counter of episodes' notes, in bounded memory."""
+    """Bounded-memory counter of episodes' notes."""
 
     def __init__(self) -> None:
         self._rewards: dict[str, _Reward] = {}
@@ -52,31 +52,34 @@ class Notes:
     def add(self, episode: Episode) -> None:
         """Count the notes of `episode`."""
         for score in episode.scores:
-            own = self._rewards.setdefault(score.name, _Reward())
-            own.scores += 1
-            own.zeros += score.value == 0
+            counts = self._rewards.setdefault(score.name, _Reward())
+            counts.scores += 1
+            counts.zeros += score.value == 0
             note = plain(score.note)
             if note:
                 kind = kind_of(note)
-                if kind not in own.examples and len(own.examples) >= _KINDS:
+                if kind not in counts.examples and len(counts.examples) >= _KINDS:
                     kind, note = "", "(other notes)"
-                own.examples.setdefault(kind, note)
-                own.counts[kind] += 1
-                own.zeros_by_kind[kind] += score.value == 0
+                counts.examples.setdefault(kind, note)
+                counts.counts[kind] += 1
+                counts.zeros_by_kind[kind] += score.value == 0
 
     def found(self) -> dict[str, Noted]:
         """Counts by reward, in order of first scores."""
         return {
             name: Noted(
-                own.scores,
-                own.zeros,
-                [Kind(own.examples[kind], count, own.zeros_by_kind[kind]) for kind, count in own.counts.most_common()],
+                counts.scores,
+                counts.zeros,
+                [
+                    Kind(counts.examples[kind], count, counts.zeros_by_kind[kind])
+                    for kind, count in counts.counts.most_common()
+                ],
             )
-            for name, own in self._rewards.items()
+            for name, counts in self._rewards.items()
         }
 
     def zeros(self, most: int) -> list[str]:
-        """Lines for people: for each reward, the up to `most` most frequent kinds of notes with zeros."""
+        """Readable lines with the `most` most frequent zeros of each reward."""
         lines = []
         for name, noted in self.found().items():
             kinds = sorted((kind for kind in noted.kinds if kind.zeros), key=lambda kind: -kind.zeros)

@@ -1,4 +1,4 @@
-"""Outcomes of an evaluation: resolved, completed, exact, and how often one of several attempts resolves."""
+"""Outcomes of an evaluation: resolved, completed, exact, pass@k."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from coderepairrl.types import Ending, Episode
 
 def resolved(episode: Episode) -> bool | None:
     """Whether the patch passed the task's checks, by every reward that ran them; None if none did.
-
-    An empty patch, on which the reward ``tests`` runs no checks, did not. Older runs say so by that score's value
-    alone.
 
     >>> from coderepairrl.types import Score
     >>> def scored(*scores: Score) -> Episode: return Episode("", "", "", 0, "", 0, Ending.DONE, scores=scores)
@@ -34,15 +31,13 @@ def resolved(episode: Episode) -> bool | None:
 
 
 def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[str, Interval]:
-    """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals
-    (`clusters_of`).
+    """Shares of all attempts, and (``NAME_per_patch``) of those with a patch, with 95 % clustered intervals.
 
-    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`, ``resolved`` one that passed its checks.
-    Then ``pass@k`` and ``pass^k`` for k of 2, 4, ... and the most attempts, over tasks with k valid ones. Void attempts
-    are left out.
+    ``completed`` is a non-empty patch, ``exact`` one of the ids in `exact`. ``pass@k`` and ``pass^k`` have k of 2, 4,
+    ... and the most attempts. Omits void attempts.
     """
     everything = list(episodes)
-    own = clusters_of(everything)
+    cluster_of = clusters_of(everything)
     valid = [episode for episode in everything if episode.ending is not Ending.VOID]
     tested = [(episode, verdict) for episode in valid if (verdict := resolved(episode)) is not None]
     filled = [episode for episode in valid if episode.patch.strip()]
@@ -62,7 +57,7 @@ def outcomes(episodes: Iterable[Episode], exact: Collection[str] = ()) -> dict[s
         shares[f"pass@{k}"] = [(task, pass_at_k(*counts, k)) for task, counts in enough.items()]
         shares[f"pass^{k}"] = [(task, pass_hat_k(*counts, k)) for task, counts in enough.items()]
     return {
-        name: mean_interval([value for _, value in rows], [own[task] for task, _ in rows], share=True)
+        name: mean_interval([value for _, value in rows], [cluster_of[task] for task, _ in rows], share=True)
         for name, rows in shares.items()
         if rows
     }

@@ -1,7 +1,6 @@
 """Tests of two policies on the same tasks: McNemar's, equivalence, and Holm's correction.
 
-McNemar's tests are about these tasks; `sign_flip_test` and `equivalence`, of whole clusters, also about tasks from
-other repositories.
+McNemar's tests are about these tasks; `equivalence`, of whole clusters, also about tasks from other repositories.
 
 McNemar 1947: Psychometrika 12, 153. Fagerland, Lydersen, Laake 2013 (mid-p): BMC Med. Res. Methodol. 13, 91. Schuirmann
 1987 (two one-sided tests): J. Pharmacokinet. Biopharm. 15, 657. Tango 1998 (paired proportions): Stat. Med. 17, 891.
@@ -20,7 +19,7 @@ from coderepairrl.stats.intervals import Interval, estimate, paired_shares, tang
 
 
 class McNemar(NamedTuple):
-    """Tasks by who solved them, and two-sided p-values of `only_before` and `only_after` being equally likely."""
+    """Tasks by who solved them, and two-sided p-values of `only_before` against `only_after`."""
 
     both: int
     only_before: int
@@ -33,10 +32,7 @@ class McNemar(NamedTuple):
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
-    """McNemar's test of solved tasks, one attempt each; p is 1 if none differ.
-
-    Raises ValueError on unequal lengths and without tasks.
-    """
+    """McNemar's test of solved tasks, one attempt each. Raises ValueError without tasks."""
     pairs = [(bool(early), bool(late)) for early, late in zip(before, after, strict=True)]
     if not pairs:
         raise ValueError("no tasks, so there is nothing to test")
@@ -46,13 +42,13 @@ def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> McNemar:
 
 
 def mcnemar_p(lost: int, gained: int) -> tuple[float, float]:
-    """Exact and mid-p value for numbers of tasks that one policy alone solved. Raises ValueError for negative ones."""
+    """Exact and mid-p value for numbers of tasks solved by one policy only."""
     if min(lost, gained) < 0:
         raise ValueError("numbers of tasks are not negative")
     fewer, differ = min(lost, gained), lost + gained
     tail = float(special.bdtr(fewer, differ, 0.5))
-    here = math.comb(differ, fewer) / 2**differ
-    return min(1.0, 2 * tail), min(1.0, 2 * tail - here)
+    observed = math.comb(differ, fewer) / 2**differ
+    return min(1.0, 2 * tail), min(1.0, 2 * tail - observed)
 
 
 class Equivalence(NamedTuple):
@@ -69,8 +65,7 @@ def equivalence(
 ) -> Equivalence | None:
     """Test whether ``|after - before|`` is below `margin`, by Tango's statistic for a `share`, else Student's.
 
-    Of whole `clusters`; None with too little for an interval. Raises ValueError for a margin that is not positive, and
-    as `paired_difference`.
+    None with too little data. Raises ValueError for a non-positive margin.
     """
     if not margin > 0:
         raise ValueError(f"a margin of equivalence is positive, not {margin}")
@@ -86,10 +81,10 @@ def equivalence(
 
         _, low, high = tango(pairs.lost, pairs.gained, pairs.pairs, _quantile(0.95, freedom))
     else:
-        found = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
-        if found.clusters < 2 or found.variance == 0:
+        change = estimate([late - early for early, late in zip(before, after, strict=True)], clusters)
+        if change.clusters < 2 or change.variance == 0:
             return None
-        mean, freedom, error = found.mean, found.clusters - 1, math.sqrt(found.variance)
+        mean, freedom, error = change.mean, change.clusters - 1, math.sqrt(change.variance)
 
         def statistic(level: float) -> float:
             return (mean - level) / error
@@ -106,7 +101,7 @@ def _ratio(distance: float, error: float) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order of `p`. Raises ValueError unless they are probabilities."""
+    """Holm's adjusted p-values. Raises ValueError unless probabilities."""
     if not all(0 <= each <= 1 for each in p):
         raise ValueError("p-values are from 0 to 1")
     adjusted, worst = [0.0] * len(p), 0.0

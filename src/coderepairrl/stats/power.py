@@ -1,12 +1,11 @@
-"""Power of comparisons: the smallest difference to find, and the tasks and attempts needed.
+"""Power of comparisons: the smallest detectable difference, and the tasks and attempts needed.
 
 A paired comparison of n tasks tests the mean of their differences D at a two-sided level of 5 %. Power is that of the
-normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws. With one attempt per task E[D²]
-is the share of tasks on which the policies disagree, and this is Connor's formula for McNemar's test (1987, Biometrics
-43, 207). E[D²] is at least the effect.
+normal approximation, with variance E[D²] in the test, and E[D²] - effect² in the draws: with one attempt per task,
+Connor's formula for McNemar's test (1987, Biometrics 43, 207).
 
-Numbers are multiplied by the design effect, the variance of whole clusters over that of independent tasks. E[D²] at k
-attempts is ``between + within / k``: two attempts per task separate these (both estimates unbiased); one gives a range.
+The design effect is the variance of whole clusters over that of independent tasks. E[D²] at k attempts is
+``between + within / k``: two attempts per task separate these; one gives a range.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ _HALVINGS = 80
 def needed(
     effect: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float:
-    """Tasks that show a mean difference of `effect`, given the mean square `square` of a task's difference (E[D²]).
+    """Tasks that show a mean difference of `effect`, given the mean `square` of a task's difference (E[D²]).
 
-    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError for an effect outside (0, 1],
-    a mean square outside [0, 1], and a power outside (0.05, 1).
+    `design` is the design effect; with `freedom` the test is Student's. Raises ValueError out of range.
     """
     if not 0 < effect <= 1:
         raise ValueError(f"an effect to be shown is above 0 and at most 1, not {effect}")
@@ -45,7 +43,7 @@ def needed(
 def detectable(
     tasks: float, square: float, *, power: float = POWER, design: float = 1.0, freedom: int | None = None
 ) -> float | None:
-    """Smallest mean difference of shares that `tasks` tasks would have shown; None if none. Raises as `needed`."""
+    """Smallest mean difference of shares that `tasks` tasks would have shown, if any."""
     low, high = 0.0, 1.0
     if needed(high, square, power=power, design=design, freedom=freedom) > tasks:
         return None
@@ -59,15 +57,15 @@ def detectable(
 
 
 def detectable_mean(variance: float, clusters: int, *, power: float = POWER) -> Interval | None:
-    """Smallest difference of means that would have been shown, given the `variance` of a mean difference of `clusters`.
+    """Smallest detectable difference of means, given its `variance`, with the variance's interval (chi-squared).
 
-    The interval is the variance's (chi-squared). None without a variance or a second cluster.
+    None without a variance or a second cluster.
     """
     return detectable_by(variance, clusters - 1, power=power) if clusters > 1 and variance > 0 else None
 
 
 def detectable_by(variance: float, freedom: float, *, power: float = POWER) -> Interval:
-    """`detectable_mean` from a positive `variance` with perhaps fractional degrees of freedom."""
+    """`detectable_mean` with fractional degrees of freedom."""
     seen = sum(_quantiles(power, freedom)) * math.sqrt(variance)
     # special.chdtri is of the upper tail
     low, high = (seen * math.sqrt(freedom / special.chdtri(freedom, tail)) for tail in (0.025, 0.975))
@@ -83,7 +81,7 @@ def _quantiles(power: float, freedom: float | None) -> tuple[float, float]:
 
 
 class Spread(NamedTuple):
-    """Variation over tasks of one metric's differences between two policies."""
+    """Variation over tasks of differences between two policies."""
 
     square: Interval
     design: float
@@ -97,17 +95,17 @@ class Spread(NamedTuple):
     labels: Sequence[Hashable]
 
     def at(self, attempts: int) -> Interval:
-        """E[D²] for `attempts` per task; `value` is the cautious end if single attempts cannot tell.
+        """E[D²] for `attempts` per task; `value` is the cautious end with single attempts.
 
-        Raises ValueError without an attempt, and if a single attempt on one side cannot tell.
+        Raises ValueError if one side's single attempts allow no estimate.
         """
         if attempts < 1:
             raise ValueError(f"attempts per task are at least 1, not {attempts}")
         if self.within is not None:
             each = [square + noise / attempts for square, noise in zip(self.squares, self.within, strict=True)]
-            found = mean_interval(each, self.labels, share=False)
-            low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (found.low, found.high))
-            return Interval(min(1.0, max(0.0, found.value)), low, high)
+            mean = mean_interval(each, self.labels, share=False)
+            low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (mean.low, mean.high))
+            return Interval(min(1.0, max(0.0, mean.value)), low, high)
         if attempts == 1 == max(self.attempts) or self.square.low is None:
             return self.square
         if max(self.attempts) > 1:
@@ -116,18 +114,18 @@ class Spread(NamedTuple):
 
 
 def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], clusters: Sequence[Hashable]) -> Spread:
-    """Spread of shares, values by task and attempt, in the same order of tasks.
+    """Spread of shares, values by task and attempt.
 
-    Raises ValueError on unequal lengths, without tasks, and for a task without an attempt.
+    Raises ValueError without tasks, and for a task without an attempt.
     """
     pairs = list(zip(before, after, clusters, strict=True))
     if not pairs or not all(early and late for early, late, _ in pairs):
         raise ValueError("a spread needs tasks, and attempts at each")
     gains = [math.fsum(late) / len(late) - math.fsum(early) / len(early) for early, late, _ in pairs]
-    found = estimate(gains, clusters)
-    independent = math.fsum((gain - found.mean) ** 2 for gain in gains) / len(gains) ** 2
+    gain_estimate = estimate(gains, clusters)
+    independent = math.fsum((gain - gain_estimate.mean) ** 2 for gain in gains) / len(gains) ** 2
     # of equal differences nothing is seen of clusters: each is one observation, as for intervals
-    design = found.variance / independent if found.variance else len(gains) / found.clusters
+    design = gain_estimate.variance / independent if gain_estimate.variance else len(gains) / gain_estimate.clusters
     least = min(len(early) for early, _, _ in pairs), min(len(late) for _, late, _ in pairs)
     squares, within = [gain * gain for gain in gains], None
     if min(least) > 1:
@@ -138,7 +136,7 @@ def spread(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], 
             for square, (first, last), (early, late, _) in zip(squares, noise, pairs, strict=True)
         ]
     square = mean_interval([gain * gain for gain in gains], clusters, share=True)
-    return Spread(square, design, found.clusters, least, within, squares, clusters)
+    return Spread(square, design, gain_estimate.clusters, least, within, squares, clusters)
 
 
 def _variance(values: Sequence[float]) -> float:

@@ -1,13 +1,9 @@
 """Means and paired differences over tasks and seeds: for further tasks *and* further training runs.
 
-Each seed is a training run, all measured on the same tasks, so values are crossed, like readers and cases in radiology.
-The variance of the mean is that between seeds, plus that between whole clusters of tasks beyond their interaction,
-which the first includes. Degrees of freedom are Satterthwaite's of the two parts (Hillis 2007, Stat. Med. 26, 596;
-Satterthwaite 1946, Biometrics Bull. 2, 110). The variance is never below that of the tasks alone, which it is with one
-seed.
-
-Intervals and p-values follow as in `intervals`: for shares Wilson's and Tango's score statistics with effective
-numbers, else Student's. Simulated in tests/stats/test_replicates.py.
+Seeds are training runs measured on the same tasks. The variance of the mean is that between seeds, plus that between
+clusters of tasks beyond their interaction, which the first includes. Degrees of freedom are Satterthwaite's of the two
+parts (Hillis 2007, Stat. Med. 26, 596; Satterthwaite 1946, Biometrics Bull. 2, 110). Intervals and p-values as in
+`intervals`. Simulated in tests/stats/test_replicates.py.
 """
 
 from __future__ import annotations
@@ -48,53 +44,52 @@ class _Spread(NamedTuple):
 
 
 def replicated(rows: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1].
-
-    Raises ValueError without seeds or tasks, and for rows of unequal length.
+    """Mean of `rows`, with a cluster label for each task; a `share` has values in [0, 1]. Raises ValueError without
+    data.
 
     >>> print(replicated([[1, 0, 1, 0], [1, 0, 1, 1]], "abcd", share=True).interval)
     0.625 [0.118, 0.954]
     """
-    found = _spread(rows, clusters, _ALIKE if share else 0.0)
-    if found.clusters < 2 or (found.variance == 0 and not share):
-        return _made(rows, found, Interval(found.mean, None, None), None, None)
+    spread = _spread(rows, clusters, _ALIKE if share else 0.0)
+    if spread.clusters < 2 or (spread.variance == 0 and not share):
+        return _made(rows, spread, Interval(spread.mean, None, None), None, None)
     if not share:
-        return _by_student(rows, found)
-    if found.variance == 0:
-        return _made(rows, found, wilson(found.mean * found.clusters, found.clusters), None, None)
-    effective = found.mean * (1 - found.mean) / found.variance
-    interval = wilson(found.mean * effective, effective, _quantile(found.freedom))
-    return _made(rows, found, interval, None, None)
+        return _by_student(rows, spread)
+    if spread.variance == 0:
+        return _made(rows, spread, wilson(spread.mean * spread.clusters, spread.clusters), None, None)
+    effective = spread.mean * (1 - spread.mean) / spread.variance
+    interval = wilson(spread.mean * effective, effective, _quantile(spread.freedom))
+    return _made(rows, spread, interval, None, None)
 
 
 def replicated_difference(before: Rows, after: Rows, clusters: Sequence[Hashable], *, share: bool) -> Replicated:
-    """Mean of ``after - before``, paired by seed and task; `share` and errors as for `replicated`.
+    """Mean of ``after - before``, paired by seed and task; `share` as for `replicated`.
 
     >>> print(replicated_difference([[0, 0, 1, 0]] * 2, [[1, 0, 1, 1], [1, 1, 1, 1]], "abcd", share=True).interval)
     0.625 [-0.532, 0.954]
     """
     rows = [[y - x for x, y in zip(first, last, strict=True)] for first, last in zip(before, after, strict=True)]
-    found = _spread(rows, clusters, _ALIKE if share else 0.0)
-    if found.clusters < 2:
-        return _made(rows, found, Interval(found.mean, None, None), None, None)
+    spread = _spread(rows, clusters, _ALIKE if share else 0.0)
+    if spread.clusters < 2:
+        return _made(rows, spread, Interval(spread.mean, None, None), None, None)
     if not share:
-        if found.variance == 0:
-            return _made(rows, found, Interval(found.mean, None, None), None, None)
-        return _by_student(rows, found)
+        if spread.variance == 0:
+            return _made(rows, spread, Interval(spread.mean, None, None), None, None)
+        return _by_student(rows, spread)
     moved = math.fsum(abs(value) for row in rows for value in row) / (len(rows) * len(clusters))
-    freedom = found.freedom if found.variance else None
-    pairs = (moved - found.mean**2) / found.variance if found.variance else float(found.clusters)
-    lost, gained = (max(0.0, (moved + sign * found.mean) / 2) * pairs for sign in (-1, 1))
+    freedom = spread.freedom if spread.variance else None
+    pairs = (moved - spread.mean**2) / spread.variance if spread.variance else float(spread.clusters)
+    lost, gained = (max(0.0, (moved + sign * spread.mean) / 2) * pairs for sign in (-1, 1))
     quantile = float(special.ndtri(0.975)) if freedom is None else _quantile(freedom)
     _, low, high = tango(lost, gained, pairs, quantile)
     error = math.sqrt(tango_variance(0.0, lost, gained, pairs) / pairs)
     seen: Interval | None
     if freedom is None:
-        least = detectable(found.clusters, 0.0)
+        least = detectable(spread.clusters, 0.0)
         seen = None if least is None else Interval(least, None, None)
     else:
-        seen = _of_shares(detectable_by(found.variance, freedom, power=POWER))
-    return _made(rows, found, Interval(found.mean, low, high), _two_sided(found.mean, error, freedom), seen)
+        seen = _of_shares(detectable_by(spread.variance, freedom, power=POWER))
+    return _made(rows, spread, Interval(spread.mean, low, high), _two_sided(spread.mean, error, freedom), seen)
 
 
 def _of_shares(seen: Interval) -> Interval | None:
@@ -118,7 +113,7 @@ def _made(rows: Rows, found: _Spread, interval: Interval, p: float | None, seen:
 
 
 def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
-    """Mean of all values with its variance; 0 where they differ by at most `alike`."""
+    """Mean and variance; 0 where values differ by at most `alike`."""
     if not rows or not clusters or any(len(row) != len(clusters) for row in rows):
         raise ValueError("replicates need seeds, tasks, and a value of each seed for each task")
     seeds, tasks = len(rows), len(clusters)
@@ -139,11 +134,11 @@ def _spread(rows: Rows, clusters: Sequence[Hashable], alike: float) -> _Spread:
             sums[seed, label] = sums.get((seed, label), 0.0) + value - per_seed[seed] - of_task + mean
     shared = math.fsum(each * each for each in sums.values()) / (seeds * tasks) ** 2
     shared *= number / (number - 1) * seeds / (seeds - 1)
-    own = max(0.0, of_tasks.variance - shared)
-    if between + own <= of_tasks.variance:
+    task_variance = max(0.0, of_tasks.variance - shared)
+    if between + task_variance <= of_tasks.variance:
         return _Spread(mean, of_tasks.variance, number - 1.0, number)
-    freedom = (between + own) ** 2 / (between**2 / (seeds - 1) + own**2 / (number - 1))
-    return _Spread(mean, between + own, freedom, number)
+    freedom = (between + task_variance) ** 2 / (between**2 / (seeds - 1) + task_variance**2 / (number - 1))
+    return _Spread(mean, between + task_variance, freedom, number)
 
 
 def _quantile(freedom: float) -> float:

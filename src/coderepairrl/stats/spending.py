@@ -1,4 +1,4 @@
-"""Costs of attempts: calls, tokens, seconds, and money by price."""
+"""Costs of attempts: calls, tokens, seconds, money."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MILLION = 1e6
 
 
 class Prices(NamedTuple):
-    """Money per million tokens, in any currency. Cached tokens cost as much as others by default."""
+    """Money per million tokens. Cached tokens cost the same by default."""
 
     prompt: float
     sampled: float
@@ -19,7 +19,7 @@ class Prices(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """Model calls, tokens of prompts (cached ones included) and replies, and the sum of attempts' seconds."""
+    """Model calls, tokens (cached prompts included), and seconds."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -52,7 +52,7 @@ class Spent(NamedTuple):
 
 
 def spent(episodes: Iterable[Episode]) -> Spent:
-    """Costs of `episodes`, void ones included: by the engine's tokens, or as the server reported."""
+    """Costs of `episodes`, void ones included."""
     total = Spent()
     for episode in episodes:
         lengths: list[int] = []

@@ -1,6 +1,4 @@
-"""Messages to token ids and back: the only package that loads tokenizers and `renderers`, without torch or
-transformers.
-"""
+"""Conversion of messages to token ids and back, without torch or transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codec of one model: conversations to token ids, replies from ids."""
+"""Codec of one model: conversations to token ids, and back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class LoadedFrom(NamedTuple):
 class Codec:
     """Exact renderer of prompts and parser of replies.
 
-    `renderer` is one of the package `renderers` over `tokenizer`, or a `TemplateRenderer`. Ids are below `vocab_size`;
-    `context` is the model's longest sequence.
+    `renderer` is one of the package `renderers`, or a `TemplateRenderer`. Ids are below `vocab_size`; `context` is the
+    longest sequence.
     """
 
     def __init__(
@@ -71,11 +71,10 @@ class Codec:
         prompt: bool = True,
         most: int | None = None,
     ) -> list[int]:
-        """Ids of a conversation, with the generation prompt of the next reply (unless `prompt` is false).
+        """Ids of a conversation, with the next reply's generation prompt (unless `prompt` is false).
 
-        Shapes that the model's template cannot write are rewritten first (`changes`). Raises ValueError for messages
-        that cannot be rendered (none, or invalid Unicode), and `TooLong` beyond `most` ids, by the number of bytes
-        before tokenizing.
+        Shapes that the template cannot write are rewritten first (`changes`). Raises ValueError for messages that
+        cannot be rendered, `TooLong` beyond `most` ids, by the number of bytes before tokenizing.
         """
         return _at_most(most, self._render(messages, tools, prompt=prompt, most=most))
 
@@ -99,12 +98,12 @@ class Codec:
 
     @property
     def has_tools(self) -> bool:
-        """Whether the model's template writes tools and calls."""
+        """Whether the template writes tools."""
         return self.format is not NO_CALLS
 
     @cached_property
     def unwritten(self) -> frozenset[Shape]:
-        """Shapes of conversations that the model's template cannot write."""
+        """Conversation shapes that the template cannot write."""
         shapes = unwritten(
             lambda messages: self.decode(self._written(messages, [TOOL], prompt=True)), has_tools=self.has_tools
         )
@@ -114,15 +113,15 @@ class Codec:
         # in some formats the next role ends a reply instead of a stop token
         answered = [QUESTION, {"role": "assistant", "content": "answer"}]
         prompt = self._written([QUESTION], [TOOL], prompt=True)
-        whole = self._written(answered, [TOOL], prompt=False)
+        complete = self._written(answered, [TOOL], prompt=False)
         try:
             more = self._written([*answered, {"role": "system", "content": "system"}], [TOOL], prompt=False)
         except ValueError:
             return False
-        return any(token in self.stop_ids for token in more[len(prompt) : len(whole) + 1])
+        return any(token in self.stop_ids for token in more[len(prompt) : len(complete) + 1])
 
     def changes(self, messages: Sequence[Message]) -> list[tuple[int, Shape]]:
-        """List the messages that rendering rewrites, by index and shape."""
+        """Messages to rewrite, by index and shape."""
         return reshape(messages, self.unwritten).changes if self.unwritten else []
 
     def extend(
@@ -136,9 +135,8 @@ class Codec:
     ) -> list[int] | None:
         """Ids of `new_messages` to append to ``prompt + output``, which stay unchanged.
 
-        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls` is the number of the reply's calls (default: of
-        results). Returns None if the family cannot be extended exactly: with a new assistant message, or (with
-        thinking) a user message, which makes the template drop thoughts. Raises as `render`.
+        The last `GENERATION_PROMPT` ids of `prompt` suffice. `calls`: number of the reply's calls (default: of
+        results). None if exact extension is impossible. Raises as `render`.
         """
         tail = self._beginning(prompt)
         before = [*tail, *output]
@@ -154,14 +152,13 @@ class Codec:
     def spell(self, reply: Message, *, calls: int = 0, most: int | None = None) -> list[int] | None:
         """Ids of an assistant message as if sampled, up to its stop token.
 
-        `calls` is the number of earlier calls in the conversation. Returns None if the family renders history
-        differently (thoughts, for example). Raises as `render`.
+        `calls`: number of earlier calls. None if the family renders history differently. Raises as `render`.
         """
         question: Message = {"role": "user", "content": "?"}
         before = [question, *self.renderer.earlier(calls)]
-        prompt, whole = self.render(before), self._render([*before, reply], prompt=False, most=most)
-        ends = [at for at in range(len(prompt), len(whole)) if whole[at] in self.stop_ids]
-        if whole[: len(prompt)] != prompt:
+        prompt, complete = self.render(before), self._render([*before, reply], prompt=False, most=most)
+        ends = [at for at in range(len(prompt), len(complete)) if complete[at] in self.stop_ids]
+        if complete[: len(prompt)] != prompt:
             return None
         if not ends:  # what follows a reply may be what ends it
             called = [call["id"] for call in reply.get("tool_calls") or ()]
@@ -170,8 +167,8 @@ class Codec:
             answered, more = (self._render([*before, plain, *news], prompt=False, most=most) for news in ([], [result]))
             if more[: len(answered)] != answered or more[len(answered)] not in self.stop_ids:
                 return None
-            whole, ends = [*whole, more[len(answered)]], [len(whole)]
-        return _at_most(most, whole[len(prompt) : ends[-1] + 1])
+            complete, ends = [*complete, more[len(answered)]], [len(complete)]
+        return _at_most(most, complete[len(prompt) : ends[-1] + 1])
 
     def parse(self, output: Sequence[int], prompt: Sequence[int] = (), tools: Sequence[Tool] = ()) -> Reply:
         """Parse the message in `output`, sampled after `prompt`. Accepts any ids."""
@@ -201,7 +198,7 @@ class Codec:
         return Reply(content, reasoning, tuple(calls), tuple(malformed))
 
     def stream(self, prompt: Sequence[int], tools: Sequence[Tool] = (), *, stop: tuple[str, ...] = ()) -> ReplyStream:
-        """Create an incremental parser for the output after `prompt`, which ends at the strings in `stop`."""
+        """Incremental parser for the output after `prompt`."""
         beginning = self._beginning(prompt)
         thinking = self._thinks(tuple(beginning))
         opened = beginning if thinking else ()
@@ -214,7 +211,7 @@ class Codec:
         )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` as message content, without special tokens."""
+        """Ids of `text` as message content."""
         return self.tokenizer.encode(self.tokenizer.guard(text))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -222,7 +219,6 @@ class Codec:
         return self.tokenizer.decode(ids)
 
     def _bounded(self, most: int | None, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """Limit the tokenizer to `most`. Raises `TooLong` for more messages than tokens."""
         if most is None:
             return nullcontext()
         if len(messages) > most:
@@ -256,7 +252,7 @@ class Codec:
         return [self._guard(item) for item in value] if isinstance(value, (list, tuple)) else value
 
     def _arguments(self, text: str) -> str:
-        """Guard a call's arguments, JSON escapes of special tokens included, since renderers parse them."""
+        """Guard a call's arguments, JSON escapes included, since renderers parse them."""
         # clients send nothing or null for a call without arguments
         if text.strip() in ("", "null"):
             return "{}"

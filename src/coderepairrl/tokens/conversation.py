@@ -1,4 +1,4 @@
-"""Conversations as rows to train on: what a policy would have seen and sampled."""
+"""Conversations as rows to train on."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from coderepairrl.tokens.reading import Message, Tool
 
 
 class Row(NamedTuple):
-    """Ids of a sequence, and which of them a policy samples."""
+    """Ids of a sequence, and whether a policy samples each."""
 
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
 
 
 def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> list[Row]:
-    """Sequences that a gateway would have recorded had a policy sampled the replies.
+    """Sequences that a gateway would have recorded for a policy that sampled the replies.
 
-    Trained: a reply's text, calls, thoughts and end token, in one row; not headers, other messages, scaffolding, or
-    empty thoughts. Rewritten history starts another row (with thinking, at a user message). Raises ValueError for a
-    conversation without a reply or starting with one, or that the template refuses or writes differently from a sample.
+    Trained: a reply's text, calls, thoughts and end token. Rewritten history starts another row. Raises ValueError for
+    a conversation that cannot be trained on.
     """
     messages = [_plain(message, codec) for message in messages]
     replies = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -29,7 +28,7 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
         raise ValueError("the conversation has no reply to learn from")
     if replies[0] == 0:
         raise ValueError("the conversation begins with a reply")
-    made: list[Row] = []
+    finished: list[Row] = []
     ids = codec.render(messages[: replies[0]], tools)
     trained = [False] * len(ids)
     for at, next_reply in zip(replies, [*replies[1:], None], strict=True):
@@ -44,28 +43,29 @@ def rows(codec: Codec, messages: Sequence[Message], tools: Sequence[Tool] = ()) 
         calls = len(messages[at].get("tool_calls") or ())
         added = codec.extend(prompt, output, messages[at + 1 : next_reply], calls=calls)
         if added is None:
-            made.append(Row(tuple(ids), tuple(trained)))
+            finished.append(Row(tuple(ids), tuple(trained)))
             ids, trained = codec.render(messages[:next_reply], tools), []
             trained = [False] * len(ids)
         else:
             ids += added
             trained += [False] * len(added)
-    return [*made, Row(tuple(ids), tuple(trained))]
+    return [*finished, Row(tuple(ids), tuple(trained))]
 
 
 def _plain(message: Message, codec: Codec) -> Message:
-    """Normalise `message`: content as a string, thoughts with thinking alone."""
     # thoughts left in the text are separated where their tags are tokens: as text they would be ids that no policy
     # samples
-    kept, text = dict(message), message.get("content") or ""
+    normalised, text = dict(message), message.get("content") or ""
     if message["role"] == "assistant" and {"<think>", "</think>"} <= codec.tokenizer.added.keys():
         thought, closed, rest = str(text).lstrip().partition("</think>")
         if closed and thought.startswith("<think>"):
-            kept["reasoning_content"] = kept.get("reasoning_content") or thought.removeprefix("<think>").strip("\n")
+            normalised["reasoning_content"] = normalised.get("reasoning_content") or thought.removeprefix(
+                "<think>"
+            ).strip("\n")
             text = rest.lstrip("\n")
     if not codec.thinking:
-        kept = {key: value for key, value in kept.items() if key not in ("reasoning_content", "reasoning")}
-    return {**kept, "content": text}
+        normalised = {key: value for key, value in normalised.items() if key not in ("reasoning_content", "reasoning")}
+    return {**normalised, "content": text}
 
 
 def _empty_thoughts(codec: Codec, output: Sequence[int]) -> int:

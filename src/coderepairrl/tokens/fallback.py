@@ -1,8 +1,4 @@
-"""Prompts by a model's own chat template, for families unknown to `renderers`.
-
-It implements the renderer interface of `Codec`. Calls are parsed in the template's format (`tokens.formats`);
-`tokens.verify` refuses a template that cannot be extended exactly.
-"""
+"""Prompts by a model's own chat template, for families unknown to `renderers`."""
 
 from __future__ import annotations
 
@@ -34,8 +30,7 @@ class BridgedIds:
 class TemplateRenderer:
     """Renderer by `template`. Replies end with the template's end token, or one of `eos`.
 
-    Raises `ConfigError` for a template that fails, changes replies, ends them without a special token, shows tools or
-    calls but not both, or writes calls in an unknown format.
+    Raises `ConfigError` for a template that fails, changes replies, or writes calls in an unknown format.
     """
 
     def __init__(self, tokenizer: InertTokenizer, template: Template, *, eos: Sequence[int], thinking: bool) -> None:
@@ -61,11 +56,7 @@ class TemplateRenderer:
         self.format = self._format()
 
     def _format(self) -> Format:
-        """Find the template's format of calls, with arguments as objects, or else as text.
-
-        Templates that leave calls out get them as content (LFM2, Granite 3, OLMo 3); those that name functions by ids
-        of calls alone get such ids (Kimi).
-        """
+        """Find the template's format of calls, with arguments as objects, or else as text."""
         errors = []
         for self._texts in (False, True):
             try:
@@ -73,6 +64,7 @@ class TemplateRenderer:
             except ConfigError as error:
                 errors.append(error)
         self._texts = False
+        # such templates get calls as content (LFM2, Granite 3, OLMo 3), or ids that name functions (Kimi)
         dropped = NAME not in self._text((QUESTION, {**_ANSWER, "tool_calls": [CALL]}), prompt=False)
         for each in FORMATS:
             if all(token in self._tokenizer.added for token in each.needs) and (each.ids or (each.write and dropped)):
@@ -91,7 +83,7 @@ class TemplateRenderer:
         return found
 
     def _written(self) -> Format:
-        asked, prompt, answered = (
+        question, prompt, answered = (
             self._tokenizer.encode(self._text(messages, [TOOL], prompt=begins))
             for messages, begins in (
                 ([QUESTION], False),
@@ -99,10 +91,10 @@ class TemplateRenderer:
                 ([QUESTION, {**_ANSWER, "content": "", "tool_calls": [CALL]}], False),
             )
         )
-        return written(self._tokenizer, asked, prompt, answered, self._stop)
+        return written(self._tokenizer, question, prompt, answered, self._stop)
 
     def get_stop_token_ids(self) -> list[int]:
-        """Ids that end a reply, the template's own first."""
+        """Stop tokens, the template's own first."""
         return list(self._stop)
 
     def render_ids(
@@ -127,10 +119,7 @@ class TemplateRenderer:
         previous_completion_ids: Sequence[int],
         new_messages: Sequence[Message],
     ) -> BridgedIds | None:
-        """Extend the ids to the end of the reply by what the template adds for `new_messages`.
-
-        Returns None for a new reply, and if earlier messages' rendering depends on later ones.
-        """
+        """Extend the ids by what the template adds for `new_messages`; None if impossible."""
         from renderers.base import trim_to_turn_close
 
         if any(message["role"] == "assistant" for message in new_messages):
@@ -139,8 +128,8 @@ class TemplateRenderer:
         reply: Message = {**_ANSWER, "reasoning_content": "thought"} if self._thinking else _ANSWER
         results = [message for message in new_messages if message["role"] == "tool"]
         # templates may name the functions whose results they write, and move the words beside a call
-        said = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
-        named = [call for call in said.tool_calls if call.name]
+        parsed = self.parse_response(previous_completion_ids, prompt_ids=previous_prompt_ids)
+        named = [call for call in parsed.tool_calls if call.name]
         names = [call.name for call in named]
         earlier = self._earlier(named)
         if earlier is None:
@@ -156,9 +145,9 @@ class TemplateRenderer:
             answers: list[Message] = [*results[: len(names)], *open_calls]
             calls = [_named(name, answer) for name, answer in zip(names, answers, strict=True)]
             if self._ids is not None and named and all(call.id for call in named):
-                calls = [{**call, "id": own.id} for call, own in zip(calls, named, strict=False)]
+                calls = [{**call, "id": sampled_call.id} for call, sampled_call in zip(calls, named, strict=False)]
                 new_messages = _answering(new_messages, [call.id for call in named])
-            reply = {**reply, "content": reply["content"] if said.content else "", "tool_calls": calls}
+            reply = {**reply, "content": reply["content"] if parsed.content else "", "tool_calls": calls}
         before = self.render_ids((QUESTION, *earlier, reply))
         after = self.render_ids((QUESTION, *earlier, reply, *new_messages), add_generation_prompt=True)
         end = next((at for at in range(len(before) - 1, -1, -1) if before[at] in self._stop), None)
@@ -180,19 +169,19 @@ class TemplateRenderer:
         return self.format.reply(self._reader, token_ids, prompt_ids or (), set(self._stop), tools or ())
 
     def earlier(self, count: int) -> tuple[Message, ...]:
-        """A reply with `count` calls and their results, if later calls are numbered after them; else nothing."""
+        """Reply with `count` calls, and results, for numbered calls."""
         if not count or not (self.format.numbered or self._ids):
             return ()
         results = [{"role": "tool", "tool_call_id": f"before{at}", "content": ""} for at in range(count)]
-        made = [_named(NAME, result) for result in results]
-        return ({**_ANSWER, "content": "", "tool_calls": made}, *results)
+        calls = [_named(NAME, result) for result in results]
+        return ({**_ANSWER, "content": "", "tool_calls": calls}, *results)
 
     def _earlier(self, calls: Sequence[Any]) -> tuple[Message, ...] | None:
-        """Messages that make the template number `calls` alike; None if the policy's numbers are not consecutive."""
+        """Messages before `calls`, by their numbers; None if not consecutive."""
         if not self.format.numbered or not calls:
             return ()
-        found = [_NUMBER.search(call.id or "") for call in calls]
-        numbers = [int(number[0]) if number else -1 for number in found]
+        matches = [_NUMBER.search(call.id or "") for call in calls]
+        numbers = [int(number[0]) if number else -1 for number in matches]
         first = numbers[0]
         if not 0 <= first <= MOST_CALLS or numbers != list(range(first, first + len(calls))):
             return None
@@ -205,10 +194,10 @@ class TemplateRenderer:
         return self._text((QUESTION, reply, result), prompt=True).count("anything_at_all") > 1
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, prompt: bool) -> str:
-        taken = messages if self._ids is None else self._ids.within(messages)
-        taken = taken if self._texts else [with_objects(message) for message in taken]
+        shaped = messages if self._ids is None else self._ids.within(messages)
+        shaped = shaped if self._texts else [with_objects(message) for message in shaped]
         return self._template.apply(
-            taken if self._write is None else [_in_words(message, self._write) for message in taken],
+            shaped if self._write is None else [_in_words(message, self._write) for message in shaped],
             tools,
             thinking=self._thinking,
             prompt=prompt,
@@ -230,15 +219,15 @@ def _named(name: str, result: Message) -> Message:
 
 
 def _in_words(message: Message, write: Callable[[str, Calls], str]) -> Message:
-    """Move the calls into the content. Raises ValueError for arguments that are no object."""
+    """Move the calls into the content. Raises ValueError."""
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
         return message
     if not all(isinstance(function["arguments"], dict) for function in functions):
         raise ValueError("the arguments of a call are no JSON object")
     calls = [Invocation(function["name"], function["arguments"]) for function in functions]
-    kept = {key: value for key, value in message.items() if key != "tool_calls"}
-    return {**kept, "content": write(message.get("content") or "", calls)}
+    without_calls = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**without_calls, "content": write(message.get("content") or "", calls)}
 
 
 def with_objects(message: Message) -> Message:

@@ -1,8 +1,4 @@
-"""Formats of tool calls, and parsing them from ids.
-
-Names are those of vLLM's parsers (``--tool-call-parser``). A model's format is the one that parses the calls in its own
-prompts (`written`).
-"""
+"""Formats of tool calls, named as vLLM's parsers (``--tool-call-parser``)."""
 
 from __future__ import annotations
 
@@ -23,9 +19,7 @@ HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|
 def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
     """Messages with channels, as gpt-oss writes them.
 
-    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content. Other
-    recipients, and messages that end as calls do, are invalid calls. Prompts end within a head, ``<|start|>assistant``,
-    which some replies omit later. Ids without a message are content.
+    Channel ``analysis`` is reasoning, the recipient ``functions.NAME`` makes a call, all else is content.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -38,10 +32,10 @@ def _harmony(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
         stop = min(find(ids, each, body) for each in (start, end, call, back, channel))
         closed = ids[stop : stop + 1] in ([end], [call])
         head, text, span = ids[at:body], reader.decode(ids[body + 1 : stop]), (at, stop + closed)
-        found = _RECIPIENT.search(reader.decode(head))
+        recipient = _RECIPIENT.search(reader.decode(head))
         named = reader.decode(head[find(head, channel, 0) + 1 :]).split()[:1]
-        if found or call in ids[at : stop + 1]:
-            name, arguments = found[1] if found else "", from_json(text)
+        if recipient or call in ids[at : stop + 1]:
+            name, arguments = recipient[1] if recipient else "", from_json(text)
             readable = closed and name.startswith("functions.") and isinstance(arguments, dict)
             status = ToolCallParseStatus.OK if readable else ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(text, name.removeprefix("functions."), arguments, span, status))
@@ -57,10 +51,7 @@ _RECIPIENT = re.compile(r"to=([^\s<]+)")
 
 
 def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """JSON object with ``name`` and ``arguments`` between ``<tool_call>`` and ``</tool_call>``.
-
-    Some models write ``parameters`` like schemas, or the arguments as JSON text like clients.
-    """
+    """JSON object with ``name`` and ``arguments`` (or ``parameters``) between tags."""
     from renderers.base import ToolCallParseStatus
 
     reply = _qwen(reader, ids, thinking)
@@ -69,15 +60,14 @@ def _hermes(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
             continue
         if not isinstance(fields := from_json(call.raw), dict):
             fields = {"arguments": None}
-        given = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
-        call.arguments = from_json(given[0]) if isinstance(given[0], str) else given[0]
-        if len(given) > 1 or not isinstance(call.arguments, dict):
+        arguments = [fields[key] for key in ("arguments", "parameters") if key in fields] or [{}]
+        call.arguments = from_json(arguments[0]) if isinstance(arguments[0], str) else arguments[0]
+        if len(arguments) > 1 or not isinstance(call.arguments, dict):
             call.status = ToolCallParseStatus.MALFORMED_STRUCTURE
     return reply
 
 
 def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
-    """Thoughts, words, and JSON between Qwen's tags, by `renderers`."""
     from renderers.parsing import parse_qwen3
 
     return parse_qwen3(
@@ -92,7 +82,7 @@ def _qwen(reader: Reader, ids: list[int], thinking: bool) -> Any:
 
 
 def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags for the function and each parameter between ``<tool_call>`` and ``</tool_call>`` (`tagged.functions`)."""
+    """Tags for the function and each parameter (`tagged.functions`)."""
     # these models sometimes omit the opening tag: calls of offered tools are read without it, as vLLM's parser does
     from renderers.base import ParsedToolCall, ToolCallParseStatus
 
@@ -103,7 +93,6 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     calls: list[Any] = []
 
     def add(text: str, span: tuple[int, int], known: Collection[str] = ()) -> None:
-        """Add the calls in `text` if a non-empty `known` has all of their functions."""
         found = tagged.functions(text, tools) or []
         if all(call.name in known for call in found) or not known:
             calls.extend(ParsedToolCall(text, call.name, call.arguments, span) for call in found)
@@ -131,7 +120,7 @@ def _qwen3_coder(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
 
 
 def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Reply of one JSON object with ``name`` and ``parameters``, perhaps after ``<|python_tag|>``."""
+    """JSON object with ``name`` and ``parameters`` as reply, perhaps after ``<|python_tag|>``."""
     # without the tag, an object that names none of `tools` is words: a JSON file may have these keys
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -142,8 +131,8 @@ def _llama3_json(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     call = from_json(source)
     fields = call if isinstance(call, dict) else {}
     name, arguments = fields.get("name"), fields.get("parameters", fields.get("arguments"))
-    known = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
-    if tools and known and isinstance(name, str) and isinstance(arguments, dict):
+    is_offered = at < len(ids) or name in [tool["function"]["name"] for tool in tools]
+    if tools and is_offered and isinstance(name, str) and isinstance(arguments, dict):
         return ParsedResponse(content, tool_calls=[ParsedToolCall(source, name, arguments, (at, len(ids)))])
     unread = ParsedToolCall(raw, token_span=(at, len(ids)), status=ToolCallParseStatus.MALFORMED_STRUCTURE)
     return ParsedResponse(text, tool_calls=[unread] if at < len(ids) else [])
@@ -218,7 +207,7 @@ def written(
     """Find the format in which a model's prompts write `CALL` of `TOOL`.
 
     `asked`, `prompt` and `answered` are ids of `QUESTION`: alone, with the beginning of a reply, and with `CALL`.
-    Raises `ConfigError` for a question changed by its answer, omitted tools or calls, and an unknown format.
+    Raises `ConfigError` for an unusable template.
     """
     name = tokenizer.name_or_path
     pairs = enumerate(zip(prompt, answered, strict=False))
@@ -228,10 +217,10 @@ def written(
     reply = list(answered[start:])
     end = next((at for at, token in enumerate(reply) if token in stop), len(reply))
     text = tokenizer.decode(reply[:end])
-    for what, shown in (("tools", tokenizer.decode(prompt)), ("calls", text)):
-        if NAME not in shown:
+    for item, text_shown in (("tools", tokenizer.decode(prompt)), ("calls", text)):
+        if NAME not in text_shown:
             raise ConfigError(
-                f"by the chat template of {name} the policy is not shown its {what}",
+                f"by the chat template of {name} the policy is not shown its {item}",
                 fix="use an instruct model with tools, or put a chat_template.jinja that writes them beside it",
             )
     reader = Reader(tokenizer)
@@ -240,10 +229,10 @@ def written(
             calls = each.reply(reader, reply, prompt[:start], set(stop), [TOOL]).tool_calls
             if [(call.status, call.name, call.arguments) for call in calls] == [("ok", NAME, ARGUMENTS)]:
                 return each
-    known = ", ".join(dict.fromkeys(each.name for each in FORMATS))
+    readable = ", ".join(dict.fromkeys(each.name for each in FORMATS))
     raise ConfigError(
         f"the chat template of {name} writes a tool call as {text!r}, which is not read",
-        fix=f"formats that are read, if their markers are tokens: {known}",
+        fix=f"formats that are read, if their markers are tokens: {readable}",
     )
 
 

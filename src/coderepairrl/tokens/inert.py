@@ -1,7 +1,7 @@
 """Byte-level tokenizer in which the text of special tokens can be made inert.
 
-``<|im_end|>`` in an issue, a file or a tool result must not end a message. `guard` breaks every added token's text with
-a sentinel; `InertTokenizer.encode` removes it *after* finding the structure. Other text is unchanged.
+`guard` breaks every added token's text with a sentinel; `InertTokenizer.encode` removes it *after* finding the
+structure.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from coderepairrl.errors import ConfigError
 from coderepairrl.tokens.words import NORMAL, types, words
 
+# ``<|im_end|>`` in an issue, a file or a tool result must not end a message
 SENTINEL = "\udc00"
 """Lone surrogate: absent from valid text, so it cannot be injected."""
 
@@ -24,10 +25,10 @@ SHORT = 48
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Bytes by their printable characters in a byte-level vocabulary (GPT-2)."""
+    """Bytes by character (GPT-2)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(unprintable)}
 
 
 class TooLong(Exception):
@@ -41,7 +42,7 @@ class TooLong(Exception):
 class InertTokenizer:
     """Tokenizer interface of `renderers` over a ``tokenizer.json``; decoding is exact on bytes.
 
-    Raises `ConfigError` unless byte-level, and for added tokens that strip their neighbours.
+    Raises `ConfigError` unless byte-level.
     """
 
     unk_token_id: int | None = None
@@ -84,16 +85,16 @@ class InertTokenizer:
         return int(self._full.get_vocab_size(with_added_tokens=True))
 
     def guard(self, text: str) -> str:
-        """Break every added token by a sentinel. Raises ValueError for invalid Unicode."""
+        """Break added tokens by a sentinel. Raises ValueError for invalid Unicode."""
         text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
         return self._markers.sub(lambda match: f"{match[0][0]}{SENTINEL}{match[0][1:]}", text)
 
     def forges(self, text: str) -> bool:
-        """Whether `text` would be encoded with a special token."""
+        """Whether `text` contains a special token."""
         return self._markers.search(text) is not None
 
     def least(self, text: str) -> int:
-        """Lower bound on the tokens of `text`: its bytes over those of the longest token."""
+        """Lower bound on the tokens of `text`."""
         if not text.isascii():
             text = text.replace(SENTINEL, "")
         if not self._shrinks:
@@ -104,9 +105,7 @@ class InertTokenizer:
 
     @contextmanager
     def bounded(self, most: int | None) -> Iterator[None]:
-        """Make `encode` raise `TooLong`, before tokenizing, once the texts must exceed `most` ids. Single thread, not
-        reentrant.
-        """
+        """Make `encode` raise `TooLong` once texts must exceed `most` ids. Single thread, not reentrant."""
         self._most, self._counted = most, 0
         try:
             yield
@@ -143,15 +142,15 @@ class InertTokenizer:
         return list(self._plain.encode(text, add_special_tokens=False).ids) if ids is None else ids
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Bytes of a token; empty beyond the vocabulary (padded embeddings)."""
-        known = self._bytes.get(token_id)
-        if known is None:
+        """Bytes of a token; empty beyond the vocabulary."""
+        data = self._bytes.get(token_id)
+        if data is None:
             token: str = self._full.id_to_token(token_id) or ""
-            known = self._bytes[token_id] = bytes(self._alphabet[char] for char in token)
-        return known
+            data = self._bytes[token_id] = bytes(self._alphabet[char] for char in token)
+        return data
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """Text of `token_ids`, special tokens included, with U+FFFD for invalid UTF-8."""
+        """Text of `token_ids`, with U+FFFD for invalid UTF-8."""
         if skip_special_tokens:
             raise ValueError("special tokens are part of the text here")
         return b"".join(map(self.to_bytes, token_ids)).decode("utf-8", errors="replace")
@@ -163,7 +162,7 @@ class InertTokenizer:
 
 
 def _shrinks(spec: Mapping[str, Any], vocabulary: Mapping[str, int]) -> int:
-    """Largest factor by which normalization shrinks non-ASCII text, in bytes; 0 if unknown."""
+    """Largest factor by which normalization shrinks text; 0 if unknown."""
     # composing (NFC) can turn a character of 9 bytes into one of 3
     if "Removed" in json.dumps(spec.get("pre_tokenizer")) or not set(_byte_alphabet()) <= set(vocabulary):
         return 0

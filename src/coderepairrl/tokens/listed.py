@@ -1,4 +1,4 @@
-"""Calls as a JSON list of objects: Granite 3, Phi-4, Command R7B."""
+"""Calls as a JSON list: Granite 3, Phi-4, Command R7B."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ RESPONSE = ("<|START_RESPONSE|>", "<|END_RESPONSE|>")
 
 
 def parse(text: str, name: str = "name", arguments: str = "arguments", id: str = "") -> Calls | None:
-    """Read a JSON list of objects with the keys `name`, `arguments` and, unless empty, `id`; None for anything else."""
+    """Parse a JSON list of objects with these keys; None for anything else."""
     entries = from_json(text)
     calls: Calls = []
     for entry in entries if isinstance(entries, list) else ():
         fields = entry if isinstance(entry, dict) else {}
-        title, given, own = fields.get(name), fields.get(arguments), fields.get(id, "") if id else ""
-        if not (isinstance(title, str) and title and isinstance(given, dict) and isinstance(own, str)):
+        title, values, call_id = fields.get(name), fields.get(arguments), fields.get(id, "") if id else ""
+        if not (isinstance(title, str) and title and isinstance(values, dict) and isinstance(call_id, str)):
             return None
-        calls.append(Invocation(title, given, own))
+        calls.append(Invocation(title, values, call_id))
     return calls or None
 
 
 def write(calls: Calls) -> str:
-    """Write `calls` as a list."""
+    """Write `calls` as a JSON list."""
     return json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls], ensure_ascii=False)
 
 
 def granite(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A token, and a list up to the reply's end."""
+    """Token, and a list up to the reply's end."""
     return blocks(reader, ids, thinking, GRANITE, lambda inner: parse(reader.decode(inner)))
 
 
 def phi4(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A list between tokens."""
+    """List between tokens."""
     return blocks(reader, ids, thinking, PHI4, lambda inner: parse(reader.decode(inner)))
 
 
 def cohere(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Thoughts, then a list of calls or a response, each between its tokens. The id of a call is a number."""
+    """Thoughts, then a list of calls or a response, each between its tokens."""
 
     def block(inner: list[int]) -> Calls | None:
         return parse(reader.decode(inner), "tool_name", "parameters", "tool_call_id")

@@ -1,4 +1,4 @@
-"""Loading of a model's `Codec`: which renderer writes its prompts, and which ids structure its replies."""
+"""Loading of a model's `Codec`."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class _Model:
 
 
 def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -> Codec:
-    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub, without torch.
+    """Load the codec of `model`, a folder in Hugging Face layout or a name on the hub.
 
-    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template (or without any),
-    else ``template``, the template itself. A named renderer is not compared. Raises `ConfigError`, `PrerequisiteError`.
+    `renderer` ``auto`` is the one for the config's ``model_type`` if it agrees with the chat template, else
+    ``template``, the template itself. Raises `ConfigError`, `PrerequisiteError`.
     """
     require_train()
     folder = _folder(model)
@@ -63,7 +63,6 @@ def load(model: str | Path, *, renderer: str = "auto", thinking: bool = False) -
 
 
 def _read(name: str, folder: Path) -> _Model:
-    """Read the model. Raises `ConfigError` for a multimodal one, or another model's tokenizer."""
     config = _object(folder / "config.json")
     if "text_config" in config:
         fix = f"crrl export {name} FOLDER writes its language model alone" if models.multimodal(folder) else ""
@@ -102,21 +101,19 @@ def _ends(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _families(model: _Model, renderer: str) -> tuple[str, ...]:
-    """Renderers to try for `model`. Raises `ConfigError` if none."""
     families, source = (renderer,), model.template
     if renderer == "auto":
         families = (*FAMILIES.get(model.kind, ()), *(("template",) if source else ()))
     if not set(families) & set(RENDERERS) or (families == ("template",) and source is None):
-        what = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
+        requested = f"renderer {renderer!r}" if renderer != "auto" else f"model_type {model.kind!r}"
         raise ConfigError(
-            f"no renderer for {what} of {model.name}" + (", which has no chat template" if source is None else ""),
+            f"no renderer for {requested} of {model.name}" + (", which has no chat template" if source is None else ""),
             fix=f"give the model a chat template (chat_template.jinja), or choose one of: {', '.join(RENDERERS)}",
         )
     return families
 
 
 def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
-    """Codec by the first of `families` that agrees with the chat template, else by the template."""
     if model.template is None:
         return _codec(model, families[0], thinking)
     like = ""
@@ -144,7 +141,6 @@ def _agreeing(model: _Model, families: Sequence[str], thinking: bool) -> Codec:
 
 
 def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool | None = None) -> Codec:
-    """Codec by the renderer `family`, with its thinking switch at `enable_thinking` (default: `thinking`)."""
     enabled = thinking if enable_thinking is None else enable_thinking
     renderer: PackageRenderer | TemplateRenderer
     if family == "template" and model.template is not None:
@@ -165,7 +161,7 @@ def _codec(model: _Model, family: str, thinking: bool, *, enable_thinking: bool 
 
 
 def _object(path: Path, *keys: str) -> dict[str, Any]:
-    """Read a JSON object. Raises `ConfigError` if it is unreadable or lacks one of `keys`."""
+    """Read a JSON object. Raises `ConfigError`."""
     fix = f"save or download {path.parent} again"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -217,7 +213,6 @@ def _check_thinks(source: Template, codec: Codec) -> None:
 
 
 def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
-    """Whether the codec renders a first prompt as the template does."""
     return all(
         codec.decode(codec.render(OPENING, tools)) == source.apply(OPENING, tools, thinking=thinking)
         for tools in ((), TOOLS)
@@ -225,7 +220,7 @@ def _agrees(codec: Codec, source: Template, *, thinking: bool) -> bool:
 
 
 def _follows(codec: Codec, source: Template, news: Messages, last: str, *, thinking: bool) -> bool:
-    """Whether the codec renders `news` after `OPENING` as the template does: a reply that ends in `last`, and more."""
+    """Whether the codec renders `news` after `OPENING` as the template does."""
     # before `last`, whitespace and tags of thoughts may differ: renderers keep earlier ones so that prompts extend
 
     def parts(text: str) -> tuple[str, str]:

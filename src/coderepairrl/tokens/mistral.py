@@ -1,4 +1,4 @@
-"""Readers of Mistral's calls, whose markers are tokens since version 3 of its tokenizers."""
+"""Parsers of Mistral's calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = Ids(re.compile(r"[A-Za-z0-9]{9}"), lambda name, number: f"call{number:05d}
 
 
 def each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 alone), ``[ARGS]`` and an object, for each call."""
+    """``[TOOL_CALLS]``, a name, ``[CALL_ID]`` and an id (version 11 only), ``[ARGS]`` and an object, per call."""
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     begin, between = map(reader.convert_tokens_to_ids, (CALLS, ARGUMENTS))
@@ -36,8 +36,8 @@ def each(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) 
 
 
 def _call(reader: Reader, halves: list[list[int]]) -> Invocation | None:
-    head, *own = split(halves[0], reader.convert_tokens_to_ids(IDENTITY))
-    name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in own]
+    head, *id_parts = split(halves[0], reader.convert_tokens_to_ids(IDENTITY))
+    name, ids = reader.decode(head).strip(), [reader.decode(each).strip() for each in id_parts]
     arguments = from_json(reader.decode(halves[1])) if len(halves) == 2 else None
     if not name or not isinstance(arguments, dict) or len(ids) > 1 or not all(map(IDS.pattern.fullmatch, ids)):
         return None

@@ -29,7 +29,7 @@ CLASSES = {
 class PackageRenderer:
     """Renderer `name`. `thinking` switches reasoning; `keep_thoughts` keeps earlier thoughts in prompts.
 
-    Raises `ConfigError` for a tokenizer without the family's tokens, and an unknown format of calls.
+    Raises `ConfigError` for another family's tokenizer, and an unknown format of calls.
     """
 
     def __init__(self, tokenizer: InertTokenizer, name: str, *, thinking: bool, keep_thoughts: bool) -> None:
@@ -85,7 +85,7 @@ class PackageRenderer:
         *,
         tools: Sequence[Message] | None = None,
     ) -> Any:
-        """Extend the ids by `new_messages`, as `renderers` does; None if impossible."""
+        """Extend the ids by `new_messages`; None if impossible."""
         return self._inner.bridge_to_next_turn(
             list(previous_prompt_ids), list(previous_completion_ids), list(new_messages), tools=tools
         )

@@ -1,4 +1,4 @@
-"""Calls written as Python, ``name(key="value", ...)``: in a list (LFM2, Llama 4), or one on each line (OLMo 3)."""
+"""Calls as Python, ``name(key="value", ...)``: in a list (LFM2, Llama 4), or one per line (OLMo 3)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ TRIED = 4
 
 
 class _Unread(Exception):
-    """Invalid call: other than literals as keyword arguments."""
+    """Invalid call: not only literals as keyword arguments."""
 
 
 def parse(text: str) -> Calls | None:
-    """Read calls in a list, or on separate lines; None for anything else.
+    """Parse calls in a list, or on separate lines; None for anything else.
 
-    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``. Repeated or positional parameters are
-    invalid.
+    Values are literals of Python, or JSON's ``true``, ``false`` and ``null``.
     """
     tree = _tree(text.strip())
     if tree is None:
@@ -81,13 +80,13 @@ def _call(node: ast.AST) -> Invocation:
     if not isinstance(node, ast.Call) or node.args:
         raise _Unread
     arguments: dict[str, Any] = {}
-    for given in node.keywords:
-        name = given.arg or ""
+    for argument in node.keywords:
+        name = argument.arg or ""
         if keyword.iskeyword(name.removesuffix(RESERVED)):
             name = name.removesuffix(RESERVED)
         if not name or name in arguments:
             raise _Unread
-        arguments[name] = _value(given.value)
+        arguments[name] = _value(argument.value)
     return Invocation(_name(node.func), arguments)
 
 
@@ -119,19 +118,19 @@ def _value(node: ast.AST) -> Any:
     value = node.value if isinstance(node, ast.Constant) else ...
     if value is None or isinstance(value, (str, bool)):
         return value
-    whole = isinstance(value, int) and value.bit_length() <= BITS
-    if whole or (isinstance(value, float) and math.isfinite(value)):
+    is_integer = isinstance(value, int) and value.bit_length() <= BITS
+    if is_integer or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise _Unread
 
 
 def write(calls: Calls) -> str:
-    """Write `calls` as a list. Raises ValueError for names and numbers that Python does not write."""
+    """Write `calls` as a list. Raises ValueError for names and numbers that Python cannot write."""
     return "[" + ", ".join(map(_written, calls)) + "]"
 
 
 def write_lines(calls: Calls) -> str:
-    """Write `calls`, a line each. Raises as `write`."""
+    """Write `calls`, one per line. Raises as `write`."""
     return "\n".join(map(_written, calls))
 
 
@@ -153,7 +152,7 @@ def _literal(value: object) -> str:
 
 
 def lfm2(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A list between tokens, of calls in Python, or in JSON on request."""
+    """List between tokens, of calls in Python, or in JSON on request."""
 
     def block(inner: list[int]) -> Calls | None:
         text = reader.decode(inner)
@@ -168,14 +167,14 @@ def olmo3(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool)
 
 
 def bare(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A list at the end of a reply, perhaps within Llama 4's python tokens."""
+    """List at the end of a reply, perhaps within Llama 4's python tokens."""
     # the name of one of `tools` after the bracket alone distinguishes it from words
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
     tags = {reader.convert_tokens_to_ids(tag) for tag in LLAMA4}
     text = reader.decode([token for token in ids if token not in tags]).strip()
-    known = {tool["function"]["name"] for tool in tools}
-    places = [found.start() for found in _BEGINS.finditer(text) if found[1] in known][:TRIED]
+    offered = {tool["function"]["name"] for tool in tools}
+    places = [match.start() for match in _BEGINS.finditer(text) if match[1] in offered][:TRIED]
     span = (0, len(ids))
     for at in places:
         calls = parse(text[at:])

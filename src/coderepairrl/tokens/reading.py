@@ -1,4 +1,4 @@
-"""Common parts of tool call readers: formats, ids of tags, and replies of thoughts, words and blocks of calls."""
+"""Common parts of tool call parsers."""
 
 from __future__ import annotations
 
@@ -50,29 +50,30 @@ class Ids:
 
     def within(self, messages: Sequence[Message]) -> list[Message]:
         """Replace other ids in calls and results."""
-        made: list[Message] = []
-        known: dict[str, str] = {}
+        rewritten: list[Message] = []
+        new_ids: dict[str, str] = {}
         count = 0
         for message in messages:
             if calls := message.get("tool_calls"):
                 for at, call in enumerate(calls, count):
-                    given = call["id"]
-                    known[given] = given if self.pattern.fullmatch(given) else self.make(call["function"]["name"], at)
+                    old_id = call["id"]
+                    new_ids[old_id] = (
+                        old_id if self.pattern.fullmatch(old_id) else self.make(call["function"]["name"], at)
+                    )
                 count += len(calls)
-                message = {**message, "tool_calls": [{**call, "id": known[call["id"]]} for call in calls]}
+                message = {**message, "tool_calls": [{**call, "id": new_ids[call["id"]]} for call in calls]}
             elif "tool_call_id" in message:
-                given = message["tool_call_id"]
-                message = {**message, "tool_call_id": known.get(given, given)}
-            made.append(message)
-        return made
+                old_id = message["tool_call_id"]
+                message = {**message, "tool_call_id": new_ids.get(old_id, old_id)}
+            rewritten.append(message)
+        return rewritten
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """Format of calls between the tokens `begin` and `end` (empty: none).
 
-    Whether a reply that starts with `held` is a call shows at its end. `needs` are special tokens that distinguish
-    calls from text.
+    A reply that starts with `held` may be a call. `needs` are special tokens that distinguish calls from text.
     """
 
     name: str
@@ -107,16 +108,16 @@ class Format:
     def reply(
         self, reader: Reader, ids: Sequence[int], prompt: Sequence[int], stop: set[int], tools: Sequence[Tool]
     ) -> Any:
-        """Parse the reply in `ids`, sampled after `prompt`, up to the first of `stop`, as `read` returns it."""
+        """Parse the reply in `ids`, sampled after `prompt`."""
         end = next((at for at, token in enumerate(ids) if token in stop), len(ids))
-        kept = list(ids[: end + self.needs_stop_token])
-        reply = self.read(reader, kept, tools, in_thoughts(prompt, reader.thoughts, stop))
+        reply_ids = list(ids[: end + self.needs_stop_token])
+        reply = self.read(reader, reply_ids, tools, in_thoughts(prompt, reader.thoughts, stop))
         if self.begin:
-            self._add_unopened(reader, kept, reply)
+            self._add_unopened(reader, reply_ids, reply)
         return reply
 
     def _add_unopened(self, reader: Reader, ids: list[int], reply: Any) -> None:
-        """Add an invalid call for tags in the words of `reply`, and for each closing tag between calls."""
+        """Add invalid calls for stray tags."""
         from renderers.base import ParsedToolCall, ToolCallParseStatus
 
         unread = ToolCallParseStatus.MALFORMED_STRUCTURE
@@ -137,7 +138,7 @@ class Format:
 
 
 class Reader:
-    """Tokenizer interface of `renderers`' parsers; unknown tokens have the id `NEVER`."""
+    """Tokenizer interface of `renderers`' parsers."""
 
     unk_token_id: int | None = None
 
@@ -155,14 +156,14 @@ class Reader:
 
 def thoughts(tokenizer: InertTokenizer) -> tuple[int, int]:
     """Ids of the tags around thoughts, or `NEVER`."""
-    known = tokenizer.added
+    added = tokenizer.added
     return next(
-        ((known[begin], known[end]) for begin, end in THOUGHTS if begin in known and end in known), (NEVER,) * 2
+        ((added[begin], added[end]) for begin, end in THOUGHTS if begin in added and end in added), (NEVER,) * 2
     )
 
 
 def in_thoughts(prompt: Sequence[int], tags: tuple[int, int], stop: Collection[int]) -> bool:
-    """Whether `prompt` ends in thoughts that its last message opened."""
+    """Whether `prompt` ends in thoughts opened by its last message."""
     ends = {*tags, *stop} - {NEVER}
     return next((token for token in reversed(prompt) if token in ends), NEVER) == tags[0] != NEVER
 
@@ -176,7 +177,7 @@ def blocks(
     *,
     words_after: bool = False,
 ) -> Any:
-    """Reply of thoughts, words, and blocks of calls (`after_thoughts`)."""
+    """Reply of thoughts, words, and call blocks (`after_thoughts`)."""
     from renderers.base import ParsedResponse
 
     reasoning, at = leading_thoughts(reader, ids, thinking, reader.convert_tokens_to_ids(tags[0]))
@@ -186,15 +187,12 @@ def blocks(
 
 
 def talk(reader: Reader, ids: list[int], thinking: bool) -> Any:
-    """A reply of thoughts and words."""
+    """Reply of thoughts and words."""
     return blocks(reader, ids, thinking, ("", ""), lambda inner: None)
 
 
 def leading_thoughts(reader: Reader, ids: list[int], thinking: bool, begin: int) -> tuple[str, int | None]:
-    """Leading thoughts, and their end; None if unfinished.
-
-    They end at their tag, or without one at the first token `begin`.
-    """
+    """Leading thoughts, up to their tag or `begin`, and their end; None if unfinished."""
     opened, closed = reader.thoughts
     first = next((at for at, token in enumerate(ids) if reader.decode([token]).strip()), len(ids))
     again = first < len(ids) and ids[first] == opened
@@ -221,8 +219,7 @@ def after_thoughts(
 ) -> Any:
     """Reply after the thoughts `reasoning`, from `at` on: words, then blocks of calls between two tokens.
 
-    `read` reads the ids of a block, None if they are no calls. Without a second tag a block ends with the reply. Words
-    after the last block are content with `words_after` alone, other words after the first never.
+    `read` parses a block, None if invalid. Without a second tag a block ends with the reply.
     """
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -233,10 +230,10 @@ def after_thoughts(
     while block < len(ids):
         stop = find(ids, end, block + 1)
         inner, span = ids[block + 1 : stop], (block, min(stop + 1, len(ids)))
-        found = read(inner) if stop < len(ids) or not tags[1] else None
+        parsed = read(inner) if stop < len(ids) or not tags[1] else None
         raw = reader.decode(inner)
-        if found:
-            calls += [ParsedToolCall(raw, call.name, call.arguments, span, id=call.id) for call in found]
+        if parsed:
+            calls += [ParsedToolCall(raw, call.name, call.arguments, span, id=call.id) for call in parsed]
         else:
             broken = ToolCallParseStatus.MALFORMED_STRUCTURE
             calls.append(ParsedToolCall(raw, token_span=span, status=broken))
@@ -248,7 +245,7 @@ def after_thoughts(
 
 
 def find(ids: list[int], token: int, start: int) -> int:
-    """Index of `token` from `start` on, or the number of ids."""
+    """Index of `token` from `start` on, else the number of ids."""
     try:
         return ids.index(token, start)
     except ValueError:
@@ -267,7 +264,7 @@ def split(ids: list[int], at: int) -> list[list[int]]:
 
 
 def from_json(text: str) -> object:
-    """Value of `text`; None if invalid."""
+    """Parse strict JSON; None if invalid."""
     try:
         return parse_json(text)
     except ValueError:
@@ -275,7 +272,7 @@ def from_json(text: str) -> object:
 
 
 def parse_json(text: str) -> object:
-    """Value of strict JSON. Raises ValueError for anything else."""
+    """Parse strict JSON. Raises ValueError for anything else."""
     # also for a repeated key, which would lose a value, and numbers that JSON lacks (``NaN``, ``1e999``)
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite)
@@ -284,10 +281,10 @@ def parse_json(text: str) -> object:
 
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a key is given twice")
-    return found
+    return fields
 
 
 def _finite(number: str) -> float:

@@ -1,7 +1,4 @@
-"""Reply of a policy, parsed from ids: as a whole, or while it is sampled.
-
-`ReplyStream` emits certain text alone: for any ids, the streamed text is a prefix of the parsed reply.
-"""
+"""Reply of a policy, parsed from ids at once or while sampled."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Increment of a reply: some text, or one whole tool call."""
+    """Increment of a reply: some text, or one tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -51,8 +48,7 @@ class Delta:
 class Markers:
     """Ids that structure a reply; tool calls lie between `call_open` and `call_close`.
 
-    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits
-    for the end.
+    A reply that starts with `held`, or its rest from `unopened` on, may be a tool call. With `at_end` streaming waits.
     """
 
     stop: frozenset[int]
@@ -79,7 +75,7 @@ class _Mode(Enum):
 
 @dataclass(slots=True)
 class _Text:
-    """Streamed text, stripped; holds back whitespace and possible starts of `stop` or `held`."""
+    """Streamed text; holds back whitespace and possible starts of `stop` or `held`."""
 
     stop: tuple[str, ...] = ()
     held: str = ""
@@ -88,23 +84,21 @@ class _Text:
     decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _UTF8(errors="replace"))
 
     def add(self, data: bytes, *, final: bool = False) -> tuple[int, str] | None:
-        """Decode `data`; returns the first stop string's position in `raw`, and the string, if any."""
+        """Decode `data`; returns position and text of the first stop string."""
         text = self.decoder.decode(data, final)
-        known = len(self.raw)
+        length = len(self.raw)
         self.raw += text
         if not text or not self.stop:
             return None
-        start = max(0, known - max(map(len, self.stop)) + 1)
+        start = max(0, length - max(map(len, self.stop)) + 1)
         matches = [(at, stop) for stop in self.stop if (at := self.raw.find(stop, start)) >= 0]
         return min(matches, default=None)
 
     def ready(self) -> str:
-        """New certain text."""
         certain = len(self.raw) - max(_overlap(self.raw, text) for text in (*self.stop, self.held))
         return self.release(self.raw[:certain].strip())
 
     def rest(self) -> str:
-        """New text at the end."""
         return self.release(self.raw.strip())
 
     def release(self, text: str) -> str:
@@ -121,10 +115,10 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class ReplyStream:
-    """Parser of one output while it is sampled.
+    """Parser of one output while it is sampled, which emits only certain text.
 
-    `parse` parses a whole output. `stop` strings in the content (not tool calls and reasoning, as in the OpenAI API)
-    end the message: then `cut` is the number of the output's ids, and the caller must stop sampling.
+    `stop` strings in the content (as in the OpenAI API) end the message: then `cut` is the number of the output's ids,
+    and the caller must stop sampling.
     """
 
     def __init__(
@@ -180,7 +174,7 @@ class ReplyStream:
         return [*deltas, Delta(content=content)] if content else deltas
 
     def close(self) -> tuple[Reply, list[Delta]]:
-        """Finish: the whole reply, and the remaining deltas."""
+        """Finish: returns the reply and the remaining deltas."""
         reply = self._parse(self.ids[: self.cut])
         if self.cut is not None:
             reply = replace(reply, content=self._stopped, calls=(), malformed=())
@@ -192,7 +186,6 @@ class ReplyStream:
         return reply, deltas + self._new_calls(reply)
 
     def _switch(self, token: int) -> list[Delta]:
-        """Change the mode at a structural token."""
         markers = self._markers
         if self._mode is _Mode.START:
             self._content.add(b"", final=True)  # half a character is not whitespace
@@ -221,7 +214,7 @@ class ReplyStream:
         if self._mode is _Mode.REASONING:
             self._reasoning.add(data)
         elif self._mode in (_Mode.START, _Mode.CONTENT):
-            known = len(self._content.raw)
+            length = len(self._content.raw)
             stop = self._content.add(data)
             if begun := self._content.raw.strip():
                 held = self._markers.held and begun.startswith(self._markers.held)
@@ -232,7 +225,7 @@ class ReplyStream:
                 at, self.stopped_by = stop
                 self._stopped = self._content.raw[:at].strip()
                 self.cut = len(self.ids)
-            elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, known - len(text) + 1)) >= 0:
+            elif (text := self._markers.unopened) and self._content.raw.find(text, max(0, length - len(text) + 1)) >= 0:
                 self._mode = _Mode.HELD
 
     def _new_calls(self, reply: Reply) -> list[Delta]:

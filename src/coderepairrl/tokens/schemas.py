@@ -1,4 +1,4 @@
-"""Values of parameters that a format writes as text, by the tool's JSON Schema."""
+"""Values of parameters written as text, by the tool's JSON Schema."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def parameters(tools: Sequence[Tool], name: str) -> ToolSchema:
 
 
 class ToolSchema:
-    """Schema `root` of a tool's parameters, unchecked, as a client sent it."""
+    """Unchecked schema `root` of a tool's parameters."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
         self._known: dict[int, set[type]] = {}
 
     def typed(self, text: str, name: str) -> object:
-        """Value of the parameter `name`: JSON if the schema allows its type, else `text`."""
+        """Value of parameter `name`: JSON if the schema allows its type, else `text`."""
         try:
             types = set[type]().union(*map(self._types, self._described(name)))
         except RecursionError:  # schemas that refer to each other a thousand times
@@ -54,8 +54,8 @@ class ToolSchema:
             value = parse_json(text)
         except ValueError:
             return text
-        whole = int if isinstance(value, float) and value.is_integer() else type(value)
-        return value if {type(value), whole} & (types - {str}) else text
+        integral = int if isinstance(value, float) and value.is_integer() else type(value)
+        return value if {type(value), integral} & (types - {str}) else text
 
     def _described(self, name: str) -> list[Any]:
         schemas = list(self._combined(self._root, set()))
@@ -63,7 +63,6 @@ class ToolSchema:
         return named or [each.get("additionalProperties") for each in schemas]
 
     def _combined(self, schema: Any, seen: set[int]) -> Iterator[Mapping[str, Any]]:
-        """All schemas that `schema` refers to or combines, itself included."""
         if isinstance(schema, Mapping) and id(schema) not in seen:
             seen.add(id(schema))
             yield schema
@@ -71,7 +70,6 @@ class ToolSchema:
                 yield from self._combined(each, seen)
 
     def _types(self, schema: Any) -> set[type]:
-        """Types that `schema` allows; empty if unstated."""
         if not isinstance(schema, Mapping) or id(schema) in self._known:
             return self._known.get(id(schema), set())
         self._known[id(schema)] = set()  # while its parts may refer to it
@@ -83,10 +81,10 @@ class ToolSchema:
             *map(self._types, (self._referred(schema), *_list(schema.get("allOf")))),
             *(set[type]().union(*map(self._types, _list(schema.get(key)))) for key in ("anyOf", "oneOf")),
         ]
-        said = [types for types in conditions if types]
+        stated = [types for types in conditions if types]
         types = (
-            set.intersection(*said)
-            if said
+            set.intersection(*stated)
+            if stated
             else {each for key in IMPLIED if key in schema for each in KINDS[IMPLIED[key]]}
         )
         self._known[id(schema)] = types | ({type(None)} if schema.get("nullable") is True else set())

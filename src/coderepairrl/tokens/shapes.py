@@ -1,8 +1,4 @@
-"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies.
-
-Agents send several and late system messages, consecutive user messages, results without calls, no user message.
-`unwritten` tries which of these a template cannot write.
-"""
+"""Rewrites of conversations in shapes that a model's template refuses, drops, or writes as replies."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ BEGIN = "Please continue."
 
 
 class Shape(StrEnum):
-    """Shape that a template may be unable to write, and its replacement."""
+    """Shape that a template may not write, and its replacement."""
 
     SYSTEMS = "several system messages"
     """Joined to the first; after a reply see `LATE`."""
@@ -69,12 +65,12 @@ def unwritten(render: Render, *, has_tools: bool = True) -> frozenset[Shape]:
 
 
 def has_calls(messages: Sequence[Message]) -> bool:
-    """Whether `messages` have calls of tools, or results."""
+    """Whether `messages` have tool calls or results."""
     return any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
 
 
 def is_written(render: Render, conversation: Sequence[Message]) -> bool:
-    """Whether all contents are written, and the last system message not as a reply."""
+    """Whether all contents are written, and no system message as a reply."""
     try:
         text = render(conversation)
     except ValueError:
@@ -90,7 +86,7 @@ def is_written(render: Render, conversation: Sequence[Message]) -> bool:
 
 
 class Reshaped(NamedTuple):
-    """Rewritten conversation, and changes: indices of original messages, and shapes."""
+    """Rewritten conversation, and changes."""
 
     messages: list[Message]
     changes: list[tuple[int, Shape]]
@@ -104,17 +100,15 @@ _JOINED = {
 
 
 def reshape(messages: Sequence[Message], shapes: Collection[Shape], *, calls: int | None = None) -> Reshaped:
-    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with that number of
-    `calls`.
+    """Write `messages` without `shapes`: a whole conversation, or a continuation of a reply with `calls` calls.
 
-    Rewrites between two replies are independent of the rest, so a longer conversation begins like a shorter one.
+    A longer conversation begins like a shorter one.
     """
     shaped: list[Message] = []
     changes: list[tuple[int, Shape]] = []
     opening, unanswered = calls is None, calls or 0
 
     def rewrites(at: int, shape: Shape) -> bool:
-        """Whether to rewrite message `at` for `shape`; records the change."""
         if shape in shapes:
             changes.append((at, shape))
         return shape in shapes

@@ -1,4 +1,4 @@
-"""Readers of calls between tags: of Qwen3-Coder, Seed, GLM, DeepSeek, Kimi, MiniMax and Gemma 4."""
+"""Parsers of calls between tags: Qwen3-Coder, Seed, GLM, DeepSeek, Kimi, MiniMax and Gemma 4."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from coderepairrl.tokens.schemas import parameters
 def functions(text: str, tools: Sequence[Tool]) -> Calls | None:
     """Calls of Qwen3-Coder, Nemotron and Seed: tags for the function and each parameter.
 
-    Values keep whitespace except one newline at either end: code needs its indentation. None for other text, or a
-    repeated parameter.
+    Values keep indentation; one newline at either end is dropped. None for anything else.
     """
     calls: Calls = []
     text, at = text.strip(), 0
@@ -61,7 +60,7 @@ def seed_oss(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bo
 
 
 def glm(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """A name, then keys and values between tokens. Values are exact; non-text types by the schema are JSON."""
+    """Name, then keys and values between tokens. Values are exact; non-text types by the schema are JSON."""
     key, key_end, value, value_end = map(reader.convert_tokens_to_ids, GLM_ARGUMENTS)
 
     def block(inner: list[int]) -> Calls | None:
@@ -90,9 +89,9 @@ _FENCED = re.compile(r"\s*([^\n]+)\n```json\n(.*)\n```\s*", re.DOTALL)
 def _sections(
     tags: tuple[str, str], marks: tuple[str, str, str], read: Callable[[str, str], tuple[str, str, str] | None]
 ) -> Any:
-    """Reader of a section between `tags`, calls between two of `marks` and separated by the third.
+    """Parser of a section between `tags`, calls between two of `marks` and separated by the third.
 
-    `read` takes the texts around the separator, and returns name, JSON arguments, and id.
+    `read` returns name, JSON arguments, and id from the texts around the separator.
     """
 
     def reply(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
@@ -106,11 +105,11 @@ def _sections(
                 halves = split(call, between)
                 if len(rest) != 1 or reader.decode(rest[0]).strip() or len(halves) != 2:
                     return None
-                found = read(*map(reader.decode, halves))
-                arguments = from_json(found[1]) if found else None
-                if found is None or not found[0] or not isinstance(arguments, dict):
+                call_parts = read(*map(reader.decode, halves))
+                arguments = from_json(call_parts[1]) if call_parts else None
+                if call_parts is None or not call_parts[0] or not isinstance(arguments, dict):
                     return None
-                calls.append(Invocation(found[0], arguments, found[2]))
+                calls.append(Invocation(call_parts[0], arguments, call_parts[2]))
             return None if reader.decode(head).strip() else calls
 
         return blocks(reader, ids, thinking, tags, block)
@@ -119,13 +118,13 @@ def _sections(
 
 
 def _fenced(kind: str, call: str) -> tuple[str, str, str] | None:
-    found = _FENCED.fullmatch(call)
-    return (found[1].strip(), found[2], "") if found and kind.strip() == "function" else None
+    match = _FENCED.fullmatch(call)
+    return (match[1].strip(), match[2], "") if match and kind.strip() == "function" else None
 
 
 def _identified(title: str, arguments: str) -> tuple[str, str, str] | None:
-    found = KIMI_IDS.pattern.fullmatch(title.strip())
-    return (found[1], arguments, found[0]) if found else None
+    match = KIMI_IDS.pattern.fullmatch(title.strip())
+    return (match[1], arguments, match[0]) if match else None
 
 
 QWEN = ("<tool_call>", "</tool_call>")
@@ -152,7 +151,7 @@ _ARGUMENT = re.compile(r'<parameter name="([^"\n]+)">(.*?)</parameter>', re.DOTA
 
 
 def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Ordinary text tags for each function and parameter, all calls within one block. Values are exact."""
+    """Ordinary text tags for each function and parameter, all calls in one block. Values are exact."""
 
     def block(inner: list[int]) -> Calls | None:
         text = reader.decode(inner)
@@ -160,9 +159,9 @@ def minimax(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: boo
         for name, body in _INVOKE.findall(text):
             if _ARGUMENT.sub("", body).strip():
                 return None
-            schema, given = parameters(tools, name), _ARGUMENT.findall(body)
-            arguments = {key: schema.typed(value, key) for key, value in given}
-            if len(arguments) < len(given):
+            schema, parts = parameters(tools, name), _ARGUMENT.findall(body)
+            arguments = {key: schema.typed(value, key) for key, value in parts}
+            if len(arguments) < len(parts):
                 return None
             calls.append(Invocation(name, arguments))
         return None if _INVOKE.sub("", text).strip() else calls
@@ -178,7 +177,7 @@ _DSML_ARGUMENT = re.compile(
 
 
 def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking: bool) -> Any:
-    """Tags with the token ``｜DSML｜``: a block of functions, and of their parameters, exact or in JSON."""
+    """Tags with the token ``｜DSML｜``: a block of functions and their parameters, exact or in JSON."""
     # the first tag's bracket precedes the token, which alone distinguishes it from text
     from renderers.base import ParsedResponse, ParsedToolCall, ToolCallParseStatus
 
@@ -193,8 +192,8 @@ def deepseek_v32(reader: Reader, ids: list[int], tools: Sequence[Tool], thinking
     span, reasoning_content = (begin, len(ids)), reasoning or None
     if not block:
         return ParsedResponse(words.strip(), reasoning_content=reasoning_content)
-    found = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
-    calls = _dsml(found[1]) if found else None
+    match = _DSML_CALLS.fullmatch(f"<{block}") if words.endswith("<") else None
+    calls = _dsml(match[1]) if match else None
     if not calls:
         unread = ParsedToolCall(block, token_span=span, status=ToolCallParseStatus.MALFORMED_STRUCTURE)
         return ParsedResponse(words.strip(), reasoning_content=reasoning_content, tool_calls=[unread])
@@ -211,9 +210,9 @@ def _dsml(text: str) -> Calls | None:
         arguments: dict[str, Any] = {}
         if _DSML_ARGUMENT.sub("", body).strip():
             return None
-        for key, is_text, given in _DSML_ARGUMENT.findall(body):
-            value = given if is_text == "true" else from_json(given)
-            if key in arguments or (value is None and given.strip() != "null"):
+        for key, is_text, value_text in _DSML_ARGUMENT.findall(body):
+            value = value_text if is_text == "true" else from_json(value_text)
+            if key in arguments or (value is None and value_text.strip() != "null"):
                 return None
             arguments[key] = value
         calls.append(Invocation(name, arguments))

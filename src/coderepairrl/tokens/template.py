@@ -1,4 +1,4 @@
-"""Chat template of a model, applied like transformers, to compare renderers with."""
+"""Chat template of a model, applied as transformers does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLOCK = re.compile(r"strftime_now\s+is\s+defined")
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Template source, and the special tokens' texts for it."""
+    """Template source, and its special tokens' texts."""
 
     source: str
     tokens: Mapping[str, str] = field(default_factory=dict)
@@ -40,10 +40,9 @@ class Template:
         thinking: bool,
         prompt: bool = True,
     ) -> str:
-        """Render `messages`, with the generation prompt if `prompt`.
+        """Render `messages`, with the generation prompt if `prompt`, without a clock: prompts are stable.
 
-        There is no clock, so prompts are stable: templates use their default date, or `TODAY`. Raises `ConfigError`
-        when the template fails, or exceeds `SECONDS` or `MEMORY`.
+        Raises `ConfigError` when the template fails, or exceeds `SECONDS` or `MEMORY`.
         """
         from jinja2 import TemplateError
 
@@ -62,8 +61,10 @@ class Template:
         except MemoryError:
             raise ConfigError(f"the model's chat template takes more than {MEMORY >> 20} MiB") from None
         except (TemplateError, TypeError, RecursionError) as error:  # values may be nested too deep
-            why = str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
-            raise ConfigError(f"the model's chat template fails: {why}") from error
+            reason = (
+                str(error) if isinstance(error, TemplateError) else "a value is nested too deep, or of another type"
+            )
+            raise ConfigError(f"the model's chat template fails: {reason}") from error
 
 
 @contextmanager
@@ -139,10 +140,7 @@ def _compiled(source: str) -> Any:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 (hexadecimal) of tokenizer and template, with its special tokens: what determines a conversation's ids.
-
-    Independent of key order, notation of merges, truncation and padding. Raises `ConfigError` for unreadable files.
-    """
+    """SHA-256 (hexadecimal) of tokenizer, template and its special tokens. Raises `ConfigError`."""
     path = folder / "tokenizer.json"
     try:
         spec = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Compressed trie (radix tree) of token ids: common prefixes are stored once."""
+"""Compressed trie (radix tree) of token ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Known(NamedTuple):
 
 
 class Node:
-    """Edge label between branches. A node stays the end of its label when others branch off inside."""
+    """Edge label between branches."""
 
     __slots__ = ("children", "end", "label", "owner")
 
@@ -30,9 +30,7 @@ class Node:
 
 
 class Trie:
-    """Numbered sequences of ids below 2^31.
-
-    Memory and time are linear in tokens: 4 bytes each, and at most two nodes per sequence.
+    """Numbered sequences of ids below 2^31, in linear time and memory.
 
     >>> trie = Trie()
     >>> _ = trie.add((1, 2, 3, 4), 0), trie.add((1, 2, 9), 1)
@@ -49,7 +47,7 @@ class Trie:
         return self._tokens
 
     def add(self, ids: Sequence[int], number: int, after: Node | None = None) -> Node:
-        """Add `ids` as sequence `number`, or as continuation of one that ends at `after`; returns the end node."""
+        """Add `ids` as sequence `number`, after the sequence that ends at `after`; returns the end node."""
         new = array("i", ids)
         node, at = after or self._root, 0
         while at < len(new):
@@ -66,11 +64,11 @@ class Trie:
         return node
 
     def longest(self, ids: Sequence[int]) -> Known:
-        """Longest prefix of `ids` that is a prefix of a sequence."""
-        wanted = array("i", ids)
+        """Longest prefix of `ids` in any sequence."""
+        sequence = array("i", ids)
         node, at = self._root, 0
-        while at < len(wanted) and (child := node.children.get(wanted[at])) is not None:
-            same = common(child.label, wanted, at)
+        while at < len(sequence) and (child := node.children.get(sequence[at])) is not None:
+            same = common(child.label, sequence, at)
             at += same
             if same < len(child.label):
                 return Known(at, child.owner, None)
@@ -79,7 +77,6 @@ class Trie:
 
 
 def _split(parent: Node, child: Node, at: int) -> Node:
-    """Insert a node for the first `at` tokens of `child`."""
     upper = Node(child.label[:at], child.owner)
     parent.children[upper.label[0]] = upper
     child.label = child.label[at:]
@@ -88,7 +85,7 @@ def _split(parent: Node, child: Node, at: int) -> Node:
 
 
 def common(one: Sequence[object], other: Sequence[object], start: int = 0) -> int:
-    """Length of the common prefix of `one` and ``other[start:]``, strings or arrays of ids.
+    """Length of the common prefix of `one` and ``other[start:]``.
 
     >>> common("abcd", "xabd", 1)
     2

@@ -1,4 +1,4 @@
-"""Checks of a codec at start-up: recorded ids can be extended, and extending equals rendering."""
+"""Start-up checks of a codec: recorded ids can be extended, and extending equals rendering."""
 
 from __future__ import annotations
 
@@ -84,10 +84,8 @@ _NEEDED = (
 
 
 class Findings(NamedTuple):
-    """Restricted conversations.
-
-    `forks` can be rendered again, not extended (a user message, with thinking); `refused` are refused by the template;
-    `rewritten` shapes are written as others (`Codec.unwritten`).
+    """Restricted conversations: to be rendered again (`forks`), refused by the template, or rewritten
+    (`Codec.unwritten`).
     """
 
     forks: tuple[str, ...]
@@ -96,11 +94,7 @@ class Findings(NamedTuple):
 
 
 def verify(codec: Codec) -> Findings:
-    """Find conversations that `codec` cannot extend or render.
-
-    Raises `ConfigError` for inexactness: texts that change in decoding, forgeable special tokens, a prompt that is no
-    prefix of the conversation, an extension that differs from rendering, calls parsed differently.
-    """
+    """Find conversations that `codec` cannot extend or render. Raises `ConfigError` for inexactness."""
     try:
         return _verify(codec)
     except ValueError as error:
@@ -127,13 +121,13 @@ def _verify(codec: Codec) -> Findings:
                     raise ConfigError(f"{codec.name}: the calls of {kind} are not read: {unread!r}")
                 conversation = (*OPENING, *reply, *news)
                 rendered = codec.render(conversation, tools)
-                whole = codec.extend(prompt, output, news, calls=calls)
+                extension = codec.extend(prompt, output, news, calls=calls)
             except ValueError as error:
                 _refuse(codec, kind if _never(codec, plain) else name, refused, error)
                 continue
             users = ("user", "system") if Shape.LATE in codec.unwritten else ("user",)
             user = any(message["role"] in users for message in news)
-            if whole is None:
+            if extension is None:
                 # A conversation that agents can do without may fork, and is reported: its prompt is rendered again, so
                 # that the policy sees exactly what its template writes, and what it sampled is trained in a row of its
                 # own. That costs computing, not exactness, as long as the template forgets nothing that was said.
@@ -143,10 +137,10 @@ def _verify(codec: Codec) -> Findings:
                     raise ConfigError(f"{codec.name}: after {name} the prompt is written anew, and without {lost!r}")
                 forks.append(name)
                 continue
-            if not _begins(codec, conversation, rendered, whole):
+            if not _begins(codec, conversation, rendered, extension):
                 raise ConfigError(f"{codec.name}: {added} after {kind} is followed by no beginning of a reply")
             # with thinking, rendering drops thoughts before a question, and extending keeps them
-            if not (codec.thinking and user) and [*prompt, *output, *whole] != rendered:
+            if not (codec.thinking and user) and [*prompt, *output, *extension] != rendered:
                 raise ConfigError(f"{codec.name}: extending {name} differs from rendering it{_where(codec, rendered)}")
             if name in _NEEDED and not codec.thinking:
                 _check_next(codec, rendered, conversation, name)
@@ -157,7 +151,7 @@ def _verify(codec: Codec) -> Findings:
             results = sum(message["role"] == "tool" for message in news)
             # a call that was not read has no results: what follows it may be another shape
             other = read != calls and {Shape.AFTER_CALL, Shape.ORPHAN} & codec.unwritten
-            if cut is None or cut[0] not in codec.stop_ids or (cut[-len(whole) :] != whole and not other):
+            if cut is None or cut[0] not in codec.stop_ids or (cut[-len(extension) :] != extension and not other):
                 # Nobody sends results of a call that was not read, since no client hears of one: templates that write
                 # them with a call's name, number or id have none to write. Results of calls that were read, and any
                 # question, must do, whatever the reply was cut from.
@@ -190,13 +184,13 @@ def _never(codec: Codec, reply: Messages) -> bool:
 
 
 def _begins(codec: Codec, conversation: Messages, rendered: list[int], whole: list[int]) -> bool:
-    asked = codec.render(conversation, _tools(codec), prompt=False)
-    beginning = rendered[len(asked) :] if rendered[: len(asked)] == asked else []
+    unprompted = codec.render(conversation, _tools(codec), prompt=False)
+    beginning = rendered[len(unprompted) :] if rendered[: len(unprompted)] == unprompted else []
     return whole[len(whole) - len(beginning) :] == beginning
 
 
 def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """Raise `ConfigError` unless the prompt after `conversation` is a prefix of the conversation with a reply."""
+    """Check that the prompt after `conversation` is a prefix of the conversation with a reply."""
     reply = _REPLIES["a reply in words"]
     _, output = _canonical(codec, reply, "a reply in words", _ADDED["a user message"])
     expected = [*prompt, *output[:-1]]
@@ -205,16 +199,16 @@ def _check_next(codec: Codec, prompt: list[int], conversation: Messages, name: s
 
 
 def _check_again(codec: Codec, prompt: list[int], conversation: Messages, name: str) -> None:
-    """Raise `ConfigError` unless a second call is extended as rendered: templates may number calls, or write ids."""
+    """Check that a second call is extended as rendered: templates may number calls."""
     thoughts = {"reasoning_content": "Hm."} if codec.thinking else {}
     reply: Messages = ({"role": "assistant", "content": "", "tool_calls": [_call(2, "git log")], **thoughts},)
     news: Messages = ({"role": "tool", "tool_call_id": "call00002", "content": "tests"},)
     rendered = codec.render((*conversation, *reply, *news), _tools(codec))
-    whole = codec.render((*conversation, *reply), _tools(codec), prompt=False)
-    ends = [at for at in range(len(prompt), len(whole)) if whole[at] in codec.stop_ids]
-    if whole[: len(prompt)] != prompt:
+    answered = codec.render((*conversation, *reply), _tools(codec), prompt=False)
+    ends = [at for at in range(len(prompt), len(answered)) if answered[at] in codec.stop_ids]
+    if answered[: len(prompt)] != prompt:
         raise ConfigError(f"{codec.name}: the prompt after {name} is no prefix of the conversation after it")
-    output = rendered[len(prompt) : (ends[-1] if ends else len(whole)) + 1]
+    output = rendered[len(prompt) : (ends[-1] if ends else len(answered)) + 1]
     more = codec.extend(prompt, output, news)
     if more is None or [*prompt, *output, *more] != rendered:
         raise ConfigError(f"{codec.name}: extending a second call after {name} differs from rendering it")
@@ -227,18 +221,18 @@ def _refuse(codec: Codec, name: str, refused: list[str], error: ValueError) -> N
 
 
 def _calls(codec: Codec, reply: Messages, output: list[int], prompt: list[int]) -> str | None:
-    wanted = [call["function"] for call in reply[0].get("tool_calls", ())]
+    expected = [call["function"] for call in reply[0].get("tool_calls", ())]
     calls = codec.parse(output, prompt, _tools(codec)).calls
     read = [(call.name, json.loads(call.arguments)) for call in calls]
-    same = read == [(call["name"], json.loads(call["arguments"])) for call in wanted]
+    same = read == [(call["name"], json.loads(call["arguments"])) for call in expected]
     return None if same else codec.decode(output)
 
 
 def _lost(codec: Codec, reply: Messages, rendered: list[int]) -> str:
     text = codec.decode(rendered)
     functions = [call["function"] for call in reply[0].get("tool_calls", ())]
-    said = [value for function in functions for value in json.loads(function["arguments"]).values()]
-    parts = (reply[0]["content"], *(function["name"] for function in functions), *said)
+    arguments = [value for function in functions for value in json.loads(function["arguments"]).values()]
+    parts = (reply[0]["content"], *(function["name"] for function in functions), *arguments)
     return next((part for part in parts if part not in text), "")
 
 
@@ -247,11 +241,11 @@ def _where(codec: Codec, rendered: Sequence[int]) -> str:
 
 
 def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tuple[list[int], list[int]]:
-    """Prompt and output ids of a conversation with `reply`, as if sampled canonically."""
+    """Prompt and output ids, as if sampled."""
     # the output includes the beginning of `news` where that ends a reply, like GLM's roles
     prompt = codec.render(OPENING, _tools(codec))
-    whole = codec.render((*OPENING, *reply), _tools(codec), prompt=False)
-    if whole[: len(prompt)] != prompt:
+    complete = codec.render((*OPENING, *reply), _tools(codec), prompt=False)
+    if complete[: len(prompt)] != prompt:
         if not codec.thinking:
             raise ConfigError(
                 f"{codec.name}: the prompt before {name} is no prefix of the conversation after it",
@@ -262,15 +256,15 @@ def _canonical(codec: Codec, reply: Messages, name: str, news: Messages) -> tupl
             f"{codec.name}: {name} does not follow its prompt: {codec.decode(header)[-80:]!r}",
             fix="its template forgets the thoughts of a reply that calls a tool: set model.thinking=false",
         )
-    last = max((i for i, token in enumerate(whole) if token in codec.stop_ids), default=-1)
+    last = max((i for i, token in enumerate(complete) if token in codec.stop_ids), default=-1)
     if last < len(prompt):
         plain = tuple({key: text for key, text in each.items() if key != "reasoning_content"} for each in reply)
         answered = codec.render((*OPENING, *plain), _tools(codec), prompt=False)
         more = codec.render((*OPENING, *plain, *news), _tools(codec))
         if more[: len(answered)] != answered or more[len(answered)] not in codec.stop_ids:
             raise ConfigError(f"{codec.name}: {name} is not ended by a stop token")
-        last, whole = len(whole), [*whole, more[len(answered)]]
-    return prompt, whole[len(prompt) : last + 1]
+        last, complete = len(complete), [*complete, more[len(answered)]]
+    return prompt, complete[len(prompt) : last + 1]
 
 
 def _check_texts(codec: Codec) -> None:
@@ -280,8 +274,8 @@ def _check_texts(codec: Codec) -> None:
 
 
 def _check_prompt(codec: Codec) -> None:
-    prompt, asked = codec.render(OPENING, _tools(codec)), codec.render(OPENING, _tools(codec), prompt=False)
-    if prompt[: len(asked)] != asked:
+    prompt, unprompted = codec.render(OPENING, _tools(codec)), codec.render(OPENING, _tools(codec), prompt=False)
+    if prompt[: len(unprompted)] != unprompted:
         raise ConfigError(f"{codec.name}: a prompt is not the conversation and the beginning of a reply")
     if not codec.has_tools:
         return

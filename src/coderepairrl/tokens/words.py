@@ -1,7 +1,6 @@
-"""ASCII text to ids word by word, with a cache, in a quarter of the tokenizer's time.
+"""Fast encoding of ASCII text, word by word, with a cache.
 
-A byte-level BPE splits text by a regular expression and merges within pieces alone, so a piece's ids never change.
-Python's `re` splits ASCII text alike; other patterns are left to the tokenizer.
+A byte-level BPE merges only within the pieces of a regular expression, so a piece's ids never change.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LONGEST = 32
 
 
 class Words(dict[str, tuple[int, ...]]):
-    """Cache of at most 32,768 words of at most 32 characters, filled by the tokenizer's BPE `model`."""
+    """Cache of at most 32,768 words of at most 32 characters, filled by the BPE `model`."""
 
     def __init__(self, pattern: re.Pattern[str], model: Any, alphabet: Mapping[str, int]) -> None:
         self._split = pattern.findall
@@ -49,10 +48,7 @@ class Words(dict[str, tuple[int, ...]]):
 
 
 def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) -> Words | None:
-    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently.
-
-    `alphabet` has the bytes by their characters in the vocabulary.
-    """
+    """`Words` for the `tokenizer` of a ``tokenizer.json``; None if `re` splits text differently."""
     pattern = _pattern(spec)
     if pattern is None or any(kind not in NORMAL for kind in types(spec.get("normalizer"), "normalizers")):
         return None
@@ -64,8 +60,8 @@ def words(spec: Mapping[str, Any], tokenizer: Any, alphabet: Mapping[str, int]) 
 
 
 def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
-    whole = spec.get("pre_tokenizer") or {}
-    *splits, last = whole.get("pretokenizers") or [whole]
+    pre_tokenizer = spec.get("pre_tokenizer") or {}
+    *splits, last = pre_tokenizer.get("pretokenizers") or [pre_tokenizer]
     if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
         return None
     if len(splits) + bool(last.get("use_regex")) != 1:
@@ -85,7 +81,7 @@ def _pattern(spec: Mapping[str, Any]) -> re.Pattern[str] | None:
 
 
 def _ascii(source: str) -> str:
-    """Regular expression with its Unicode categories spelled out. Raises KeyError for one missing from `ASCII`."""
+    """Spell out Unicode categories. Raises KeyError for one missing from `ASCII`."""
     depth = 0
     parts = []
     for part in re.findall(r"\\p\{\w+\}|\\.|[^\\]", source, re.DOTALL):
@@ -98,5 +94,5 @@ def _ascii(source: str) -> str:
 
 
 def types(step: Mapping[str, Any] | None, inner: str) -> list[str]:
-    """Types of a tokenizer's step, or of its steps under `inner`."""
+    """Types of a tokenizer's step, or of its inner ones."""
     return [str(part.get("type")) for part in (step or {}).get(inner, [step] if step else [])]

@@ -1,1 +1,1 @@
-"""Rewards of the thesis, its draft and its code: to reproduce it, not to train on."""
+"""Rewards of the thesis, its draft and its code, for reproduction only."""

@@ -1,4 +1,4 @@
-"""Search/replace blocks in a reply: format, and similarity to the reference's."""
+"""Search/replace blocks in a reply: format, and similarity to the reference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEVIATIONS = (
 
 
 def blocks(text: str) -> list[Block]:
-    r"""Complete blocks of `text` (`agents.blocks.read`), for any file.
+    r"""Complete blocks of `text` (`agents.blocks.read`), whatever their file.
 
     >>> blocks("<<<<<<< SEARCH\n  a\n\n  b\n=======\n  c\n>>>>>>> REPLACE")
     [(('  a', '', '  b'), ('  c',))]
@@ -46,24 +46,24 @@ class SearchReplaceFormat(AnswerReward):
 
     For the first fenced block between ``<answer>`` tags: 1, less 0.4 without SEARCH, 0.4 without REPLACE, 0.2 without a
     divider; below 0.5 the rest is skipped. A single perfect block earns 1. Else less 0.1 for each marker of another
-    length, 0.05 for text behind SEARCH, and REPLACE, 0.15 if dividers are not as many as SEARCHes, and REPLACEs, 0.1
-    for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker that does not
-    end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
+    length, 0.05 each for text behind SEARCH and REPLACE, 0.15 each if dividers are not as many as SEARCHes and
+    REPLACEs, 0.1 for markers cut short, 0.05 for blanks behind the divider, 0.3 for the wrong order, 0.1 for a marker
+    that does not end its line, 0.2 if no block can be read and 0.1 if only a tolerant reader can; at least 0.
 
-    Unit: points of format. Source: the original's code, whose reader lost blocks with blank lines; this one does not.
-    Known weaknesses: several perfect blocks earn about 0.7, since patterns match well-formed markers; ignores content.
+    Source: the original's code, with blank lines in blocks. Known weaknesses: several perfect blocks earn about 0.7;
+    ignores content.
     """
 
     name = "search_replace_format"
     version = 2
 
     def judge(self, answer: str, task: Task) -> float:
-        """The formula above."""
+        """Format of the tagged answer."""
         return block_format(unfenced(tagged_answer(answer)))
 
 
 def block_format(text: str) -> float:
-    """Value of `SearchReplaceFormat` for the text of the blocks."""
+    """`SearchReplaceFormat` of a text."""
     if not text:
         return 0.0
     searches, replaces, dividers = text.count("SEARCH"), text.count("REPLACE"), text.count("=======")
@@ -85,36 +85,33 @@ def block_format(text: str) -> float:
 def _in_order(text: str, parts: Iterable[re.Pattern[str]]) -> bool:
     at = 0
     for part in parts:
-        found = part.search(text, at)
-        if found is None:
+        match = part.search(text, at)
+        if match is None:
             return False
-        at = found.end()
+        at = match.end()
     return True
 
 
 class SearchReplaceSimilarity(AnswerReward):
     """Similarity of the answer's blocks to the reference's, in [0, 1].
 
-    Blocks are paired in order, missing ones empty. A pair scores the mean difflib ratio, over lines, of its search
-    parts and replace parts; the reward is the mean over pairs, 0 without blocks in the answer. The reference has such
-    blocks, or is a diff, of which each hunk is one block with context.
+    Blocks are paired in order, missing ones empty. A pair scores the mean difflib ratio, over lines, of its search and
+    replace parts; the reward is the mean over pairs. Each hunk of a reference diff is one block with context.
 
-    Unit: share of matching lines. Source: the original's code, whose reader gave 1.0 to garbage for references with
-    blank lines; this one does not. Known weaknesses: blocks are compared in order; searched lines count as much as the
-    repair; context earns.
+    Source: the original's code, with blank lines in blocks. Known weaknesses: order matters; context earns.
     """
 
     name = "search_replace_similarity"
     version = 2
 
     def judge(self, answer: str, task: Task) -> float:
-        """Compare blocks. Raises `TaskError` for a reference without a readable block."""
-        wanted, given = _reference(task), blocks(unfenced(tagged_answer(answer)))
-        if not given:
+        """Compare blocks. Raises `TaskError` for a reference without any."""
+        reference, answered = _reference(task), blocks(unfenced(tagged_answer(answer)))
+        if not answered:
             return 0.0
         ratios = [
-            float(SequenceMatcher(None, mine[side], theirs[side]).ratio())
-            for mine, theirs in zip_longest(given, wanted, fillvalue=((), ()))
+            float(SequenceMatcher(None, mine[side], expected[side]).ratio())
+            for mine, expected in zip_longest(answered, reference, fillvalue=((), ()))
             for side in (0, 1)
         ]
         return sum(ratios) / len(ratios)
@@ -122,16 +119,16 @@ class SearchReplaceSimilarity(AnswerReward):
 
 def _reference(task: Task) -> list[Block]:
     text = task.reference.decode("utf-8", "replace")
-    found = blocks(text)
-    if not found:
+    reference = blocks(text)
+    if not reference:
         try:
             hunks = [hunk for file in parse(task.reference) for hunk in file.hunks]
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
-        found = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
-    if not found:
+        reference = [(_text(hunk.side(b"-")), _text(hunk.side(b"+"))) for hunk in hunks]
+    if not reference:
         raise TaskError(f"task {task.id}: the reference has no search/replace block and no hunk", fix="give it one")
-    return found
+    return reference
 
 
 def _text(lines: tuple[bytes, ...]) -> tuple[str, ...]:

@@ -34,14 +34,13 @@ class ReasoningFormat(AnswerReward):
     1/4 for each of ``<think>\n``, ``\n</think>\n``, ``\n<answer>\n`` and ``\n</answer>`` that occurs exactly once, less
     0.001 for each character before the first and after the last; at least 0.
 
-    Unit: share of the tags. Source: the original's code. Known weaknesses: ignores order; a thousand characters outside
-    cost all; empty thoughts and answers earn fully.
+    Source: the original's code. Known weaknesses: ignores order; empty thoughts and answers earn fully.
     """
 
     name = "reasoning_format"
 
     def judge(self, answer: str, task: Task) -> float:
-        """The formula above."""
+        """Score the tags of `answer`."""
         value = 0.0
         for tag in ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>"):
             value += 0.25 * (answer.count(tag) == 1)
@@ -55,30 +54,27 @@ class ReasoningFormat(AnswerReward):
 class ReasoningFormatStrict(AnswerReward):
     """1 if the reply is a thought and a one-line answer, each tag on a separate line, else 0 (RW8).
 
-    Unit: 0 or 1. Source: the original's code. Known weakness: no answer of several lines, such as a repair, has this
-    format: for classification only.
+    Source: the original's code. Known weakness: for classification only.
     """
 
     name = "reasoning_format_strict"
 
     def judge(self, answer: str, task: Task) -> float:
-        """The rule above."""
+        """Match the whole reply."""
         return float(_STRICT.fullmatch(answer) is not None)
 
 
 class Classification(AnswerReward):
-    """1 if the tagged answer is the task's label, else 0.
+    """1 if the tagged answer is the task's label (`Task.answer`, such as ``CWE-79``), else 0.
 
-    The label is `Task.answer`, for example ``CWE-79``; a reply without tags answers ``N/A``.
-
-    Unit: 0 or 1. Source: the original's code. Known weaknesses: another spelling is wrong; with few classes, guessing
-    the commonest pays.
+    Source: the original's code. Known weaknesses: another spelling is wrong; with few classes, guessing the commonest
+    pays.
     """
 
     name = "classification"
 
     def judge(self, answer: str, task: Task) -> float:
-        """Compare labels. Raises `TaskError` for a task without a label."""
+        """Compare labels. Raises `TaskError` without a label."""
         if not task.answer:
             raise TaskError(f"task {task.id} has no label", fix="put the label into the task's field answer")
         return float(tagged_answer(answer) == task.answer.strip())

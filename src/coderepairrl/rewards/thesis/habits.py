@@ -43,10 +43,9 @@ def _shell(episode: Episode) -> list[_Call]:
 
 
 def _outputs(episode: Episode) -> list[str]:
-    """Output of each tool call, by its id in the reply; empty if unrecorded.
+    """Output of each tool call, or "".
 
-    Ids count within their turn only, since some models repeat them. Calls without output, outputs without a call and
-    reordered outputs are common.
+    Ids count within their turn only, since some models repeat them.
     """
     ids: defaultdict[tuple[int, str, str], deque[str]] = defaultdict(deque)
     printed: dict[tuple[int | None, str], str] = {}
@@ -57,9 +56,9 @@ def _outputs(episode: Episode) -> list[str]:
                 asker = None  # a history that the client wrote anew
             elif message.get("role") == "tool":
                 printed.setdefault((asker, str(message.get("tool_call_id"))), str(message.get("content") or ""))
-        for asked in turn.messages[-1].get("tool_calls", ()) if turn.messages else ():
-            function = asked["function"]
-            ids[turn.index, function["name"], function["arguments"]].append(asked["id"])
+        for call_in_reply in turn.messages[-1].get("tool_calls", ()) if turn.messages else ():
+            function = call_in_reply["function"]
+            ids[turn.index, function["name"], function["arguments"]].append(call_in_reply["id"])
     outputs = []
     for call in episode.tool_calls:
         same = ids[call.turn, call.name, call.arguments]  # the same call twice in a reply runs in that order
@@ -74,13 +73,13 @@ class TerminalHabits(Reward):
     0.3 for a successful ``ls`` among the first two commands, 0.4 for rg, grep or find among the first ten, and 0.3
     for sed, head or tail after the first two.
 
-    Unit: points. Source: the original's code. Known weakness: three commands that look at nothing earn 1.
+    Source: the original's code. Known weakness: pays for gestures.
     """
 
     name = "terminal_habits"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """The formula above; 0 without tool calls."""
+        """Score the episode."""
         calls = _shell(episode)
         return Score(
             self.name,
@@ -93,16 +92,16 @@ class ExplorationDepth(Reward):
 
     0.25 if the first successful search of the first ten commands printed a path that a later sed, head or tail reads;
     0.2 times the share of successes among the first six commands, if there are six; without that chain also 0.2 for
-    a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a command
-    given twice, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
+    a read of given lines, and 0.15 if that search was scoped or printed a path. Less, 0.2 at most: 0.07 for a repeated
+    command, 0.07 for one that failed twice in a row, 0.1 for truncated output without a read of given lines.
 
-    Unit: points. Source: the original's code. Known weakness: pays for looking, not for finding.
+    Source: the original's code. Known weakness: pays for looking, not for finding.
     """
 
     name = "exploration_depth"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """The formula above; 0 without tool calls."""
+        """Score the episode."""
         calls = _shell(episode)
         first = calls[:10]
         at = next((at for at, call in enumerate(first) if call.ok and _SEARCH.search(call.command)), None)

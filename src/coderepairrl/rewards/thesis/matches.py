@@ -1,4 +1,4 @@
-"""Rewards for touching the right files and functions, and related similarities."""
+"""Rewards for touching the right files and functions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ Place = tuple[str, str]
 class FileMatch(TextReward):
     """Share of files in common, in [0, 1]: |F_a & F_g| / max(|F_a|, |F_g|).
 
-    Unit: share of files. Source: the original's code. Known weakness: hacked in the thesis, since any edit of the right
-    file earns 1. Measure with it (weight 0).
+    Source: the original's code. Known weakness: hacked in the thesis, since any edit of the right file earns 1. Use
+    weight 0.
     """
 
     name = "file_match"
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """Share of files; for an empty oracle 1 for an empty patch. Raises `MalformedPatch`."""
-        wanted, given = ({file.path for file in parse(text)} for text in (oracle, patch))
-        return len(wanted & given) / max(len(wanted), len(given)) if wanted else float(not given)
+        """Share of files; 1 if both patches are empty. Raises `MalformedPatch`."""
+        oracle_paths, patch_paths = ({file.path for file in parse(text)} for text in (oracle, patch))
+        return (
+            len(oracle_paths & patch_paths) / max(len(oracle_paths), len(patch_paths))
+            if oracle_paths
+            else float(not patch_paths)
+        )
 
 
 class NanoSimilarity(TextReward):
@@ -36,107 +40,105 @@ class NanoSimilarity(TextReward):
 
     Like `patch_similarity`, but divided by the oracle's files only, and 1 if both are empty.
 
-    Unit: share of matching characters. Source: Nano's benchmark. Known weaknesses: those of `patch_similarity`;
-    touching many files costs nothing.
+    Source: Nano's benchmark. Known weakness: touching many files costs nothing.
     """
 
     name = "nano_similarity"
     repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above. Never raises."""
-        wanted, given = files(oracle), files(patch)
-        if not wanted:
-            return float(not given)
-        return sum(ratio(wanted[name], given[name]) for name in wanted if name in given) / len(wanted)
+        """Reward of `patch`. Never raises."""
+        oracle_files, patch_files = files(oracle), files(patch)
+        if not oracle_files:
+            return float(not patch_files)
+        return sum(ratio(oracle_files[name], patch_files[name]) for name in oracle_files if name in patch_files) / len(
+            oracle_files
+        )
 
 
 class DraftSimilarity(TextReward):
     """Reward of the thesis's draft, in [0, 1].
 
     1 if both patches change the same lines; else the difflib ratio of the sequences of changed lines, or, where larger,
-    0.1 for a right file and another 0.1 for a right function (as the hunks' headings name it).
+    0.1 for a right file and another 0.1 for a right function (by hunk headings).
 
-    Unit: share of changed lines. Source: equation 3.1 and section 3.5.3 of the draft; the size of the partial credit is
-    this project's. Known weaknesses: a near repair earns as little as junk; any edit of the right file earns 0.1;
-    no-ops are lines like any other.
+    Source: equation 3.1 and section 3.5.3 of the draft. Known weakness: any edit of the right file earns 0.1.
     """
 
     name = "draft_similarity"
     repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """The formula above. Raises `MalformedPatch`."""
-        wanted, given = parse(oracle), parse(patch)
-        if not wanted or not given:
+        """Reward of `patch`. Raises `MalformedPatch`."""
+        oracle_files, patch_files = parse(oracle), parse(patch)
+        if not oracle_files or not patch_files:
             return 0.0
-        alike = ratio(_changed(wanted), _changed(given), autojunk=False)
-        shared = {file.path for file in wanted} & {file.path for file in given}
-        functions = _headings(wanted) & _headings(given)
-        return max(alike, 0.1 * bool(shared) + 0.1 * bool(functions))
+        line_ratio = ratio(_changed(oracle_files), _changed(patch_files), autojunk=False)
+        shared = {file.path for file in oracle_files} & {file.path for file in patch_files}
+        functions = _headings(oracle_files) & _headings(patch_files)
+        return max(line_ratio, 0.1 * bool(shared) + 0.1 * bool(functions))
 
 
 def _changed(patch: Sequence[FilePatch]) -> list[tuple[str, bytes, bytes]]:
-    found = []
+    lines = []
     for file in sorted(patch, key=lambda file: file.path):
         for block in sorted(file.blocks, key=lambda block: block.at):
             for sign, side in ((b"-", block.removed), (b"+", block.added)):
-                found += [(file.path, sign, line) for line in side]
-    return found
+                lines += [(file.path, sign, line) for line in side]
+    return lines
 
 
 def _headings(patch: Sequence[FilePatch]) -> set[Place]:
-    found = {(file.path, hunk.heading.decode("utf-8", "replace")) for file in patch for hunk in file.hunks}
-    return {(path, heading) for path, heading in found if heading}
+    headings = {(file.path, hunk.heading.decode("utf-8", "replace")) for file in patch for hunk in file.hunks}
+    return {(path, heading) for path, heading in headings if heading}
 
 
 class FunctionMatch(Reward):
     """Share of functions in common, in [0, 1]: |P_a & P_g| / max(|P_a|, |P_g|) over (file, function).
 
     A changed place of a Python file belongs to the innermost function or class at the task's commit, read in a fresh
-    sandbox. In other files, or those that do not parse, it belongs to the hunk's heading. Code outside functions is one
-    place per file.
+    sandbox; in other or unparsable files, to the hunk's heading.
 
-    Unit: share of functions. Source: the draft's section 3.5.3 ("correct files and functions"). Known weaknesses: any
-    edit of the right function earns 1; a heading names the function above the hunk, which may have ended.
+    Source: the draft's section 3.5.3 ("correct files and functions"). Known weaknesses: any edit of the right function
+    earns 1; a heading may name a function that ended above the hunk.
     """
 
     name = "function_match"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` for a malformed reference, `RewardFault`."""
         if not episode.patch.strip():
             return Score(self.name, 0.0, note="empty patch")
         try:
-            wanted = parse(task.reference)
+            reference = parse(task.reference)
         except MalformedPatch as problem:
             raise TaskError(f"task {task.id}: reference: {problem}", fix=problem.fix) from problem
         try:
-            given = parse(episode.patch)
+            patch_files = parse(episode.patch)
         except MalformedPatch as problem:
             return Score(self.name, 0.0, note=str(problem))
-        shared = {file.path for file in wanted} & {file.path for file in given}
+        shared = {file.path for file in reference} & {file.path for file in patch_files}
         try:
             sources = await self._sources(task, sandbox, sorted(path for path in shared if path.endswith(".py")))
         except SandboxFault as fault:
             raise RewardFault(f"functions of task {task.id}: {fault}", fix=fault.fix) from fault
-        theirs, ours = (set(_places(patch, sources)) for patch in (wanted, given))
-        most = max(len(theirs), len(ours))
-        return Score(self.name, len(theirs & ours) / most if most else 0.0)
+        reference_places, ours = (set(_places(patch, sources)) for patch in (reference, patch_files))
+        most = max(len(reference_places), len(ours))
+        return Score(self.name, len(reference_places & ours) / most if most else 0.0)
 
     @staticmethod
     async def _sources(task: Task, backend: SandboxBackend, paths: Sequence[str]) -> dict[str, ast.Module]:
-        found: dict[str, ast.Module] = {}
+        trees: dict[str, ast.Module] = {}
         if not paths:
-            return found
+            return trees
         async with backend.open(task) as fresh:
             for path in paths:
                 source = await _read(fresh, path)
                 try:
-                    found[path] = ast.parse(source)
+                    trees[path] = ast.parse(source)
                 except (SyntaxError, ValueError):
                     continue  # the headings of the hunks stand in, as for other languages
-        return found
+        return trees
 
 
 async def _read(sandbox: Sandbox, path: str) -> bytes:
@@ -171,19 +173,16 @@ def enclosing(tree: ast.AST, line: int) -> str:
 
 
 class TestPatchSimilarity(Reward):
-    """`patch_similarity` to the change of the tests instead of the oracle, in [0, 1].
+    """`patch_similarity` to the change of the tests (`Checks.restore`) instead of the oracle, in [0, 1].
 
-    That change is a fresh sandbox's diff after writing the task's `Checks.restore`.
-
-    Unit: share of matching characters. Source: the original's code, which picked demonstrations with tests by it. Known
-    weaknesses: those of `patch_similarity`; pays for tests, not for repairs.
+    Source: the original's code. Known weakness: pays for tests, not for repairs.
     """
 
     __test__ = False  # pytest: not a test class
     name = "test_patch_similarity"
 
     async def __call__(self, task: Task, episode: Episode, sandbox: SandboxBackend) -> Score:
-        """Score the patch. Raises `TaskError` without test files, `RewardFault` for a dead sandbox."""
+        """Score the patch. Raises `TaskError` without test files, `RewardFault`."""
         if not task.checks.restore:
             raise TaskError(f"task {task.id} names no test files", fix="give its checks the files to `restore`")
         if not episode.patch.strip():

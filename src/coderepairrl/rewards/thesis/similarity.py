@@ -23,33 +23,31 @@ class PatchSimilarity(TextReward):
 
         R = sum over files f of both patches of SM(g_f, a_f) / max(|F_a|, |F_g|)
 
-    SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default "autojunk"
-    for texts of 200 and more. A file's text is everything from its ``diff --git a/X b/X`` line to the next, headers,
-    hashes and context included, stripped; X names it, and the last of several counts. Empty patches and oracles score
-    0.
+    SM is the ratio 2M/T of `difflib.SequenceMatcher(None, g_f, a_f)` over characters, with difflib's default
+    "autojunk". A file's text is everything from its ``diff --git a/X b/X`` line to the next, stripped; X names it, and
+    the last of several counts.
 
-    Unit: share of matching characters. Source: the thesis and its code; equal to its published values on real
-    predictions (tests). Known weaknesses: headers and context dominate, so a blank line in the right file scores 0.14
-    to 0.19 on average and one next to the right hunk 0.52 to 0.60; blob hashes keep a perfect repair below 1.0;
-    autojunk and the order of the arguments move the value; a patch without ``diff --git`` lines scores 0.
+    Source: the thesis and its code; equal to its published values on real predictions (tests). Known weaknesses:
+    headers and context dominate, so a blank line next to the right hunk scores 0.52 to 0.60; blob hashes keep a perfect
+    repair below 1.0; a patch without ``diff --git`` lines scores 0.
     """
 
     name = "patch_similarity"
     repairs = True
 
     def compare(self, oracle: bytes, patch: bytes, language: str = "") -> float:
-        """Compare any two texts; never raises."""
-        wanted, given = files(oracle), files(patch)
-        if not wanted or not given:
+        """Reward of `patch`. Never raises."""
+        oracle_files, patch_files = files(oracle), files(patch)
+        if not oracle_files or not patch_files:
             return 0.0
-        shared = sum(ratio(wanted[name], given[name]) for name in wanted if name in given)
-        return shared / max(len(wanted), len(given))
+        shared = sum(ratio(oracle_files[name], patch_files[name]) for name in oracle_files if name in patch_files)
+        return shared / max(len(oracle_files), len(patch_files))
 
 
 def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True) -> float:
-    """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, in [0, 1], computed by cydifflib.
+    """``difflib.SequenceMatcher(None, a, b, autojunk).ratio()``, by cydifflib.
 
-    Beyond `LARGEST_PAIRS` only common ends count, else the matches found in `LARGEST_WORK` steps.
+    Beyond `LARGEST_PAIRS` only common ends count, else the matches of `LARGEST_WORK` steps.
 
     >>> ratio("abcd", "bcde")
     0.75
@@ -64,10 +62,7 @@ def ratio(a: Sequence[Hashable], b: Sequence[Hashable], *, autojunk: bool = True
 
 
 def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> int:
-    """Elements in difflib's matching blocks: the longest match, then those on either side.
-
-    A search of ``a[low:high]`` takes a step per element, and one per place in `b` that it may match.
-    """
+    """Elements in difflib's matching blocks, up to `LARGEST_WORK` steps."""
     matcher = SequenceMatcher(None, a, b, autojunk)
     steps = [0, *accumulate(1 + len(matcher.b2j.get(element, ())) for element in a)]
     left, matched = LARGEST_WORK, 0
@@ -77,12 +72,12 @@ def _matched(a: Sequence[Hashable], b: Sequence[Hashable], autojunk: bool) -> in
         left -= steps[high] - steps[low]
         if left < 0:
             break
-        at, there, size = matcher.find_longest_match(low, high, begin, end)
+        at, b_start, size = matcher.find_longest_match(low, high, begin, end)
         matched += size
-        if size and low < at and begin < there:
-            parts.append((low, at, begin, there))
-        if size and at + size < high and there + size < end:
-            parts.append((at + size, high, there + size, end))
+        if size and low < at and begin < b_start:
+            parts.append((low, at, begin, b_start))
+        if size and at + size < high and b_start + size < end:
+            parts.append((at + size, high, b_start + size, end))
     return matched
 
 
@@ -91,15 +86,15 @@ def _common(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
 
 
 def files(patch: bytes) -> dict[str, str]:
-    r"""Each file's text by name; text before the first ``diff --git`` is a file named "".
+    r"""File texts by name; text before the first ``diff --git`` is named "".
 
     >>> files(b"diff --git a/x b/x\n+1\ndiff --git a/y b/y\n+2\n")["x"]
     'diff --git a/x b/x\n+1'
     """
-    found = {}
+    texts = {}
     before, *parts = ("\n" + patch.decode("utf-8", "surrogateescape")).split("\n" + _FILE)
     for part in (before, *(_FILE + part for part in parts)):
         if text := part.strip():
             name = _NAME.search(text.partition("\n")[0].splitlines()[0])
-            found[name[1] if name else ""] = text
-    return found
+            texts[name[1] if name else ""] = text
+    return texts

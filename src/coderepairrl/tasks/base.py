@@ -63,8 +63,8 @@ def code_folder(path: str) -> Path:
     where = Path(path).expanduser()
     if not where.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
-        if spec is not None and (found := spec.submodule_search_locations or [spec.origin or ""])[0]:
-            return Path(found[0]).resolve()
+        if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
+            return Path(locations[0]).resolve()
         raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
     return where.resolve()
 
@@ -77,18 +77,18 @@ def cached_json(
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
     """Result of `find` in the backend `sandbox` as plain data, cached in `folder` under `key`."""
-    known = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
-    if not known.exists():
+    cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+    if not cache_file.exists():
         backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
         try:
-            found = waited_for(find(backend))
+            result = waited_for(find(backend))
         finally:
             backend.close()
-        known.parent.mkdir(parents=True, exist_ok=True)
-        partial = known.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        partial.replace(known)
-    return json.loads(known.read_text(encoding="utf-8"))
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache_file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.replace(cache_file)
+    return json.loads(cache_file.read_text(encoding="utf-8"))
 
 
 def waited_for(job: Coroutine[Any, Any, T]) -> T:
@@ -105,8 +105,8 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
         begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await job
 
-    with ThreadPoolExecutor(1) as beside:
-        done = beside.submit(asyncio.run, cancellable())
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(asyncio.run, cancellable())
         try:
             return done.result()
         except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first

@@ -62,7 +62,7 @@ class Benchmark(LoadedSource):
         return [task for task, _ in self._described.values()]
 
     def _describe(self) -> dict[str, tuple[Task, Row]]:
-        found: dict[str, tuple[Task, Row]] = {}
+        by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
                 task = self.task(row)
@@ -70,25 +70,25 @@ class Benchmark(LoadedSource):
                 raise self._unwritten(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
                 raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
-            if task.id in found:
+            if task.id in by_id:
                 raise TaskError(
-                    f"{self.name}, {row.where}: {task.id} is in {found[task.id][1].where}, too",
+                    f"{self.name}, {row.where}: {task.id} is in {by_id[task.id][1].where}, too",
                     fix="name one file of the folder: path=FILE",
                 )
-            found[task.id] = task, row
-        return found
+            by_id[task.id] = task, row
+        return by_id
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
         """Put selected `described` tasks, possibly changed, into their images. Raises `TaskError`."""
         try:
-            made = [self.made_images(self._described[task.id][1]) for task in tasks]
+            task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
             raise self._unwritten(error) from error
         return [
             replace(task, workspace=images.shown, checks=replace(task.checks, workspace=images.judging))
             if images
             else task
-            for task, images in zip(tasks, made, strict=True)
+            for task, images in zip(tasks, task_images, strict=True)
         ]
 
     def made_images(self, row: Row) -> Images | None:
@@ -216,10 +216,10 @@ def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | 
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
         dockerfile.base_of(partial)
-        made = home / dockerfile.named(partial).rpartition(":")[2]
-        if not made.exists():
-            partial.rename(made)
-    return image_workspace(dockerfile.named(made))
+        image_folder = home / dockerfile.named(partial).rpartition(":")[2]
+        if not image_folder.exists():
+            partial.rename(image_folder)
+    return image_workspace(dockerfile.named(image_folder))
 
 
 FOLDER = ".crrl-tests"
@@ -238,9 +238,9 @@ def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str
 
     The patched files are restored before, since the patches may be applied already. `files`, by name, are in ``$d``.
     """
-    whole = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
-    listed = "".join(f"{path}\n" for path in paths(patch_bytes(whole)))
-    put = {"tests.patch": whole, "paths": listed, **files}
+    combined = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
+    listed = "".join(f"{path}\n" for path in paths(patch_bytes(combined)))
+    put = {"tests.patch": combined, "paths": listed, **files}
     return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}
 
 

@@ -56,22 +56,22 @@ def shipped() -> list[Listing]:
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
         Listing("functions", {}, "functions of Python code to write again by their docstrings: path=PACKAGE, or rows"),
         Listing("repair", {}, "repairs of one file in one turn: source=NAME, or code before and after: path=ROWS"),
-        *(Listing(name, {}, about) for name, about in BENCHMARKS.items()),
+        *(Listing(name, {}, description) for name, description in BENCHMARKS.items()),
     ]
 
 
 def _corpus() -> dict[str, int]:
     from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 
-    made = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
-    return dict(sorted(Counter(made).items()))
+    task_splits = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
+    return dict(sorted(Counter(task_splits).items()))
 
 
 def load(source: str, options: Mapping[str, Any]) -> TaskSource:
     """Prepare the named source. Raises `ConfigError`, and `TaskError` for unusable tasks."""
-    made = tasks.make(source, **options)
-    made.prepare()
-    return made
+    task_source = tasks.make(source, **options)
+    task_source.prepare()
+    return task_source
 
 
 def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -85,10 +85,10 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
         return dataset, dict(options)
     if "path" in options:
         raise UsageError(f"{dataset} is a path, and options.path another", fix="name the source, or leave out path=")
-    given = {**options, "path": str(path)}
+    path_options = {**options, "path": str(path)}
     if path.is_dir():
         if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
-            return "harbor", given
+            return "harbor", path_options
         raise UsageError(
             f"{path} has no folder with a task.toml", fix=f"name its source: crrl audit SOURCE path={path}"
         )
@@ -97,7 +97,7 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
     first = next(iter(rows.read("rows", path)), None)
     if first is None:
         raise UsageError(f"{path} has no tasks", fix="write one JSON object a line")
-    return ("swe_bench" if "instance_id" in first else "jsonl"), given
+    return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:
@@ -128,10 +128,10 @@ def export(source: Iterable[Task], target: Path) -> int:
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")
-    found = list(source)
+    task_list = list(source)
     try:
         with replace_file(target) as partial:
-            tasks.write_jsonl(found, partial)
+            tasks.write_jsonl(task_list, partial)
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}", fix="name a file in a folder that you may write to") from error
-    return len(found)
+    return len(task_list)

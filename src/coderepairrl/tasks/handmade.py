@@ -43,8 +43,10 @@ class HandmadeSource(TaskSource):
 
 def _task(folder: Path) -> Task:
     description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    kept = folder / "checks"
-    restore = {str(path.relative_to(kept)): _read(path) for path in sorted(kept.rglob("*")) if path.is_file()}
+    checks_folder = folder / "checks"
+    restore = {
+        str(path.relative_to(checks_folder)): _read(path) for path in sorted(checks_folder.rglob("*")) if path.is_file()
+    }
     return Task(
         id=f"handmade/{folder.name}",
         prompt=description["prompt"],

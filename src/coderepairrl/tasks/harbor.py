@@ -48,15 +48,15 @@ def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            made = Path(scratch) / "tasks"
-            made.mkdir()
+            staging = Path(scratch) / "tasks"
+            staging.mkdir()
             for task in source:
                 name = _named(task.id)
                 if name in names:
                     raise TaskError(f"two tasks would have the folder {name}", fix="give tasks ids of their own")
                 names.add(name)
-                _write(task, made / name, image)
-            made.rename(target)
+                _write(task, staging / name, image)
+            staging.rename(target)
     except OSError as error:
         raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
     return len(names)
@@ -98,7 +98,7 @@ def _write(task: Task, folder: Path, image: str) -> None:
 
 
 def _settings(task: Task, environment: str, seconds: int) -> str:
-    known = {
+    metadata = {
         "language": task.language,
         "split": task.split,
         "license": task.licence,
@@ -107,7 +107,7 @@ def _settings(task: Task, environment: str, seconds: int) -> str:
         "kind": task.kind,
         "reference": "solution/fix.patch" if task.reference else "",
     }
-    lines = [f"{name} = {_toml(value)}" for name, value in known.items() if value]
+    lines = [f"{name} = {_toml(value)}" for name, value in metadata.items() if value]
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
     org, _, name = task.id.partition("/")
     named = "/".join(map(_named, (org, name))) if name else f"coderepairrl/{_named(org)}"
@@ -131,17 +131,17 @@ def _tests(task: Task, folder: Path) -> None:
         raise TaskError(f"task {task.id} is judged by single tests, not by how its commands end", fix=_FIX)
     lines = ["fail() { echo 0 > /logs/verifier/reward.txt; exit 0; }", "mkdir -p /logs/verifier"]
     for name, content in checks.restore.items():
-        kept = folder / "restore" / name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(content.encode("utf-8", "surrogateescape"))
+        restored = folder / "restore" / name
+        restored.parent.mkdir(parents=True, exist_ok=True)
+        restored.write_bytes(content.encode("utf-8", "surrogateescape"))
         at, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
         lines += [f"rm -rf {at} || fail", f"mkdir -p {parent} || fail"]
         lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {at} || fail"]
-    told = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
+    expected = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
     for command in checks.commands:
         call = f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)}"
         lines += (
-            [_WATCHED.format(call), *(_TOLD.format(shlex.quote(each)) for each in told)]
+            [_WATCHED.format(call), *(_TOLD.format(shlex.quote(each)) for each in expected)]
             if watched
             else [f"{call} </dev/null || fail"]
         )

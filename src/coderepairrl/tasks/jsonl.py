@@ -272,11 +272,11 @@ class _DuplicateKey(Exception):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
         raise _DuplicateKey(repr(next(key for key in keys if keys.count(key) > 1)))
-    return found
+    return fields
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:
@@ -294,18 +294,18 @@ def _explain(error: ValidationError, where: str) -> TaskError:
 
 def _task(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
-    given = record.checks
-    commands = tuple(_command(each) for each in given.commands)
-    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
+    checks = record.checks
+    commands = tuple(_command(each) for each in checks.commands)
+    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()}
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
-    if rules is not None and rules.lists and not given.fail_to_pass:
+    if rules is not None and rules.lists and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
         )
-    named = given.fail_to_pass or given.pass_to_pass
+    named = checks.fail_to_pass or checks.pass_to_pass
     if named and not any(command.results for command in commands):
         raise TaskError(
             f"{where}: checks.fail_to_pass without a command that says which tests passed",
@@ -317,9 +317,9 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         checks=Checks(
             commands,
             restore,
-            tuple(given.fail_to_pass),
-            tuple(given.pass_to_pass),
-            _workspace(given.workspace, home, where),
+            tuple(checks.fail_to_pass),
+            tuple(checks.pass_to_pass),
+            _workspace(checks.workspace, home, where),
         ),
         **{name: getattr(record, name) for name in _PLAIN},
     )
@@ -367,7 +367,7 @@ def _reference(text: str, home: Path, where: str) -> bytes:
     try:
         return (home / text).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL, which no file name has
-        why = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise TaskError(
-            f"{where}: reference: {home / text}: {why}", fix="write the diff itself, or a file that exists"
+            f"{where}: reference: {home / text}: {reason}", fix="write the diff itself, or a file that exists"
         ) from error

@@ -30,8 +30,8 @@ class Needs(NamedTuple):
     files: tuple[str, ...]
 
     def __str__(self) -> str:
-        own = ("what the project declares",) if self.project else ()
-        return ", ".join((*own, *self.requirements, *self.files))
+        declared = ("what the project declares",) if self.project else ()
+        return ", ".join((*declared, *self.requirements, *self.files))
 
 
 def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
@@ -45,13 +45,13 @@ def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: S
     pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
     groups = project.get("dependency-groups", {})
     name = next((name for name in GROUPS if name in groups), "")
-    own = [path for path in files if _FILES.fullmatch(path)]
-    if len(own) > 1:  # linters stand beside them
-        own = [path for path in own if "dev" not in path] or own
+    requirement_files = [path for path in files if _FILES.fullmatch(path)]
+    if len(requirement_files) > 1:  # linters stand beside them
+        requirement_files = [path for path in requirement_files if "dev" not in path] or requirement_files
     return Needs(
         declared or "setup.py" in files or _has_metadata(files),
         tuple(dict.fromkeys([*pytest, *(_group(groups, name) if name else ()), *requirements])),
-        tuple(sorted(own)),
+        tuple(sorted(requirement_files)),
     )
 
 
@@ -61,9 +61,9 @@ def extra_of(files: Mapping[str, bytes]) -> str:
     >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), extra_of({})
     ('[tests]', '')
     """
-    there = _pyproject(files).get("project", {}).get("optional-dependencies", {})
-    found = next((name for name in GROUPS if name in there), "")
-    return f"[{found}]" if found else ""
+    extras = _pyproject(files).get("project", {}).get("optional-dependencies", {})
+    extra = next((name for name in GROUPS if name in extras), "")
+    return f"[{extra}]" if extra else ""
 
 
 def _pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:

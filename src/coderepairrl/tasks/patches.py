@@ -66,9 +66,9 @@ def size(patch: bytes) -> Size:
     >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
     Size(files=1, hunks=1, lines=3)
     """
-    found = list(_files(patch))
+    files = list(_files(patch))
     return Size(
-        len({each.path for each in found}), sum(each.hunks for each in found), sum(each.lines for each in found)
+        len({each.path for each in files}), sum(each.hunks for each in files), sum(each.lines for each in files)
     )
 
 
@@ -214,12 +214,12 @@ def unified(path: str, old: str, new: str) -> bytes:
 
 
 def _side_of(body: list[str], sign: str) -> list[str]:
-    found = list[str]()
+    side = list[str]()
     for number, line in enumerate(body):
         if line[:1] in ("", " ", "\r", sign):
             unended = body[number + 1 : number + 2] and body[number + 1].startswith("\\")
-            found.append(line[1:] + "\n" * (not unended))
-    return found
+            side.append(line[1:] + "\n" * (not unended))
+    return side
 
 
 def turned_round(patch: str) -> str:

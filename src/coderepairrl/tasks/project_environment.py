@@ -68,12 +68,14 @@ def build(
         return None
     specification = _specified(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
-        made = waited_for(environments.build(specification))
+        environment = waited_for(environments.build(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
-    built = {path: content for path, _, content in built_for(made.folder)}
-    return Environment(specification, made.imports if made.modules else source_folder(files), made.modules, built)
+    built = {path: content for path, _, content in built_for(environment.folder)}
+    return Environment(
+        specification, environment.imports if environment.modules else source_folder(files), environment.modules, built
+    )
 
 
 def source_folder(files: Mapping[str, bytes]) -> str:
@@ -82,8 +84,8 @@ def source_folder(files: Mapping[str, bytes]) -> str:
     >>> source_folder({"src/a.py": b"", "tests/test_a.py": b""}), source_folder({"a.py": b""})
     ('src', '')
     """
-    found = any(path.startswith("src/") and path.endswith(".py") for path in files)
-    return "src" if found and "src/__init__.py" not in files else ""
+    has_modules = any(path.startswith("src/") and path.endswith(".py") for path in files)
+    return "src" if has_modules and "src/__init__.py" not in files else ""
 
 
 def _specified(
@@ -92,19 +94,19 @@ def _specified(
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)
-    own = (f"-r {shlex.quote(path)}" for path in needs.files)
-    asked = " ".join(("pip install", *own, *(('".$extra"',) if needs.project else ())))
-    asked = f"{_EXTRA if needs.project else ''}{asked}"
+    file_options = (f"-r {shlex.quote(path)}" for path in needs.files)
+    install = " ".join(("pip install", *file_options, *(('".$extra"',) if needs.project else ())))
+    install = f"{_EXTRA if needs.project else ''}{install}"
     if bounds:
         written = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
-        asked = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{asked}"
+        install = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{install}"
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
         workspace=f"dir:{store(root, files, _digest(files))}",
         python=python,
         requirements=needs.requirements,
-        install=asked,
+        install=install,
         version=version,
     )
 

@@ -70,12 +70,12 @@ def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
         raise TaskError(
             f"{path} keeps no tasks apart: {error}", fix="crrl data verify SOURCE --quarantine FILE writes it"
         ) from error
-    known = {entry.id: entry for entry in entries}
-    found = []
+    by_id = {entry.id: entry for entry in entries}
+    usable = []
     for task in tasks:
-        if (kept := known.get(task.id)) is None:
-            found.append(task)
-        elif kept.fail_to_pass is not None:
-            failing, passing = tuple(kept.fail_to_pass), tuple(kept.pass_to_pass or ())
-            found.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
-    return found
+        if (record := by_id.get(task.id)) is None:
+            usable.append(task)
+        elif record.fail_to_pass is not None:
+            failing, passing = tuple(record.fail_to_pass), tuple(record.pass_to_pass or ())
+            usable.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
+    return usable

@@ -44,16 +44,16 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
     lacks = lacking(some)
     ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
     try:
-        found = _of_folders(ready)
+        rewritten = _of_folders(ready)
     except _UNWRITTEN:
-        found = {}
+        rewritten = {}
     left = defaultdict[str, list[Task]](list)
     for each in ready:
-        if id(each) not in found:
+        if id(each) not in rewritten:
             left[each.workspace].append(each)
     for workspace, some in left.items():
-        found |= _of_workspace(workspace, some)
-    return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
+        rewritten |= _of_workspace(workspace, some)
+    return tuple(replace(each, reference=rewritten[id(each)]) if id(each) in rewritten else each for each in everything)
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
@@ -103,28 +103,28 @@ def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
 
     Those of a commit, or of an image by digest, never change and are cached.
     """
-    kept = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
-    found, asked = dict[int, bytes](), list[tuple[Task, Path | None]]()
+    cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
+    rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:
         key = hashlib.sha256(workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
-        known = user_cache() / "references" / key if kept else None
-        if known is not None and known.is_file():
-            found[id(task)] = known.read_bytes()
+        cached = user_cache() / "references" / key if cacheable else None
+        if cached is not None and cached.is_file():
+            rewritten[id(task)] = cached.read_bytes()
         else:
-            asked.append((task, known))
-    if not asked:
-        return found
+            uncached.append((task, cached))
+    if not uncached:
+        return rewritten
     with suppress(*_UNWRITTEN), _base(workspace) as base:
         if base is None:
-            return found
-        for task, known in asked:
+            return rewritten
+        for task, cached in uncached:
             with suppress(*_UNWRITTEN):
-                found[id(task)] = _diffed(*base, task.reference) or task.reference
-                if known is not None:
-                    known.parent.mkdir(parents=True, exist_ok=True)
-                    with replace_file(known) as partial:
-                        partial.write_bytes(found[id(task)])
-    return found
+                rewritten[id(task)] = _diffed(*base, task.reference) or task.reference
+                if cached is not None:
+                    cached.parent.mkdir(parents=True, exist_ok=True)
+                    with replace_file(cached) as partial:
+                        partial.write_bytes(rewritten[id(task)])
+    return rewritten
 
 
 def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
@@ -148,10 +148,10 @@ def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
     with ExitStack() as stack:
-        found = stack.enter_context(base_at_hand(workspace))
-        if found is None and workspace.startswith("dir:"):  # no repository
+        base = stack.enter_context(base_at_hand(workspace))
+        if base is None and workspace.startswith("dir:"):  # no repository
             home = bare(stack.enter_context(scratch("reference")) / "git")
             stream = commit_stream("refs/heads/main", entries_of(workspace, None))
             git("fast-import", "--quiet", folder=home, stdin=stream)
-            found = home, "refs/heads/main"
-        yield found
+            base = home, "refs/heads/main"
+        yield base

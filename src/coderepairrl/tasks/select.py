@@ -109,15 +109,15 @@ class Selection:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
             tasks = outside(Path(self.quarantine).expanduser(), tasks)
-        found = [task for task in tasks if self.takes(task)]
+        selected = [task for task in tasks if self.takes(task)]
         if self.seed is not None:
-            Random(self.seed).shuffle(found)
-        found = found[self.skip : self.skip + self.n if self.n else None]
+            Random(self.seed).shuffle(selected)
+        selected = selected[self.skip : self.skip + self.n if self.n else None]
         if self.split:
-            return [replace(task, split=self.split) for task in found]
+            return [replace(task, split=self.split) for task in selected]
         if self.holdout:
-            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in found]
-        return found
+            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in selected]
+        return selected
 
 
 class Selected(LoadedSource):
@@ -131,16 +131,16 @@ class Selected(LoadedSource):
         """Prepare the source and select. Raises as the source, and `TaskError` without tasks."""
         benchmark = self.source if isinstance(self.source, Benchmark) else None
         if benchmark is not None:  # images are made for what is selected alone
-            there = benchmark.described()
+            available = benchmark.described()
         else:
             self.source.prepare()
-            there = list(self.source)
-        found = self.selection.of(there)
-        if not found:
+            available = list(self.source)
+        selected = self.selection.of(available)
+        if not selected:
             raise TaskError(
-                f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
+                f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
             )
-        return found if benchmark is None else benchmark.ready(found)
+        return selected if benchmark is None else benchmark.ready(selected)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
@@ -163,8 +163,8 @@ def held_out(task_id: str, share: float) -> bool:
     >>> len({held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
     1
     """
-    function, _, asked = task_id.rpartition("/")
-    name = function if asked in ASKED and function.count("/") else task_id
+    function, _, question = task_id.rpartition("/")
+    name = function if question in ASKED and function.count("/") else task_id
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 

@@ -122,16 +122,16 @@ def mutants() -> tuple[Mutant, ...]:
     of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them again (half a minute).
     """
     symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
-    known = pairs()
-    if symptoms["corpus"] != corpus_digest(known):
+    all_pairs = pairs()
+    if symptoms["corpus"] != corpus_digest(all_pairs):
         raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__package__}.verify")
-    found = []
-    for key, (function, mutation) in known.items():
+    verified = []
+    for key, (function, mutation) in all_pairs.items():
         if key in symptoms:
             index, got = symptoms[key]
             check = function.checks[index]
-            found.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
-    return tuple(found)
+            verified.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
+    return tuple(verified)
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
@@ -143,26 +143,26 @@ def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    known = functions() if among is None else among
-    others = (f for f in known if f.module == function.module and f.name != function.name)
-    neighbours: list[tuple[Function, ...]] = [(f,) for f in others]
+    candidates = functions() if among is None else among
+    same_module = (f for f in candidates if f.module == function.module and f.name != function.name)
+    neighbours: list[tuple[Function, ...]] = [(f,) for f in same_module]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
     for other in neighbours or [()]:
-        made = repository((broken, *other) if first else (*other, broken))
-        if made.text.count(mutant.broken_line) == 1:
+        repo = repository((broken, *other) if first else (*other, broken))
+        if repo.text.count(mutant.broken_line) == 1:
             break
     else:
         return None
     line = mutant.broken_line if quoted else None
     return Exercise(
         mutant=mutant,
-        files={made.path: made.text, **made.tests},
-        path=made.path,
-        tests=made.tests,
-        command=made.command,
+        files={repo.path: repo.text, **repo.tests},
+        path=repo.path,
+        tests=repo.tests,
+        command=repo.command,
         fixed=repository((function, *other) if first else (*other, function)).text,
-        prompt=issue(made.path, function.name, mutant.symptom, line, rng),
+        prompt=issue(repo.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
 
@@ -194,8 +194,8 @@ def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mut
     text are counted once."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
     for function in functions() if of is None else of:
-        found = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
-        for _, same in groupby(found, key=lambda m: m.apply(function.source)):
+        ordered = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
+        for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
             by_key[pair_key(function, mutation)] = (function, mutation)
     return by_key

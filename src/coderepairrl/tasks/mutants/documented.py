@@ -33,7 +33,7 @@ def functions(root: Path) -> list[Function]:
     """The documented functions of the folder or file `root`, in order: without decorators, of at most `LONGEST` lines,
     with examples whose calls and results are expressions. None of them has run yet."""
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
-    found: dict[str, Function] = {}
+    by_key: dict[str, Function] = {}
     with warnings.catch_warnings():  # of invalid escapes
         warnings.simplefilter("ignore")
         for path, data in files.items():
@@ -51,8 +51,8 @@ def functions(root: Path) -> list[Function]:
                 code = "".join([*_imports(tree, code), code])
                 if (checks := _checks(node)) and code.count("\n") <= LONGEST:
                     function = Function(module, node.name, code, checks)
-                    found.setdefault(function.key, function)  # a/b.py and a_b.py have one key
-    return [*found.values()]
+                    by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
+    return [*by_key.values()]
 
 
 def _imports(tree: ast.Module, code: str) -> Iterator[str]:
@@ -64,12 +64,12 @@ def _imports(tree: ast.Module, code: str) -> Iterator[str]:
             of = each.module or "" if isinstance(each, ast.ImportFrom) else ""
             roots = {(of or alias.name).partition(".")[0] for alias in names}
             if names and roots <= sys.stdlib_module_names and not getattr(each, "level", 0):
-                kept = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
-                yield f"{ast.unparse(kept)}\n"
+                statement = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
+                yield f"{ast.unparse(statement)}\n"
 
 
 def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
-    found = []
+    checks = []
     try:
         examples = doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
     except ValueError:
@@ -85,8 +85,8 @@ def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             continue
         if node.name in names and "..." not in want:
-            found.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
-    return tuple(found)
+            checks.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
+    return tuple(checks)
 
 
 async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[list[Any]]:
@@ -95,29 +95,34 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
 
     Raises `TaskError`.
     """
-    known = functions(root)
-    single = [(each.source, [(check.call, check.want)]) for each in known for check in each.checks]
+    candidates = functions(root)
+    single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
     passing = iter(await _judged(backend, workspace, single))
-    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in known]
-    kept = [(number, each) for number, each in enumerate(steady) if each.checks]
-    numbers = {each.key: number for number, each in kept}
-    mutated = pairs([each for _, each in kept])
+    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
+    usable = [(number, each) for number, each in enumerate(steady) if each.checks]
+    numbers = {each.key: number for number, each in usable}
+    mutated = pairs([each for _, each in usable])
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
-    found: dict[int, list[Any]] = {
-        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in kept
+    results: dict[int, list[Any]] = {
+        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in usable
     }
     for (key, (function, _)), failure in zip(mutated.items(), await _judged(backend, workspace, jobs), strict=True):
         if failure is not None and failure[0] >= 0:
-            found[numbers[function.key]][2].append([key, *failure])
-    return [each for each in found.values() if each[2]]
+            results[numbers[function.key]][2].append([key, *failure])
+    return [each for each in results.values() if each[2]]
 
 
 def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
     """The mutants that `verified` found."""
-    there = functions(root)
+    candidates = functions(root)
     checked = [
         (
-            Function(there[number].module, there[number].name, there[number].source, tuple(Check(*c) for c in checks)),
+            Function(
+                candidates[number].module,
+                candidates[number].name,
+                candidates[number].source,
+                tuple(Check(*c) for c in checks),
+            ),
             bugs,
         )
         for number, checks, bugs in known
@@ -133,7 +138,7 @@ def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
 async def _judged(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
-    found: list[judge.Failure | None] = []
+    failures: list[judge.Failure | None] = []
     left = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
         await fresh.write("judge.py", Path(judge.__file__).read_bytes())
@@ -144,5 +149,5 @@ async def _judged(
             answers = done.output.decode("utf-8", "replace").splitlines()
             if not done.ok or len(answers) != len(some):
                 raise TaskError(f"the functions cannot be judged: {done.output[-300:]!r}", fix="name another package")
-            found += [json.loads(answer) for answer in answers]
-    return found
+            failures += [json.loads(answer) for answer in answers]
+    return failures

@@ -86,22 +86,23 @@ def candidates(
 
     `modules` are the files that the project installs, if known: no others are broken. Raises `TaskError`.
     """
-    found: list[tuple[str, str, Mutation]] = []
+    mutated: list[tuple[str, str, Mutation]] = []
     broken: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
         if installed and fnmatch(path, only) and not is_test(path):
             try:
                 source = data.decode("utf-8")
-                found += [(path, source, mutation) for mutation in mutations(source)]
+                mutated += [(path, source, mutation) for mutation in mutations(source)]
             except (SyntaxError, ValueError) as error:
                 broken.append(f"{path}: {error}")
-    if not found:
-        why = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
+    if not mutated:
+        reason = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
         raise TaskError(
-            f"no mutable function of Python in {len(files)} files (only={only!r}){why}", fix="point path at Python code"
+            f"no mutable function of Python in {len(files)} files (only={only!r}){reason}",
+            fix="point path at Python code",
         )
-    return found
+    return mutated
 
 
 async def bugs(
@@ -128,7 +129,7 @@ async def bugs(
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
-    found: dict[str, Bug] = {}
+    by_key: dict[str, Bug] = {}
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
@@ -140,15 +141,15 @@ async def bugs(
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
             if ran.problem and not ran.late and (failing or not runner.results):
                 bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
-                found.setdefault(bug.key, bug)
-            if len(found) == most:
+                by_key.setdefault(bug.key, bug)
+            if len(by_key) == most:
                 break
-    if not found:
+    if not by_key:
         raise TaskError(
             f"the tests notice none of {len(tries)} injected bugs: {' '.join(command)}",
             fix="give the command that runs them (the option command), or choose a package with better tests",
         )
-    return list(found.values())
+    return list(by_key.values())
 
 
 async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
@@ -213,12 +214,14 @@ class _Runner:
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
         """The tests with the files `changed`."""
-        asked = Command(tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout)
+        full_command = Command(
+            tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
+        )
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)
             workdir = fresh.workdir
-            ran = await tried(fresh, asked, Checks())
+            ran = await tried(fresh, full_command, Checks())
         output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
@@ -256,8 +259,8 @@ class _Runner:
                 "env PYTHONPATH=FOLDER",
             )
         for pattern, words in _CAUSES:
-            if found := pattern.search(ran.output):
-                return TaskError(problem, fix=words.format(found[1], name_it=_NAME_IT))
+            if match := pattern.search(ran.output):
+                return TaskError(problem, fix=words.format(match[1], name_it=_NAME_IT))
         if ran.failing and (less := await self.without_failing()):
             left_out = len(less) - len(self.command)
             return TaskError(

@@ -50,7 +50,7 @@ class Function:
 @cache
 def functions() -> tuple[Function, ...]:
     """Every function of the corpus, in order of module and place."""
-    found = []
+    corpus_functions = []
     for path in sorted(CORPUS.glob("check_*.py")):
         module = path.stem.removeprefix("check_")
         checks: dict[str, list[Check]] = {}
@@ -60,8 +60,8 @@ def functions() -> tuple[Function, ...]:
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
-                found.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
-    return tuple(found)
+                corpus_functions.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
+    return tuple(corpus_functions)
 
 
 class Repository(NamedTuple):

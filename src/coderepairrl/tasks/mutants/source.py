@@ -116,26 +116,26 @@ class MutantSource(LoadedSource):
             if self.path and not self.documented:
                 return self._package()
             pool, among = self._documented() if self.documented else (mutants(), None)
-            found = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
-            if not found:
+            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
+            if not tasks:
                 raise TaskError(
                     f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
                     fix="name a package whose docstrings have examples of plain values",
                 )
-            return found
+            return tasks
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
         """The mutants of documented functions, and these; which ones there are is cached."""
         root = code_folder(self.path)
-        known = documented.functions(root)
+        candidates = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store(self._workspaces, {'judge.py': b''})}"
-        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in known], where)
+        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
         find = partial(documented.verified, root, empty)
-        made = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
-        return made, list(dict.fromkeys(mutant.function for mutant in made))
+        verified = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
+        return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
     def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:
         pool = [mutant for mutant in mutants if mutant.split == split]
@@ -148,9 +148,9 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
-                if made is not None:
-                    tasks.append(self._exercise_task(made))
+                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
+                if candidate is not None:
+                    tasks.append(self._exercise_task(candidate))
         return tasks
 
     def _exercise_task(self, made: Exercise) -> Task:
@@ -170,15 +170,15 @@ class MutantSource(LoadedSource):
         """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
         files = read_tree(Path(self.path).expanduser().resolve())
         projects = self.cache / "projects"
-        there = build(files, self.command, self.requirements, projects) if self.environment else None
-        imports = there.imports if there else source_folder(files)
-        files |= there.built if there else {}
+        project = build(files, self.command, self.requirements, projects) if self.environment else None
+        imports = project.imports if project else source_folder(files)
+        files |= project.built if project else {}
         command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
-        found = self._verified(files, command, there)
-        test = len(found) // 4
+        verified = self._verified(files, command, project)
+        test = len(verified) // 4
         return [
-            self._bug_task(bug, split, files, str(there.specification) if there else "")
-            for split, chosen in (("train", found[test:]), ("test", found[:test]))
+            self._bug_task(bug, split, files, str(project.specification) if project else "")
+            for split, chosen in (("train", verified[test:]), ("test", verified[:test]))
             if split in self._splits
             for bug in chosen
         ]
@@ -191,7 +191,7 @@ class MutantSource(LoadedSource):
         key = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
-            found = await bugs(
+            verified = await bugs(
                 files,
                 command,
                 backend,
@@ -203,7 +203,7 @@ class MutantSource(LoadedSource):
                 modules=modules,
                 leave_out=self.command == list(PYTEST),
             )
-            return [asdict(bug) for bug in found]
+            return [asdict(bug) for bug in verified]
 
         return [_bug(entry) for entry in cached_json(self.cache / "bugs", key, find, *where)]
 

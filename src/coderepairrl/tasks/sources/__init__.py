@@ -52,17 +52,17 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
             f"{source} is no task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
-    found = registry.resolve(_KIND, source, SHIPPED)
-    registry.check_options(_KIND, source, found, options, also=["select"])
-    made: TaskSource = registry.instance(_KIND, source, found, TaskSource, options)
+    source_class = registry.resolve(_KIND, source, SHIPPED)
+    registry.check_options(_KIND, source, source_class, options, also=["select"])
+    task_source: TaskSource = registry.instance(_KIND, source, source_class, TaskSource, options)
     if not select:
-        return made
+        return task_source
     if not isinstance(select, Mapping):
         raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in select.items()}
-    return Selected(made, Selection(**fields))
+    return Selected(task_source, Selection(**fields))
 
 
 def check_trainable(evaluation_set: str) -> None:

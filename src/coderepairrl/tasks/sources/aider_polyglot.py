@@ -54,7 +54,7 @@ class AiderPolyglot(Files):
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _hidden(name)}
         files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
-        kept = {name: text for name, text in files.items() if name in tests or name in _CATCH}
+        restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
             unified(target, files.get(target, ""), text)
             for target, text in _matched(row, examples, solutions).items()
@@ -65,7 +65,7 @@ class AiderPolyglot(Files):
             row,
             files,
             b"".join(patches),
-            self._checks(kept, tests, files, named),
+            self._checks(restored, tests, files, named),
             licence=_LICENCE,
             language=self.language,
             kind=IMPLEMENT,
@@ -126,18 +126,18 @@ def _checkout(folder: Path, language: str) -> Row:
 
 def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
     """Text of each example by its solution file: of equal name, else the only one of its ending."""
-    found: dict[str, str] = {}
+    matched: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)
         same = [each for each in solutions if PurePosixPath(each).name == path.name]
-        alike = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in found]
-        target = next(iter(same or alike), "")
+        same_ending = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
+        target = next(iter(same or same_ending), "")
         if not target:
             target = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
-        found[target] = text
-    if not found:
+        matched[target] = text
+    if not matched:
         raise row.wrong("no example solution")
-    return found
+    return matched
 
 
 def _switched_on(language: str, text: str) -> str:

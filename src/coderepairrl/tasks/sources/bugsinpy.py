@@ -78,7 +78,7 @@ class BugsInPy(Repositories):
         if not commands.strip():
             raise row.wrong("column 'run_test' names no test")
         repository = row.text("repo")
-        made = Task(
+        task = Task(
             id=row.text("instance_id"),
             prompt=f"A bug in {repository.partition('/')[2]} makes this fail, with tests that are not in the "
             f"repository yet:\n\n{commands}\n",
@@ -90,9 +90,9 @@ class BugsInPy(Repositories):
             repository=repository,
         )
         if not self.native:
-            return made
+            return task
         url = self.clone.format(repository=repository)
-        return replace(made, environment=_environment(row, url), checks=_checks(row, url))
+        return replace(task, environment=_environment(row, url), checks=_checks(row, url))
 
     def _read(self) -> list[Row]:
         projects = self.path / "projects" if self.path is not None else None
@@ -115,14 +115,14 @@ def _checkout(projects: Path) -> Iterator[Row]:
 
 
 def _values(folder: Path, repository: str) -> dict[str, Any]:
-    known = _settings(folder / "bug.info")
+    info = _settings(folder / "bug.info")
     return {
         "instance_id": f"bugsinpy__{folder.parent.parent.name}-{folder.name}",
         "repo": repository,
-        "base_commit": known["buggy_commit_id"],
-        "fixed_commit": known["fixed_commit_id"],
-        "python_version": known.get("python_version", ""),
-        "test_files": known.get("test_file", "").split(";"),
+        "base_commit": info["buggy_commit_id"],
+        "fixed_commit": info["fixed_commit_id"],
+        "python_version": info.get("python_version", ""),
+        "test_files": info.get("test_file", "").split(";"),
         "run_test": [line.strip() for line in _text(folder / "run_test.sh").split("\n") if line.strip()],
         "setup_sh": _text(folder / "setup.sh"),
         "requirements": _text(folder / "requirements.txt").split("\n"),
@@ -205,8 +205,8 @@ def _known(line: str) -> bool:
 
 def _installed(row: Row) -> Iterator[str]:
     for line in _lines(row.maybe("setup_sh")):
-        if found := _INSTALLS.fullmatch(line):
-            yield from (name for name in found["what"].split() if name not in sys.stdlib_module_names)
+        if match := _INSTALLS.fullmatch(line):
+            yield from (name for name in match["what"].split() if name not in sys.stdlib_module_names)
 
 
 def _own(line: str, row: Row) -> bool:
@@ -217,8 +217,8 @@ def _own(line: str, row: Row) -> bool:
 
 
 def _package(requirement: str) -> str:
-    found = _NAME.match(requirement)
-    return found[0].lower().replace("_", "-") if found else ""
+    match = _NAME.match(requirement)
+    return match[0].lower().replace("_", "-") if match else ""
 
 
 def _commands(row: Row) -> list[list[str]]:
@@ -265,5 +265,5 @@ def _restored(row: Row, url: str) -> dict[str, str]:
         if lacking := next((name for name in named if name not in blobs), None):
             raise row.wrong(f"its repaired commit has no {lacking}")
         changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
-        found = history.read({name: blobs[name] for name in (*named, *changed)})
-    return {name: data.decode("utf-8", "surrogateescape") for name, data in found.items()}
+        contents = history.read({name: blobs[name] for name in (*named, *changed)})
+    return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

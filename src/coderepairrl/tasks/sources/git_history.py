@@ -117,13 +117,13 @@ class GitHistory(LoadedSource):
 
     def load(self) -> list[Task]:
         """Read the history. Raises `TaskError`, also without usable commits."""
-        with history(self.path) as known:
-            name = self.repository or known.name.name.removesuffix(".git")
-            found = list(self._mined(known, name))
+        with history(self.path) as repository:
+            name = self.repository or repository.name.name.removesuffix(".git")
+            tasks = list(self._mined(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
-        log_left_out(str(self.path), "commit", found, self.left_out, fix=fix)
-        test = len(found) // 4
-        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
+        log_left_out(str(self.path), "commit", tasks, self.left_out, fix=fix)
+        test = len(tasks) // 4
+        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
         if not (commits := known.commits()):
@@ -135,7 +135,7 @@ class GitHistory(LoadedSource):
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [commit for commit in commits if self._of_that_time(commit)]
         patches = set[bytes]()
-        taken = 0
+        count = 0
         for start in range(0, len(recent), _AT_ONCE):
             some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
             changes = known.changes(some)
@@ -149,8 +149,8 @@ class GitHistory(LoadedSource):
                     continue
                 patches.add(task.reference)
                 yield task
-                taken += 1
-                if taken == self.n:
+                count += 1
+                if count == self.n:
                     return
 
     def _of_that_time(self, commit: Commit) -> bool:

@@ -44,11 +44,11 @@ class GitBugJava(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        made = super().task(row)
+        task = super().task(row)
         if self.image_name:
             bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
-            made = replace(made, workspace=image_workspace(self.image_name.format(id=bug)))
-        return replace(made, checks=self._checks(row)) if self.image_name or self.command else made
+            task = replace(task, workspace=image_workspace(self.image_name.format(id=bug)))
+        return replace(task, checks=self._checks(row)) if self.image_name or self.command else task
 
     def _checks(self, row: Row) -> Checks:
         tool = row.maybe("build_tool") or "maven"

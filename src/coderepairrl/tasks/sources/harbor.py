@@ -62,17 +62,17 @@ class Harbor(Benchmark):
     def task(self, row: Row) -> Task:
         """The task of a folder."""
         folder = Path(row.text("folder"))
-        about = _Settings(row)
-        about.check(folder)
-        metadata = about.table("metadata")
+        settings = _Settings(row)
+        settings.check(folder)
+        metadata = settings.table("metadata")
         reference = _bytes(folder / str(metadata["reference"])) if "reference" in metadata else b""
         return Task(
-            id=str(about.table("task").get("name") or folder.name),
+            id=str(settings.table("task").get("name") or folder.name),
             prompt=_instruction(folder / "instruction.md"),
             language=str(metadata.get("language") or language(reference, "text")),
-            workspace=_workspace(folder, about),
+            workspace=_workspace(folder, settings),
             reference=reference,
-            checks=Checks(*_tests(folder, about)),
+            checks=Checks(*_tests(folder, settings)),
             split=self.split or str(metadata.get("split") or "train"),
             licence=str(metadata.get("license") or ""),
             difficulty=_difficulty(metadata.get("difficulty")),
@@ -87,20 +87,20 @@ class Harbor(Benchmark):
         folder = Path(str(row["folder"]))
         if not (folder / "solution/solve.sh").is_file():
             return None
-        about = _Settings(Row(self.name, str(folder), row))
+        settings = _Settings(Row(self.name, str(folder), row))
         files, script = _moved(folder / "solution", "/solution")
-        script += f"{_exports(about, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
-        seconds = float(about.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
+        script += f"{_exports(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
+        seconds = float(settings.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
         first = Command(("sh", f"{FOLDER}/solve"), seconds)
-        commands, restore = _tests(folder, about)
+        commands, restore = _tests(folder, settings)
         return Checks((first, *commands), {**files, f"{FOLDER}/solve": script, **restore})
 
     def _read(self) -> list[Row]:
         assert self.path is not None
-        found = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
-        if not found:
+        folders = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
+        if not folders:
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
-        rows = [_row(folder.absolute()) for folder in found]
+        rows = [_row(folder.absolute()) for folder in folders]
         return [row for row in rows if self._can(row)] if self.usable else rows
 
     def _can(self, row: Row) -> bool:
@@ -120,12 +120,12 @@ class _Settings:
 
     def table(self, *names: str) -> Mapping[str, Any]:
         """The named table, or empty."""
-        found: Any = self.row.values
+        table: Any = self.row.values
         for name in names:
-            found = found.get(name) or {}
-            if not isinstance(found, Mapping):
+            table = table.get(name) or {}
+            if not isinstance(table, Mapping):
                 raise self.row.wrong(f"[{'.'.join(names)}] is no table")
-        checked: Mapping[str, Any] = found
+        checked: Mapping[str, Any] = table
         return checked
 
     def check(self, folder: Path) -> None:
@@ -142,22 +142,23 @@ class _Settings:
             "a health check": environment.get("healthcheck"),
             "docker-compose.yaml": (folder / "environment/docker-compose.yaml").exists(),
         }
-        if asked := [name for name, there in wrong.items() if there]:
+        if unsupported := [name for name, value in wrong.items() if value]:
             raise TaskError(
-                f"harbor: {folder} needs {', '.join(asked)}, which is not there", fix="leave the task's folder out"
+                f"harbor: {folder} needs {', '.join(unsupported)}, which is not there",
+                fix="leave the task's folder out",
             )
 
 
 def _below(root: Path) -> list[Path]:
-    found = []
+    task_folders = []
     for parent, folders, files in os.walk(root):
-        here = Path(parent)
+        folder = Path(parent)
         if "task.toml" in files:
-            found.append(here)
+            task_folders.append(folder)
             folders.clear()
-        deep = len(here.relative_to(root).parts) >= 6
+        deep = len(folder.relative_to(root).parts) >= 6
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-    return found
+    return task_folders
 
 
 def _row(folder: Path) -> Row:
@@ -212,8 +213,8 @@ def _workspace(folder: Path, about: _Settings) -> str:
 
 
 def _variables(about: _Settings, section: str) -> dict[str, str]:
-    found = {str(name): str(value) for name, value in about.table(section, "env").items()}
-    for name, value in found.items():
+    variables = {str(name): str(value) for name, value in about.table(section, "env").items()}
+    for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise about.row.wrong(f"[{section}.env] {name!r} is no name of a variable")
         if "${" in value or "\n" in value:
@@ -221,7 +222,7 @@ def _variables(about: _Settings, section: str) -> dict[str, str]:
                 f"harbor: {about.row.where}: [{section}.env] {name} is a variable of the host: {value!r}",
                 fix="write its value into task.toml: no variable of the host is shown to a sandbox",
             )
-    return found
+    return variables
 
 
 def _quoted(value: str) -> str:
@@ -256,9 +257,9 @@ def _moved(source: Path, target: str) -> tuple[dict[str, str], str]:
         if path.is_dir():
             lines.append(f"mkdir -p {at}")
             continue
-        here = f"{FOLDER}{target}/{name}"
-        files[here] = _bytes(path).decode("utf-8", "surrogateescape")
-        lines.append(f"cp {shlex.quote(here)} {at} || exit 1")
+        staged = f"{FOLDER}{target}/{name}"
+        files[staged] = _bytes(path).decode("utf-8", "surrogateescape")
+        lines.append(f"cp {shlex.quote(staged)} {at} || exit 1")
         if path.stat().st_mode & 0o100 or path.suffix == ".sh":
             lines.append(f"chmod +x {at}")
     return files, "\n".join(lines) + "\n"

@@ -74,7 +74,7 @@ class HumanEval(Files):
         """The task of a row."""
         fixed, function = _fixed(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
-        what = "gives wrong results" if self.bug == "mutant" else "is not written yet"
+        problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
         tree = ast.parse(fixed)
         defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         described = next((ast.get_docstring(node) or "" for node in defined if node.name == function), "")
@@ -82,7 +82,7 @@ class HumanEval(Files):
         check = f"from solution import {names}\n{row.text('test')}\n\ncheck({function})\n"
         return Task(
             id=row.text("task_id"),
-            prompt=f"`{function}` in {PROGRAM} {what}. It should do this:\n\n{described}\n",
+            prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{described}\n",
             language="python",
             workspace=self.stored({PROGRAM: broken}),
             reference=unified(PROGRAM, broken, fixed),
@@ -98,10 +98,10 @@ class HumanEval(Files):
         key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         try:
-            found: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
+            broken_programs: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
         except OSError as error:
             raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
-        return found
+        return broken_programs
 
     async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
         place = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
@@ -116,12 +116,12 @@ class HumanEval(Files):
     async def _mutant(self, row: Row, sandbox: Sandbox) -> str:
         fixed = _fixed(row)
         tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
-        made = [mutation.apply(fixed) for mutation in mutations(fixed)]
-        Random(f"{row.text('task_id')}/{self.seed}").shuffle(made)
-        for broken in made:
+        candidates = [mutation.apply(fixed) for mutation in mutations(fixed)]
+        Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
+        for broken in candidates:
             if await _fails(sandbox, f"{broken}\n{tests}"):
                 return broken
-        raise row.wrong(f"its tests notice none of {len(made)} mutations")
+        raise row.wrong(f"its tests notice none of {len(candidates)} mutations")
 
 
 def _fixed(row: Row) -> str:

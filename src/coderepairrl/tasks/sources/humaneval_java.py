@@ -81,13 +81,13 @@ def _checkout(root: Path) -> list[Row]:
 
 
 def _described(path: Path) -> dict[str, str]:
-    found = {}
+    statements = {}
     for row in read("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         function = row.text("entry_point")
-        found[function.upper()] = ast.get_docstring(functions[function]) or ""
-    return found
+        statements[function.upper()] = ast.get_docstring(functions[function]) or ""
+    return statements
 
 
 def _plain(comment: str) -> str:

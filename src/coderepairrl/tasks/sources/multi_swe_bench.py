@@ -58,8 +58,8 @@ class MultiSweBench(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        made = super().task(_as_swe_bench(row))
-        return replace(made, checks=_checks(row)) if self._is_judged(row) else made
+        task = super().task(_as_swe_bench(row))
+        return replace(task, checks=_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
@@ -69,8 +69,8 @@ class MultiSweBench(Repositories):
         if not self._is_judged(row):
             return None
         base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        shown = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
-        return Images(shown, derived_image(base, "RUN rm -rf /home/fix.patch", go))
+        visible = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
+        return Images(visible, derived_image(base, "RUN rm -rf /home/fix.patch", go))
 
     def image(self, row: Row) -> str:
         """The published image."""
@@ -100,7 +100,7 @@ def _checks(row: Row) -> Checks:
     repaired = failed + skipped + new
     if not repaired:
         raise row.wrong("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
-    about = {
+    settings = {
         "org": row.text("org"),
         "repo": row.text("repo"),
         "tag": row.maybe("tag"),
@@ -110,7 +110,7 @@ def _checks(row: Row) -> Checks:
         "skip": skipped,
         "ran": sorted(name for name, status in run.items() if status == "PASS" and test.get(name, "SKIP") == "SKIP"),
     }
-    command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(about)}")
+    command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(settings)}")
     return Checks((command,), {}, repaired, passed)
 
 

@@ -78,15 +78,15 @@ class PrimeVul(Vulnerabilities):
 
     def pairs(self) -> list[tuple[Row, Pair]]:
         """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
-        found = [
+        pairs = [
             (vulnerable, pair)
             for split, rows in self._published()
             for vulnerable, fixed in self._matched(rows)
             if (pair := _pair(vulnerable, fixed, split)) is not None
         ]
         if self.inverted is None:
-            check_direction(self.name, (pair for _, pair in found))
-        return found
+            check_direction(self.name, (pair for _, pair in pairs))
+        return pairs
 
     def _published(self) -> Iterator[tuple[str, list[Row]]]:
         if self.path is None:
@@ -133,10 +133,10 @@ class PrimeVul(Vulnerabilities):
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
-        taken: set[tuple[str, int]] = set()
+        used: set[tuple[str, int]] = set()
         for _, _, _, at, to in near:
-            if not {("v", at), ("f", to)} & taken:
-                taken |= {("v", at), ("f", to)}
+            if not {("v", at), ("f", to)} & used:
+                used |= {("v", at), ("f", to)}
                 yield vulnerable[at], fixed[to]
 
     def _vulnerable(self, row: Row) -> bool:
@@ -168,8 +168,8 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")
-    found = _NAMED.search(code)
-    function = found[1] if found else ""
+    match = _NAMED.search(code)
+    function = match[1] if match else ""
     described = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
     return Pair(

@@ -72,8 +72,8 @@ class QuixBugs(Files):
 
     def _read(self) -> list[Row]:
         if self.path is not None and (self.path / "python_programs").is_dir():
-            made = _python(self.path) if self.language == "python" else _java(self.path)
-            return [Row(self.name, str(values["buggy_file"]), values) for values in made]
+            checkout_rows = _python(self.path) if self.language == "python" else _java(self.path)
+            return [Row(self.name, str(values["buggy_file"]), values) for values in checkout_rows]
         return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
 
 

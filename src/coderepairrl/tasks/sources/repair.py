@@ -68,10 +68,10 @@ class Repair(LoadedSource):
         """Read the rows, or prepare the source, and write prompts."""
         if self._source is not None:
             self._source.prepare()
-        what = self._source.name if self._source else str(self.path)
-        found = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
-        log_left_out(f"repair, of {what}", "task", found, self.left_out, fix="prepare it, or name another source")
-        return found
+        origin = self._source.name if self._source else str(self.path)
+        tasks = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
+        log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
+        return tasks
 
     def _taken(self, given: Task | Row) -> Task | None:
         try:
@@ -85,10 +85,10 @@ class Repair(LoadedSource):
         if len(changed) != 1:
             raise LeftOut("change several files" if changed else "have no reference")
         [path] = changed
-        there = files_at_hand(task.workspace, changed)
-        if path not in there:
+        contents = files_at_hand(task.workspace, changed)
+        if path not in contents:
             raise LeftOut("have a workspace that is not at hand")
-        before = there[path]
+        before = contents[path]
         after = patched(before or b"", task.reference)
         if before is None or after is None:
             raise LeftOut("create, remove or rename their file")
@@ -133,8 +133,8 @@ class Repair(LoadedSource):
         except Inexpressible:
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
-        shown = [text] if self.context_lines is None else [block.old for block in blocks]
-        code = "\n...\n".join(map(_fenced, filter(None, shown)))
+        excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
+        code = "\n...\n".join(map(_fenced, filter(None, excerpts)))
         return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
 
 

@@ -88,19 +88,19 @@ class SweBench(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        made = super().task(row)
-        if self.variant == "multilingual" and made.repository in _OF_SWE_BENCH:
-            raise row.wrong(f"{made.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
+        task = super().task(row)
+        if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
+            raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
-        made = replace(made, difficulty=_EFFORT.get(effort))
+        task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
-            return replace(made, checks=swe_bench_native.checks(row, image=True))
+            return replace(task, checks=swe_bench_native.checks(row, image=True))
         if not self.native:
-            return made
+            return task
         environment = swe_bench_native.environment(row, self.clone.format(repository=row.text("repo")))
-        return replace(made, environment=environment, checks=swe_bench_native.checks(row, image=False))
+        return replace(task, environment=environment, checks=swe_bench_native.checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

@@ -109,8 +109,8 @@ def environment(row: Row, url: str) -> str:
     spec = published["specifications"][row.text("repo")][version]
     listed = spec.get("packages", "")
     conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
-    found = _EXTRAS.search(spec["install"])
-    asked = Specification(
+    extras = _EXTRAS.search(spec["install"])
+    specification = Specification(
         workspace=f"git:{url}@{row.text('base_commit')}",  # what the project needs changes within a version
         python=spec["python"],
         conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
@@ -118,12 +118,12 @@ def environment(row: Row, url: str) -> str:
         else None,
         requirements=(*_words(listed), *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
         files=tuple(published["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
-        extras=(found and found[1]) or "",
+        extras=(extras and extras[1]) or "",
         before=BEFORE,
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    return str(asked)
+    return str(specification)
 
 
 def _words(packages: str) -> list[str]:
@@ -149,8 +149,8 @@ def script(row: Row) -> str:
     It applies the test patch, runs its tests, and writes the harness's marks.
     """
     text = row.text("eval_script").replace(row.text("base_commit"), "HEAD")
-    kept = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
+    lines = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
     if row.text("repo") in _HTTPBIN:
-        kept[1:1] = [_SERVE]
-        kept.insert(kept.index(": '>>>>> Start Test Output'"), _ADDRESSES)
-    return _TOX.sub(_PYTEST, "\n".join(kept))
+        lines[1:1] = [_SERVE]
+        lines.insert(lines.index(": '>>>>> Start Test Output'"), _ADDRESSES)
+    return _TOX.sub(_PYTEST, "\n".join(lines))

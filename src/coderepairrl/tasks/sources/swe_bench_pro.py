@@ -61,14 +61,14 @@ class SweBenchPro(Repositories):
     def _checks(self, row: Row, scripts: Path) -> Checks:
         folder = scripts / row.text("instance_id")
         try:
-            own = {
+            programs = {
                 name: (folder / name).read_text("utf-8", "surrogateescape") for name in ("run_script.sh", "parser.py")
             }
         except OSError as error:
             raise TaskError(
                 f"{self.name}: {error.filename}: {error.strerror}", fix="scripts=CHECKOUT of SWE-bench_Pro-os"
             ) from error
-        script, restore = after_tests(_RUN, row.text("test_patch"), **own)
+        script, restore = after_tests(_RUN, row.text("test_patch"), **programs)
         chosen = ",".join(row.names("selected_test_files_to_run"))
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))

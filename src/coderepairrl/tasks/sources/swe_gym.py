@@ -67,11 +67,11 @@ class SweGym(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        made = super().task(row)
+        task = super().task(row)
         if not self.native:
-            return made
+            return task
         spec, conda = self._specified(row)
-        asked = Specification(
+        specification = Specification(
             workspace=f"git:{self.clone.format(repository=row.text('repo'))}@{row.text('base_commit')}",
             python=spec.get("python", ""),
             conda=CondaFile(paths=conda, edits=spec.get("env_patches", ())) if conda else None,
@@ -82,7 +82,7 @@ class SweGym(Repositories):
         )
         query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
         command = Command(("bash", "-c", _script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
-        return replace(made, environment=str(asked), checks=Checks((command,), {}, *row.tests()))
+        return replace(task, environment=str(specification), checks=Checks((command,), {}, *row.tests()))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

@@ -50,14 +50,14 @@ class SweRebench(Repositories):
 
     def task(self, row: Row) -> Task:
         """The task of a row."""
-        made = super().task(row)
+        task = super().task(row)
         if self.workspace != "image" or "install_config" not in row:
-            return made
+            return task
         settings = Row(row.benchmark, row.where, row.mapping("install_config"))
-        given = settings.values.get("test_cmd")
-        tests = "\n".join(map(str, given)) if isinstance(given, list) else settings.text("test_cmd")
+        test_command = settings.values.get("test_cmd")
+        tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
         if self.named != "v2":  # whose commands name files themselves
             tests += "".join(f" {path}" for path in paths(patch_bytes(row.text("test_patch"))) if is_test_module(path))
         script, restore = after_tests(tests, row.text("test_patch"))
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
-        return replace(made, checks=Checks((command,), restore, *row.tests()))
+        return replace(task, checks=Checks((command,), restore, *row.tests()))

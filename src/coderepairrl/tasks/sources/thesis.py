@@ -63,28 +63,28 @@ class Thesis(LoadedSource):
 
         Raises `TaskError` and `PrerequisiteError` that name replacements of the hub, and `TaskError` for too few rows.
         """
-        there, problems = dict[str, list[Task]](), list[CodeRepairError]()
+        by_source, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
-                there[name] = list(source)
+                by_source[name] = list(source)
             except CodeRepairError as error:
                 problems.append(error if source.path else _without_hub(error, name))
         if problems:
             raise several(problems)
         if self._drawn:
-            there = {name: self._usable(tasks) for name, tasks in there.items()}
-            for tasks in there.values():
+            by_source = {name: self._usable(tasks) for name, tasks in by_source.items()}
+            for tasks in by_source.values():
                 Random(self._seed).shuffle(tasks)
-        for name, tasks in there.items():
+        for name, tasks in by_source.items():
             if len(tasks) < self._asked[name]:
                 raise TaskError(
                     f"thesis: {name} has {len(tasks)} issues to draw from, and {self._asked[name]} are asked for",
                     fix=f"name all of its rows, or ask for less: from_{name}={len(tasks)}",
                 )
-        taken = {name: tasks for name, tasks in there.items() if self._only in ("", name)}
-        train = [task for name, tasks in taken.items() for task in tasks[: self._asked[name]]]
+        chosen = {name: tasks for name, tasks in by_source.items() if self._only in ("", name)}
+        train = [task for name, tasks in chosen.items() for task in tasks[: self._asked[name]]]
         Random(self._seed).shuffle(train)
-        held_out = taken.get("multilingual", [])[self._asked["multilingual"] :]
+        held_out = chosen.get("multilingual", [])[self._asked["multilingual"] :]
         for split, tasks in ((TRAIN, train), (HELD_OUT, held_out)):
             yield from (replace(task, split=split) for task in self._usable(tasks))
 

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeftOut(Exception):
-    """Reason that a task is not made, as a plural."""
+    """Reason for leaving a task out, as a plural."""
 
 
 class LoadedSource(TaskSource):
@@ -41,7 +41,7 @@ class LoadedSource(TaskSource):
         """Make the tasks. Raises `TaskError` if none can be used."""
 
     def prepare(self) -> None:
-        """Make missing tasks. Raises as `load`."""
+        """Load the tasks unless done. Raises as `load`."""
         if not self._tasks:
             self._tasks = tuple(self.load())
 
@@ -51,7 +51,7 @@ class LoadedSource(TaskSource):
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log the number of tasks and why others are left out. Raises `TaskError` with `fix` without tasks."""
+    """Log how many tasks were made and left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -59,7 +59,7 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
 
 
 def code_folder(path: str) -> Path:
-    """The folder at `path`, or of the installed package of that name, which is not imported. Raises `TaskError`."""
+    """Folder at `path`, or of the installed package `path`, without importing it. Raises `TaskError`."""
     where = Path(path).expanduser()
     if not where.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
@@ -76,7 +76,7 @@ def cached_json(
     sandbox: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Result of `find` in the backend `sandbox` as plain data, cached in `folder` under `key`."""
+    """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
     cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
     if not cache_file.exists():
         backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
@@ -92,7 +92,7 @@ def cached_json(
 
 
 def waited_for(job: Coroutine[Any, Any, T]) -> T:
-    """Result of `job`, also inside a running event loop, which is blocked. Raises `Interrupted` on a signal."""
+    """Run `job` to its result; blocks a running event loop. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

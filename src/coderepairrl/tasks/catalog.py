@@ -1,4 +1,4 @@
-"""The shipped sources; listing and export of tasks."""
+"""Shipped task sources; listing and export of tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BENCHMARKS = {
 
 
 class Listing(NamedTuple):
-    """A shipped source: number of tasks by split (if shipped), and origin."""
+    """A shipped source: tasks by split (if shipped), and origin."""
 
     source: str
     splits: dict[str, int]
@@ -48,7 +48,7 @@ class Listing(NamedTuple):
 
 
 def shipped() -> list[Listing]:
-    """The shipped sources; writes no file."""
+    """List the shipped sources without writing files."""
     return [
         Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
@@ -75,10 +75,9 @@ def load(source: str, options: Mapping[str, Any]) -> TaskSource:
 
 
 def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Source and options of `dataset`: a name, ``module:Class``, or a path.
+    """Source and options of `dataset`: a source name, or the path of a Harbor folder or a file of rows or tasks.
 
-    A path is a folder of Harbor tasks, or a file of rows (SWE-bench) or tasks (`jsonl`). Raises `UsageError` for
-    another path, `ConfigError` for an unknown name.
+    Raises `UsageError` for another path, `ConfigError` for an unknown name.
     """
     path = Path(dataset).expanduser()
     if dataset in tasks.SHIPPED or ":" in dataset or not (path.exists() or "/" in dataset or path.suffix):
@@ -101,12 +100,12 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:
-    """Number of tasks by split, the largest first."""
+    """Number of tasks by split, largest first."""
     return dict(Counter(task.split for task in found).most_common())
 
 
 def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
-    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and what it ``lacks`` here."""
+    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
     tasks = list(found)
     lacks = lacking(tasks)
     return [
@@ -122,7 +121,7 @@ def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def export(source: Iterable[Task], target: Path) -> int:
-    """Write tasks to `target` in the schema of `jsonl`, completely or not at all; return their number.
+    """Write tasks to `target` as JSON lines, all or none; return their number.
 
     Raises `UsageError` if the file exists or cannot be written.
     """

@@ -1,4 +1,4 @@
-"""Commits of a local repository, read from its objects, without checkout and without its settings."""
+"""Commits of a local repository, read without checkout and without its git configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit with one parent. `when` is the committer's date in Unix seconds."""
+    """A commit with one parent; `when` is the committer's date in Unix seconds."""
 
     sha: str
     parent: str
@@ -37,7 +37,7 @@ class Commit:
 
     @property
     def day(self) -> str:
-        """`when` as ``YYYY-MM-DD``, in UTC."""
+        """Date of `when` in UTC, ``YYYY-MM-DD``."""
         return datetime.fromtimestamp(self.when, UTC).date().isoformat()
 
 
@@ -54,13 +54,13 @@ class Change(NamedTuple):
 
 
 class History:
-    """History of a repository's HEAD; the git directory `folder` sees its objects."""
+    """History of HEAD; the git directory `folder` sees the repository's objects."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
     def commits(self) -> list[Commit]:
-        """Commits with one parent, the newest first, with messages decoded to UTF-8."""
+        """Commits with one parent, newest first."""
         arguments = (
             "log",
             "-z",
@@ -78,7 +78,7 @@ class History:
         return sorted(commits, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
     def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
-        """Changes of `commits` by id; empty commits are missing."""
+        """Changes by commit id; empty commits are missing."""
         listed = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=listed).split(b"\0")[:-1])
         by_commit: dict[str, list[Change]] = {}
@@ -105,14 +105,14 @@ class History:
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
     def files(self, commit: str) -> dict[str, str]:
-        """Blobs of the commit's plain files, by path."""
+        """Blobs of a commit's plain files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
         entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
         return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
 
     def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
-        """The contents of `blobs`, by the same paths."""
+        """Contents of `blobs`, by path."""
         answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
         contents, at = dict[str, bytes](), 0
         for path, blob in blobs.items():
@@ -125,7 +125,7 @@ class History:
         return contents
 
     def version(self, commit: str) -> str:
-        """Number in the last tag before `commit`, else ``0``."""
+        """Version number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
         except subprocess.CalledProcessError:  # no tag
@@ -147,10 +147,9 @@ class History:
 
 @contextmanager
 def history(path: Path) -> Iterator[History]:
-    """History of the repository at `path`, bare or not.
+    """Open the repository at `path`, bare or not.
 
-    Raises `TaskError` for no repository, a shallow one, or one with links that git would follow out of it
-    (`hostgit.find`).
+    Raises `TaskError` unless it is a full clone without links out of it (`hostgit.find`).
     """
     repository = hostgit.find_local(str(path))
     if repository is None or not path.exists():

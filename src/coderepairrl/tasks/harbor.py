@@ -1,8 +1,7 @@
-"""Export to folders in Harbor's format (harbor 0.25.0, schema 1.4), which the source `harbor` reads.
+"""Export to folders in Harbor's format (harbor 0.25.0, schema 1.4).
 
-A Dockerfile copies the files into ``/workspace``; ``tests/test.sh`` restores the checks' files, runs the commands and
-writes 1 or 0; ``solution/solve.sh`` applies the reference. Unlike a fresh sandbox, Harbor judges the machine that the
-agent left, with files that steer test runners or replace Python's modules.
+Unlike a fresh sandbox, Harbor judges the machine that the agent left, including files that steer test runners or
+replace Python's modules.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return their number.
 
     `image` is the base image for folders and commits. Raises `UsageError` if `target` exists or cannot be written,
-    `TaskError` for a task that the format cannot express.
+    `TaskError` for tasks the format cannot express.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another folder")

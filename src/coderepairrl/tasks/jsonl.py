@@ -97,7 +97,7 @@ class _Checks(_Record):
 
 
 class _Task(_Record):
-    """Fields and defaults of a line, for reading and writing, named as in `Task`."""
+    """Fields of a line, named as in `Task`."""
 
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
@@ -125,7 +125,7 @@ class _Task(_Record):
     @field_validator("environment")
     @classmethod
     def _specified(cls, environment: str) -> str:
-        """Normalize a specification, since sandboxes find environments by its text."""
+        """Normalize the specification: sandboxes find environments by its text."""
         if not environment.startswith(f"{KIND}:"):
             return environment
         try:
@@ -164,7 +164,7 @@ class JsonlSource(LoadedSource):
         self.split = split
 
     def load(self) -> list[Task]:
-        """Read and validate the whole file. Raises `TaskError` with file, line, field and fix."""
+        """Read and validate the file. Raises `TaskError` with file, line, field and fix."""
         run = self.path.parent
         of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
         tasks = list(open_run(run).tasks().values() if of_run else _read(self.path))
@@ -178,7 +178,7 @@ class JsonlSource(LoadedSource):
 
 
 def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
-    """Write `tasks` so that `JsonlSource` reads equal ones; ``dir:`` paths below the file become relative.
+    """Write `tasks` for `JsonlSource`; ``dir:`` paths below the file become relative.
 
     Raises `TaskError` for a task outside the schema.
     """
@@ -326,7 +326,7 @@ def _task(record: _Task, path: Path, where: str) -> Task:
 
 
 def _workspace(workspace: str, home: Path, where: str) -> str:
-    """Resolve a workspace in a file of folder `home` to whole paths and digests of ready images."""
+    """Resolve paths relative to `home`, and pin ready images by digest."""
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
@@ -358,7 +358,7 @@ def _text(content: str, where: str) -> str:
 
 
 def _reference(text: str, home: Path, where: str) -> bytes:
-    """Oracle patch: inline if it has a line end or is armoured, else a file's content."""
+    """Reference patch: inline if multi-line or armoured, else the content of a file."""
     if not text or "\n" in text or text.startswith(PREFIX):
         try:
             return text_to_bytes(text)

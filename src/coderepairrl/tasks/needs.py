@@ -1,4 +1,4 @@
-"""A Python project's declared test needs, read from its files without running code."""
+"""Declared test needs of a Python project, read without running code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FILES = re.compile(
 
 
 class Needs(NamedTuple):
-    """Installation needs: whether the project can be built, and further pip arguments."""
+    """Installation needs: whether to build the project, and further pip arguments."""
 
     project: bool
     requirements: tuple[str, ...]
@@ -35,10 +35,10 @@ class Needs(NamedTuple):
 
 
 def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
-    """Needs of the tests that `command` runs in the project `files` (contents by path), with `requirements`.
+    """Needs of the tests that `command` runs in the project `files` (contents by path).
 
-    They are the project, its test dependency group and requirement files, and pytest if `command` names it. Raises
-    `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
+    They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
+    it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
     project = _pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
@@ -56,7 +56,7 @@ def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: S
 
 
 def extra_of(files: Mapping[str, bytes]) -> str:
-    r"""The project's test extra in brackets, if ``pyproject.toml`` names one; else empty.
+    r"""Test extra in ``pyproject.toml``, in brackets; else empty.
 
     >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), extra_of({})
     ('[tests]', '')
@@ -83,7 +83,7 @@ def _has_metadata(files: Mapping[str, bytes]) -> bool:
 
 
 def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """Requirements of a dependency group and of those that it includes (PEP 735).
+    """Requirements of a dependency group and the groups it includes (PEP 735).
 
     >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
     ['pytest', 'six']

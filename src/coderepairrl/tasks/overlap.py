@@ -17,7 +17,7 @@ _COMMON = 50
 
 
 class Overlap(NamedTuple):
-    """Pairs of ids by what they share, first set before second, and creation days."""
+    """Pairs of ids by shared property, first set before second, and creation days."""
 
     counts: tuple[int, int]
     ids: list[str]
@@ -43,7 +43,7 @@ class Overlap(NamedTuple):
 
 
 def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
-    """Shared properties of `first` and `second`; near duplicates are found by index, not pair by pair."""
+    """Properties shared by `first` and `second`."""
     second_ids = {task.id for task in second}
     days = (_days(first), _days(second))
     return Overlap(
@@ -122,7 +122,7 @@ def _days(tasks: Iterable[Task]) -> tuple[str, str]:
 
 
 def report(found: Overlap, names: tuple[str, str], shown: int = 5) -> str:
-    """Shared items in lines, with the first pairs of each kind."""
+    """Format an overlap, with the first `shown` pairs of each kind."""
     sides = zip(("first", "second"), names, found.counts, strict=True)
     lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
     for (start, end), at in zip(found.days, (0, 1), strict=True):

@@ -1,4 +1,4 @@
-"""Fetching and building of tasks' needs, so that runs need no network."""
+"""Fetch and build what tasks need, so that runs need no network."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ async def prepare(
 ) -> Prerequisites:
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
-    Also installs judging packages and rewrites references as sandboxes write them. `images` is a folder in OCI layout
-    or an archive of ``docker save``, tried before a registry. Raises `PrerequisiteError` before fetching if the disk
-    has no room for the images; other failures are collected in one `CodeRepairError`.
+    Also installs judging packages and rewrites references. `images` is a folder in OCI layout or an archive of ``docker
+    save``, tried before a registry. Raises `PrerequisiteError` before fetching if the disk lacks room for the images;
+    collects other failures in one `CodeRepairError`.
     """
     task_list = list(tasks)
     problems: list[CodeRepairError] = []
@@ -73,14 +73,14 @@ async def prepare(
 
 
 class _Commits:
-    """Fetches tasks' commits, `_AT_ONCE` of one repository per request."""
+    """Fetch commits, `_AT_ONCE` of a repository per request."""
 
     def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
         self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
         self._problems, self._say, self._done = problems, say, 0
 
     def fetch(self, jobs: int) -> list[str]:
-        """Fetch commits of `jobs` repositories at a time; return those present, and add to the problems."""
+        """Fetch from `jobs` repositories at a time; return the commits present, and record problems."""
         by_url = defaultdict[str, list[str]](list)
         for workspace in self._wanted:
             url, _, commit = workspace.removeprefix("git:").rpartition("@")
@@ -131,7 +131,7 @@ def _patiently(url: str, commits: list[str], say: Say) -> None:
 
 
 def image_names(tasks: Iterable[Task]) -> list[str]:
-    """The images that tasks run in, by name."""
+    """Names of the images that tasks run in."""
     places = (place for task in tasks for place in (task.workspace, task.checks.workspace))
     kinds = (place.partition(":") for place in places)
     return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))

@@ -1,7 +1,6 @@
 """Virtual environment for the tests of a Python project.
 
-It holds declared test dependencies and the project's metadata, but not its modules: those are imported from the
-workspace, where the bug is.
+It has the test dependencies and the project's metadata; its modules are imported from the workspace.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ class Environment:
 def build(
     files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path
 ) -> Environment | None:
-    """Environment of the project `files` (contents by path) for the tests of `command`; None without needs.
+    """Build the environment of the project `files` (contents by path) for `command`; None without needs.
 
-    It has the needs of `needs_of`, the project's dependencies and test extra; version bounds also hold for the build.
-    The project is built in a sandbox (`environments.build`) from a copy below `root`, again when a file other than code
-    changes. Raises what `environments.build` does.
+    It holds the needs of `needs_of`, the project's dependencies and test extra; version bounds also apply to the build.
+    The project is built from a copy below `root`, again when a file other than code changes. Raises as
+    `environments.build`.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
@@ -79,7 +78,7 @@ def build(
 
 
 def source_folder(files: Mapping[str, bytes]) -> str:
-    """``src`` if the modules of an undeclared project are there, else empty.
+    """``src`` if an undeclared project's modules are there, else empty.
 
     >>> source_folder({"src/a.py": b"", "tests/test_a.py": b""}), source_folder({"a.py": b""})
     ('src', '')
@@ -112,7 +111,7 @@ def _specified(
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    """Key of what the build reads: everything but the content of modules."""
+    """Digest of what the build reads: all but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
         for path, data in sorted(files.items())

@@ -1,7 +1,6 @@
-"""Broken and flaky tasks with reasons: a file of one JSON object per line.
+"""Broken and flaky tasks, one JSON object per line.
 
-``{"id": ..., "reason": ...}`` excludes a task; one with ``fail_to_pass`` and ``pass_to_pass`` may be used with these
-tests only.
+``{"id": ..., "reason": ...}`` excludes a task; with ``fail_to_pass`` and ``pass_to_pass`` only these tests count.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Entry(BaseModel):
 
 
 def write(found: Iterable[Verified], path: Path) -> int:
-    """Write problems in `found` to `path`, completely or not at all; return their number.
+    """Write the problems to `path`, all or none; return their number.
 
     Raises `UsageError` if the file exists or cannot be written.
     """
@@ -59,7 +58,7 @@ def write(found: Iterable[Verified], path: Path) -> int:
 
 
 def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Usable `tasks` by the file at `path`, with the tests that held. Raises `TaskError`."""
+    """Tasks that the file at `path` leaves usable, with the tests that held. Raises `TaskError`."""
     try:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Needs of tasks that this machine lacks."""
+"""Find the needs of tasks that this machine lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from coderepairrl.types import Task
 
 
 def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
-    """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``; empty if usable offline."""
+    """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``."""
     task_list = list(tasks)
     by_url = defaultdict[str, list[str]](list)
     for task in task_list:

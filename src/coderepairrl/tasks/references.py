@@ -1,6 +1,6 @@
-"""References as sandboxes write them, so that an attempt with the same change is equal.
+"""Rewrite references as sandboxes write them, so that an equal change gives an equal patch.
 
-Published ones differ in renames, prefixes, context or blob names, although the files do not.
+Published ones differ in renames, prefixes, context or blob names.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """`tasks` with references as sandboxes write them.
+    """Rewrite the references of `tasks` as sandboxes write them.
 
-    One stays if it does not apply, or its workspace's files are not on this machine.
+    Unchanged if one does not apply, or the workspace's files are not on this machine.
     """
     everything = tuple(tasks)
     some = [each for each in everything if each.workspace and each.reference.strip()]
@@ -57,7 +57,7 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite one-file references of plain folders in a few processes; by `id` of the task."""
+    """Rewritten one-file references of plain folders, by `id` of the task, in a few processes."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -83,7 +83,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
-    """Path, mode, and contents before and after, if the reference changes lines of one file of a plain folder."""
+    """Path, mode, and contents before and after, of a change of lines in one file of a plain folder; else None."""
     root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
@@ -99,9 +99,9 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`, opened once; by `id` of the task.
+    """Rewritten references of one `workspace`, by `id` of the task.
 
-    Those of a commit, or of an image by digest, never change and are cached.
+    Cached for commits, and images by digest, which never change.
     """
     cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
     rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()

@@ -1,6 +1,6 @@
 """Rows of a published benchmark: from a file, a folder, or the hub.
 
-A missing column is an error, when read, that names benchmark, row and column.
+Reading a missing column raises an error with benchmark, row and column.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Row:
     def tests(
         self, repaired: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS"
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Tests that a repair makes pass, and tests that pass before and after.
+        """Tests that a repair makes pass, and tests that always pass.
 
-        Raises `TaskError` if a column is missing or the first is empty, since benchmarks would then accept every patch.
+        Raises `TaskError` if a column is missing or the first is empty: benchmarks would accept every patch.
         """
         for column in (repaired, kept):
             if column not in self:
@@ -85,11 +85,11 @@ class Row:
         return self.names(repaired), self.names(kept)
 
     def texts(self, column: str) -> dict[str, str]:
-        """Files in `column`, contents by path. Raises `TaskError`."""
+        """Files in `column`: contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}
 
     def day(self, *columns: str) -> str:
-        """Date in the first present column as ``YYYY-MM-DD``, or empty."""
+        """First present date, ``YYYY-MM-DD``, or empty."""
         for column in columns:
             if column in self:
                 value = self.values[column]
@@ -102,7 +102,7 @@ class Row:
         return ""
 
     def wrong(self, problem: str) -> TaskError:
-        """An error about this row."""
+        """Error about this row."""
         columns = ", ".join(self.values)
         fix = f"name rows of {self.benchmark}; these have the columns {columns}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
@@ -131,7 +131,7 @@ class Row:
 
 
 def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
-    """Rows of a file, or of a folder's files by name; only `split`'s if files are named by splits.
+    """Rows of a file, or of a folder's files; only `split`'s if files are named by splits.
 
     Raises `TaskError` for unreadable files.
     """
@@ -150,7 +150,7 @@ def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
 
 
 def text_of(path: Path) -> str:
-    """A checkout's text file, with surrogate escapes for bytes that are not UTF-8. Raises `TaskError`."""
+    """Text file of a checkout, with surrogate escapes for non-UTF-8 bytes. Raises `TaskError`."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -158,7 +158,7 @@ def text_of(path: Path) -> str:
 
 
 def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
-    """Rows of the data set `name` (or a folder in the hub's layout), of `split`, at `revision` if set.
+    """Rows of the hub data set `name` (or a folder in its layout).
 
     Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
     """

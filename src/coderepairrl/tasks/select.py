@@ -1,4 +1,4 @@
-"""Selection of a source's tasks: filters, a held-out part, a seeded sample."""
+"""Selection of a source's tasks: filters, held-out part, seeded sample."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ ASKED = ("vulnerable", "safe", "weakness", "repair")
 class Selection:
     """Any source's ``options.select``: filters, then `seed`, `skip`, `n`, then splits.
 
-    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError` for invalid
-    values.
+    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError`.
 
     >>> Selection(n=250, seed=42).n
     250
@@ -85,7 +84,7 @@ class Selection:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
     def takes(self, task: Task) -> bool:
-        """Whether the filters let `task` through."""
+        """Whether the filters pass `task`."""
         return (
             (not self.languages or task.language in self.languages)
             and (not self.repositories or task.repository in self.repositories)
@@ -154,9 +153,9 @@ class Selected(LoadedSource):
 
 
 def held_out(task_id: str, share: float) -> bool:
-    """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``, regardless of other ids.
+    """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``.
 
-    All questions about one vulnerable function are held out together, since they share its lines.
+    Questions about one vulnerable function share its lines, and are held out together.
 
     >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]

@@ -1,8 +1,7 @@
 """Pairs of a function before and after the repair of a vulnerability.
 
-Option ``ask``: ``weakness`` (of the vulnerable version) and ``vulnerable`` (of either) are answered without a
-workspace (kind ``detect``); for ``repair`` the vulnerable version is the workspace, the repaired one the reference
-(kind ``vul_repair``).
+Option ``ask``: ``weakness`` and ``vulnerable`` need no workspace (kind ``detect``); for ``repair`` the vulnerable
+version is the workspace, the repaired one the reference (kind ``vul_repair``).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _ENOUGH = 20
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A function before and after its repair; `key` is unique within its source."""
+    """A function before and after its repair; `key` is unique in its source."""
 
     key: str
     vulnerable: str
@@ -81,20 +80,20 @@ class Pair:
 
     @property
     def text(self) -> str:
-        """The weakness in words, if described."""
+        """Weakness in words, if described."""
         return WEAKNESSES.get(self.weakness) or self.described
 
     @property
     def trivial(self) -> bool:
-        """Whether both versions differ only in whitespace, so that one label is wrong."""
+        """Whether the versions differ only in whitespace, so that one label is wrong."""
         return self.vulnerable.split() == self.fixed.split()
 
 
 class Vulnerabilities(Files):
     """Tasks about `pairs` of published rows.
 
-    `classes`, comma-separated, are the weaknesses used. Pairs with another one or none (``Other``), or with equal
-    versions, are left out. `form` is the answer's form; `confidence` also asks how sure it is.
+    `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out. `form` is the answer's
+    form; `confidence` also asks how sure it is.
     """
 
     classes: tuple[str, ...] = ()
@@ -153,7 +152,7 @@ class Vulnerabilities(Files):
         ]
 
     def task(self, row: Row) -> Task:
-        """The task of a row of `rows`."""
+        """Task of a row of `rows`."""
         pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
             id=f"{self.name}/{pair.key}/{ask}",
@@ -217,7 +216,7 @@ def label(written: str) -> str | None:
 
 
 def apart(pairs: Sequence[Pair]) -> list[Pair]:
-    """`pairs` with disjoint splits, each group in the most held-out split of its members.
+    """Give each group of related pairs the most held-out split of its members.
 
     A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.
     """
@@ -240,7 +239,7 @@ def apart(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
-    """Group number of each item; items with a common key, directly or through others, share one.
+    """Group number of each item; items with a common key, even indirectly, share one.
 
     >>> together(["ab", "c", "bd", "de"])
     [0, 1, 0, 0]
@@ -262,7 +261,7 @@ def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
 
 
 def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
-    """Raise `TaskError` for swapped labels: a repair adds checks and seldom shortens code."""
+    """Raise `TaskError` if labels seem swapped: a repair adds checks and seldom shortens code."""
     lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
     unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
     shorter = sum(difference < 0 for difference in unequal)

@@ -1,4 +1,4 @@
-"""Functions of others' Python code that the examples in their docstrings check, each by itself (`slices.Function`)."""
+"""Functions of other Python code, each checked by its docstring's examples (`slices.Function`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,10 @@ _AT_ONCE = 2_000
 
 
 def functions(root: Path) -> list[Function]:
-    """The documented functions of the folder or file `root`, in order: without decorators, of at most `LONGEST` lines,
-    with examples whose calls and results are expressions. None of them has run yet."""
+    """Documented functions of the folder or file `root`, in order; runs none.
+
+    They have no decorators, at most `LONGEST` lines, and examples of plain values.
+    """
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
     by_key: dict[str, Function] = {}
     with warnings.catch_warnings():  # of invalid escapes
@@ -56,7 +58,7 @@ def functions(root: Path) -> list[Function]:
 
 
 def _imports(tree: ast.Module, code: str) -> Iterator[str]:
-    """The imports from the standard library that a function uses, as lines."""
+    """Import lines of the standard library that a function uses."""
     used = {each.id for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Name)}
     for each in tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom):
@@ -90,10 +92,9 @@ def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
 
 
 async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[list[Any]]:
-    """Of each function the number, the checks that pass without a bug, and for each mutation that they notice its key,
-    the check that fails and what it gives. Judged in a sandbox of `backend`, in the empty `workspace`.
+    """List per function: its number, the checks it passes, and ``[key, check, value]`` per noticed mutation.
 
-    Raises `TaskError`.
+    Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
     candidates = functions(root)
     single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
@@ -113,7 +114,7 @@ async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[
 
 
 def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
-    """The mutants that `verified` found."""
+    """Mutants from the result of `verified`."""
     candidates = functions(root)
     checked = [
         (

@@ -1,4 +1,4 @@
-"""Mutants of a user's own package or repository: the whole tree with one bug, verified by its own tests."""
+"""Mutants of a user's package or repository, verified by its own tests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug in a package. `output` are the last lines that the failing tests printed.
+    """A verified bug in a package; `output` is the end of what the failing tests of `command` printed.
 
-    The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command does
-    not report single tests. `command` is the one that ran them.
+    Without the bug both lists pass; with it the first fail or are not reached. Both are empty if the command does not
+    report single tests.
     """
 
     path: str
@@ -53,9 +53,9 @@ class Bug:
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """The files of a folder, or of a git repository's HEAD. Raises `TaskError`.
+    """Files of a folder, or of a repository's HEAD; a package folder keeps its name, for imports.
 
-    A folder that is itself a package (it has an ``__init__.py``) keeps its name, so that it can be imported.
+    Raises `TaskError`.
     """
     try:
         return _read_tree(root)
@@ -82,9 +82,9 @@ def _read_tree(root: Path) -> dict[str, bytes]:
 def candidates(
     files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
 ) -> list[tuple[str, str, Mutation]]:
-    """Every (path, source, mutation) of Python code that matches the glob `only` and is not a test.
+    """All (path, source, mutation) of non-test Python code that matches the glob `only`.
 
-    `modules` are the files that the project installs, if known: no others are broken. Raises `TaskError`.
+    `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
     mutated: list[tuple[str, str, Mutation]] = []
     broken: list[str] = []
@@ -118,14 +118,12 @@ async def bugs(
     modules: Collection[str] = (),
     leave_out: bool = False,
 ) -> list[Bug]:
-    """Up to `most` verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
+    """Up to `most` verified bugs in random order: `command` passes on `files`, and fails in time with the bug.
 
-    Each run has a fresh sandbox, with the task's `environment`, and is judged as repairs are (`grading.tried`). Where
-    the command reports single tests it first runs twice without any bug: only tests that pass both times are counted
-    on. At most four mutations for each bug that is asked for are tried (`candidates`). With
-    `leave_out`, a few tests of pytest that fail without any bug are left out of the command. Raises `TaskError` when
-    the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail;
-    `SandboxFault` and `PrerequisiteError`.
+    Each run has a fresh sandbox with `environment`, and is judged as repairs are (`grading.tried`). If the command
+    reports single tests, only those that pass twice without a bug count. Tries at most four mutations per requested
+    bug. `leave_out` deselects a few pytest tests that fail without a bug. Raises `TaskError` if tests fail without a
+    bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
@@ -153,7 +151,7 @@ async def bugs(
 
 
 async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
-    """The runner to use, and the tests that pass each time without any bug."""
+    """Runner to use, and the tests that pass every time without a bug."""
     ran = await runner.run()
     if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
         runner = runner.with_command(less)
@@ -173,7 +171,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset
 
 
 class _Ran(NamedTuple):
-    """Why the tests do not pass, or nothing; whether they did not end in time; what they print; which pass or fail."""
+    """Result of a test run; `problem` is empty if the tests pass, `late` is a timeout."""
 
     problem: str
     late: bool
@@ -185,7 +183,7 @@ class _Ran(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The end of what they print."""
+        """Last `SHOWN_LINES` lines of the output."""
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
@@ -199,7 +197,7 @@ _NAME_IT = "name its package in the option requirements, as in requirements='pyt
 
 
 class _Runner:
-    """Runs the tests by `command` within `timeout` seconds, in sandboxes of the task `healthy`."""
+    """Runs `command` within `timeout` seconds, in sandboxes of the task `healthy`."""
 
     def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
@@ -209,11 +207,11 @@ class _Runner:
         self._healthy = healthy
 
     def with_command(self, command: Sequence[str]) -> _Runner:
-        """The same with another command."""
+        """Copy with another command."""
         return _Runner(command, self._timeout, self._sandbox, self._healthy)
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
-        """The tests with the files `changed`."""
+        """Run the tests with the files `changed`."""
         full_command = Command(
             tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
         )
@@ -229,7 +227,7 @@ class _Runner:
         return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, startable)
 
     async def without_failing(self) -> tuple[str, ...]:
-        """The command without the tests that fail; nothing if that is none of pytest, or too many fail for that."""
+        """Command that deselects failing tests; empty if it is not pytest's or too many fail."""
         if self.results != "pytest":
             return ()
         ran = await self.run(command=[word for word in self.command if word not in ("-x", "--exitfirst")])
@@ -237,7 +235,7 @@ class _Runner:
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
     async def refusal(self, ran: _Ran) -> TaskError:
-        """Why tests that do not pass without any bug cannot be used, and what to do."""
+        """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
         if ran.late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
@@ -271,7 +269,7 @@ class _Runner:
 
 
 def is_test(path: str) -> bool:
-    """Whether a file of a package is no code of it: tests, documentation, its setup."""
+    """Whether a package file is not its code: tests, documentation or setup."""
     parts = path.split("/")
     name = parts[-1]
     return (

@@ -39,29 +39,21 @@ _KIND = "bugs that were verified in a sandbox"
 
 
 class MutantSource(LoadedSource):
-    """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
+    """Bugs injected into healthy Python code, verified by checks (options: docs/guides/mutants.md).
 
-    Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
-    functions) or ``unseen`` (functions that are never trained on), all of them if it is not given. `n` tasks of each in
-    an order given by `seed`; 0 is all. `quoted` is the share of issues that quote the broken line: 1, 0 or between.
-    With ``both`` every pair comes twice, once quoted and once not, one after the other.
+    Without `path`, from the shipped corpus: `split` is ``train``, ``test`` (held-out pairs of function and mutation) or
+    ``unseen`` (functions never trained on), else all. `n` tasks per split (0: all), ordered by `seed`. `quoted` is the
+    share of issues that quote the broken line; ``both`` gives each pair twice.
 
-    With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
-    if not given; within `timeout` seconds each); `only` is a glob of the files to break. Bugs are verified in the
-    sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`.
-    What the tests need, and `requirements` besides, is built into an environment that sandboxes are shown
-    (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
-    ``train``.
+    With `path`, a package or git repository is the workspace and `command` its tests, within `timeout` seconds; `only`
+    is a glob of files to break. Bugs are verified in `sandbox`, in an environment with the tests' needs and
+    `requirements` (if `environment`). The first quarter is ``test``, the rest ``train``.
 
-    With `documented`, `path` is Python code, or the name of an installed package, whose top-level functions are taken
-    as those of the corpus are, each with another of its module (`documented.functions`): those that need nothing else
-    of it and that examples in their docstrings check. Then `split`, `n` and `quoted` are as without `path`, but for
-    ``unseen``, of which there is none.
+    With `documented`, the functions at `path` with examples in their docstrings replace the corpus, without ``unseen``.
 
-    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is the
-    function, by which intervals are clustered. Workspaces are plain folders in the cache.
-    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, `SandboxFault`,
-    `PrerequisiteError` where no sandbox works, and what `environment.build` does.
+    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; intervals are clustered by the part
+    before the last slash. Raises `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`,
+    `PrerequisiteError`, and as `environment.build`.
     """
 
     name = "mutants"
@@ -111,7 +103,7 @@ class MutantSource(LoadedSource):
         self._splits: tuple[str, ...] = get_args(Split) if split is None else (split,)
 
     def load(self) -> list[Task]:
-        """Inject, verify and write the workspaces; what is in the cache is not made again."""
+        """Inject and verify bugs, and write workspaces, unless cached."""
         try:
             if self.path and not self.documented:
                 return self._package()
@@ -127,7 +119,7 @@ class MutantSource(LoadedSource):
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        """The mutants of documented functions, and these; which ones there are is cached."""
+        """Mutants of documented functions, and these functions, cached."""
         root = code_folder(self.path)
         candidates = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
@@ -167,7 +159,7 @@ class MutantSource(LoadedSource):
         )
 
     def _package(self) -> list[Task]:
-        """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
+        """Tasks of both splits, from one sequence of bugs so that they share none."""
         files = read_tree(Path(self.path).expanduser().resolve())
         projects = self.cache / "projects"
         project = build(files, self.command, self.requirements, projects) if self.environment else None
@@ -184,7 +176,7 @@ class MutantSource(LoadedSource):
         ]
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
-        """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
+        """Bugs that the tests notice, cached because each costs a test run."""
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
         where = (self.sandbox, self.sandbox_options)
@@ -233,13 +225,13 @@ class MutantSource(LoadedSource):
 
 
 def _bug(entry: dict[str, Any]) -> Bug:
-    """As it was before it became JSON."""
+    """Bug from its JSON form."""
     lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
 def _words(command: str) -> list[str]:
-    """Of a command line. Raises `ConfigError`."""
+    """Split a command line. Raises `ConfigError`."""
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""``python -m coderepairrl.tasks.mutants.verify``: judge mutations of the corpus and write how each fails."""
+"""``python -m coderepairrl.tasks.mutants.verify``: judge the corpus's mutations and write the verdicts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from coderepairrl.tasks.mutants.slices import functions
 
 
 def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
-    """Judge every mutation of the corpus, or those of `keys`: the failure of each, by key, for those that fail a check
-    in time.
+    """Failure by key of each mutation (of `keys`, if set) that fails a check in time.
 
-    Raises RuntimeError when a function of the corpus fails its own checks.
+    Raises RuntimeError if a corpus function fails its own checks.
     """
     healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
     if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:

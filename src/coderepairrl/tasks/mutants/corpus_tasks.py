@@ -135,9 +135,9 @@ def mutants() -> tuple[Mutant, ...]:
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
-    """`mutant` in a tiny repository, with a random neighbour from its module in `among` (default: the corpus).
+    """`mutant` in a tiny repository, with a random neighbour, if any, from its module in `among` (default: the corpus).
 
-    None if the broken line is unique in no file: the policy of `crrl hello` replaces lines.
+    None unless the broken line is unique in its file: the policy of `crrl hello` replaces lines.
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))

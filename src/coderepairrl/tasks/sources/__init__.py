@@ -43,9 +43,9 @@ _KIND = "task source"
 
 
 def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
-    """Make the source of that name or ``module:Class`` with `options`, limited to what `select` takes.
+    """Make the named source, or ``module:Class``, with `options`, limited by `select`.
 
-    Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.
+    Raises `ConfigError` for an unknown name or option, and for a missing option.
     """
     if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
         raise ConfigError(
@@ -66,7 +66,7 @@ def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any
 
 
 def check_trainable(evaluation_set: str) -> None:
-    """Raise `ConfigError` for an evaluation-only source (`TaskSource.evaluation_set`)."""
+    """Raise `ConfigError` for an evaluation-only source."""
     if evaluation_set:
         raise ConfigError(
             f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
@@ -75,7 +75,7 @@ def check_trainable(evaluation_set: str) -> None:
 
 
 class ScriptedSource(TaskSource):
-    """Gives `tasks`, or raises `error` when prepared; for tests."""
+    """Source of given `tasks`, or of an `error` in `prepare`; for tests."""
 
     name = "scripted"
 
@@ -85,7 +85,7 @@ class ScriptedSource(TaskSource):
         self.prepared = 0
 
     def prepare(self) -> None:
-        """Raise the error that was given, if any."""
+        """Raise the error, if any."""
         self.prepared += 1
         if self.error is not None:
             raise self.error

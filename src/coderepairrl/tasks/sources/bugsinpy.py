@@ -1,10 +1,8 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
-Follows ``bugsinpy-compile`` and ``bugsinpy-test``. Requirements are frozen lists of 2020, given to pip one by one;
-failures are skipped. The project itself is omitted, so bugs with one list share an environment and import the
-workspace; it is installed from the bug's commit only if ``setup.sh`` builds it or its build writes a module
-(setuptools_scm). Tests are the lines of ``run_test.sh``, with the repaired commit's tests. pytest and what tox
-installs come from the project's declarations.
+Follows ``bugsinpy-compile`` and ``bugsinpy-test``: requirements are frozen lists of 2020, given to pip one by one, and
+failures are skipped. The project itself is imported from the workspace, so bugs with one list share an environment; it
+is installed only if ``setup.sh`` builds it or its build writes a module (setuptools_scm).
 """
 
 from __future__ import annotations
@@ -50,10 +48,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 class BugsInPy(Repositories):
     """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). Without issue texts, a
-    prompt has the failing tests' command. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
-    has no patch. With `workspace` ``native`` a task has an environment built on this machine and the repaired commit's
-    tests: for bugs in `NATIVE`, or with `all_native` for every project without compilation.
+    `path` is a checkout, or a file of rows. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
+    has no patch. `workspace` ``native`` adds an environment built on this machine and the repaired commit's tests, for
+    bugs in `NATIVE`, or with `all_native` for projects without compilation.
     """
 
     name = "bugsinpy"
@@ -73,7 +70,7 @@ class BugsInPy(Repositories):
         self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         commands = "\n".join(row.names("run_test"))
         if not commands.strip():
             raise row.wrong("column 'run_test' names no test")
@@ -146,7 +143,7 @@ def _specified(row: Row) -> bool:
 
 
 def _environment(row: Row, url: str) -> str:
-    """`Task.environment` of a bug whose repository is at `url`. Raises `TaskError` and `SandboxFault`."""
+    """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
         raise row.wrong(f"column 'python_version' is no version: {row.text('python_version')!r}")
@@ -174,9 +171,9 @@ def _environment(row: Row, url: str) -> str:
 
 
 def _checks(row: Row, url: str) -> Checks:
-    """Lines of ``run_test.sh``, each after the lines of ``setup.sh`` that change files.
+    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files.
 
-    `Checks.restore` has the repaired commit's tests, fetched if not cached. Raises `TaskError` and `SandboxFault`.
+    Restores the repaired commit's tests. Raises `TaskError` and `SandboxFault`.
     """
     before = [_one_command(line, row) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
@@ -195,7 +192,7 @@ def _one_command(line: str, row: Row) -> str:
 
 
 def _lines(script: str) -> list[str]:
-    """The commands of a script, without comments."""
+    """Commands of a script, without comments."""
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
@@ -222,13 +219,13 @@ def _package(requirement: str) -> str:
 
 
 def _commands(row: Row) -> list[list[str]]:
-    """Test commands, with pytest for tox, which would make another environment."""
+    """Test commands; pytest replaces tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
 
 def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
-    """The project's declared requirements and requirement files for pytest, ``tox.ini`` included."""
+    """Declared requirements and requirement files for pytest, including ``tox.ini``'s."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
@@ -254,7 +251,7 @@ def _writes(row: Row, url: str) -> bool:
 
 
 def _restored(row: Row, url: str) -> dict[str, str]:
-    """The bug's test files, and test data that only the repaired commit has."""
+    """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     named = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:

@@ -1,7 +1,6 @@
-"""`functions`: masked Python functions, to be written from their specification (kind ``implement``).
+"""`functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
 
-The issue is signature and docstring; a comment replaces the function. The answer is compared with the original by any
-reward, and run by the docstring's examples.
+Docstring examples check the answer.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ _PROGRAM = resources.files(__package__) / "programs/examples.py"
 
 
 class _Tree(NamedTuple):
-    """Files that belong together, contents by path."""
+    """Files of one project: contents by path."""
 
     name: str
     files: Mapping[str, bytes]
@@ -66,8 +65,6 @@ class _Tree(NamedTuple):
 
 
 class _Masked(NamedTuple):
-    """A function of a file that is decoded."""
-
     path: str
     source: str
     function: Function
@@ -76,14 +73,12 @@ class _Masked(NamedTuple):
 class Functions(LoadedSource):
     """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder, or a file of rows like The Stack's: ``content``, ``path`` (or
-    ``max_stars_repo_path``), and the group ``package`` (or ``max_stars_repo_name``). Left out, and counted in
-    `left_out`, are nested functions, with `quality` those that make poor tasks (`masking.Function.problem`), and with
-    `examples` those without an example that passes with the function and fails without it. A quarter is split ``test``,
-    by id (``functions/PATH:NAME``).
+    `path` is a Python file, a folder, or a file of rows like The Stack's. `left_out` counts omitted functions: nested
+    ones, with `quality` poor tasks (`masking.Function.problem`), and with `examples` those without an example that
+    needs the function. A quarter is split ``test``, by id (``functions/PATH:NAME``).
 
-    Raises `ConfigError` for unusable options, `TaskError` for unusable code or no function, `SandboxFault`,
-    `PrerequisiteError`, and what `environment.build` does.
+    Raises `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and
+    as `environment.build`.
     """
 
     name = "functions"
@@ -111,7 +106,7 @@ class Functions(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read, mask, run the examples, and write missing workspaces."""
+        """Mask functions, run their examples, and write missing workspaces."""
         try:
             tasks = [task for tree in self._trees() for task in self._of(tree)]
         except OSError as error:

@@ -1,7 +1,7 @@
 """`git_history`: bugs mined from a local repository's repair commits that touch tests.
 
-After SWE-bench (arXiv 2310.06770) and SWE-Gym (arXiv 2412.21139), but without issues: the prompt is the commit's
-message, whose author knew the repair.
+Follows SWE-bench (arXiv 2310.06770) and SWE-Gym (arXiv 2412.21139), with the commit message as the prompt; its author
+knew the repair.
 """
 
 from __future__ import annotations
@@ -52,19 +52,14 @@ _AT_ONCE = 64
 class GitHistory(LoadedSource):
     """A task for each repair commit of a local repository that changes tests and code.
 
-    `path` is a repository, bare or not. Commits are reachable from HEAD, have one parent, a date from `since` to before
-    `before` (``YYYY-MM-DD``) and a message that `match` (a regular expression) finds; the newest `n` usable ones (0:
-    all) are taken. The reference is their change without tests, of at most `max_files` files and `max_lines` changed
-    lines; the workspace is the parent.
+    `path` is a repository, bare or not (options: docs/guides/own-repositories.md). The newest `n` usable commits (0:
+    all) have one parent, a date from `since` to before `before`, and a message that `match` finds. The workspace is the
+    parent, the reference the change without tests, of at most `max_files` files and `max_lines` lines.
 
-    `command` runs the commit's test modules (``{tests}``) within `timeout` seconds. If it starts Python, an environment
-    is specified (unless `environment` is false): version `python` (the sandbox's), the parent's declared test needs,
-    `requirements`, the project's `extras` (``test``), and `edits` before its build (`environments.Specification`).
-    Packages are those of `packages_before`, else of the commit's day, or of the day when packages supported that
-    Python.
+    `command` runs the commit's test modules (``{tests}``); if it starts Python, tasks have an `environment` with
+    packages of `packages_before`, else of the commit's day, or the later day when packages supported that Python.
 
-    The newest quarter is ``test``, the others ``train``. `repository` is its name in ids and reports (the folder's).
-    `left_out` counts reasons for omitted commits.
+    The newest quarter is ``test``. `left_out` counts reasons for omitted commits.
     """
 
     name = "git_history"
@@ -116,7 +111,7 @@ class GitHistory(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read the history. Raises `TaskError`, also without usable commits."""
+        """Mine the history. Raises `TaskError`, also without usable commits."""
         with history(self.path) as repository:
             name = self.repository or repository.name.name.removesuffix(".git")
             tasks = list(self._mined(repository, name))
@@ -196,7 +191,7 @@ class GitHistory(LoadedSource):
         )
 
     def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
-        """Raise `LeftOut` for what these changes say alone."""
+        """Raise `LeftOut` for unusable changes."""
         if not tests:
             raise LeftOut("change no tests")
         if not rest:
@@ -234,7 +229,7 @@ class GitHistory(LoadedSource):
 
 
 def cleaned(message: str) -> str:
-    r"""A commit's message without trailers (sign-offs, reviewers), with links to issues.
+    r"""Commit message without trailers (sign-offs, reviewers), with links to issues.
 
     >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
     'Fix add()\n\nIt subtracted. Closes #3'
@@ -243,7 +238,7 @@ def cleaned(message: str) -> str:
 
 
 def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
-    """The commit's changed tests, and Python code in test folders that they may use."""
+    """Changed tests, and other Python code in test folders that they may use."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in known.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":

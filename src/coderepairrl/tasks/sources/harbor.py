@@ -1,10 +1,9 @@
 """`harbor`: tasks in the format of Harbor (harbor-framework/harbor), one folder each.
 
-Layout and rules follow harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``,
-``verifier/verifier.py``, ``agents/oracle.py``, ``environments/definition.py``. A task has ``task.toml``,
-``instruction.md``, ``environment/`` (a ``Dockerfile``, or ``environment.docker_image``), ``tests/test.sh``, run as
-``/tests/test.sh`` in the working folder, which writes a number to ``/logs/verifier/reward.txt`` or numbers to
-``reward.json``, and optionally ``solution/solve.sh``, run as ``/solution/solve.sh``. Exit codes are ignored.
+Follows harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``, ``verifier/verifier.py``,
+``agents/oracle.py``, ``environments/definition.py``. ``tests/test.sh`` runs as ``/tests/test.sh`` in the working folder
+and writes a number to ``/logs/verifier/reward.txt`` or numbers to ``reward.json``; ``solution/solve.sh`` runs as
+``/solution/solve.sh``. Exit codes are ignored.
 
 Not run on a published task with an image.
 """
@@ -46,11 +45,10 @@ exit 0
 
 
 class Harbor(Benchmark):
-    """Tasks of `path`: one task's folder, or a folder with tasks at most six levels down (docs/guides/harbor.md).
+    """Tasks of `path`: a task's folder, or one with tasks at most six levels down (docs/guides/harbor.md).
 
-    A workspace is the prebuilt image, or one built from the Dockerfile (`environments.dockerfile`). Checks run
-    ``tests/test.sh``: a reward of 1 or more passes. `row` has settings without a field (limits, resources, tags).
-    Refused settings are an error, or with `usable` leave the task out with a warning.
+    A reward of 1 or more passes. `row` has settings without a field (limits, resources, tags). Refused settings raise
+    an error, or with `usable` leave the task out.
     """
 
     name = "harbor"
@@ -60,7 +58,7 @@ class Harbor(Benchmark):
         self.split, self.kind, self.usable = split, kind, usable
 
     def task(self, row: Row) -> Task:
-        """The task of a folder."""
+        """Task of a folder."""
         folder = Path(row.text("folder"))
         settings = _Settings(row)
         settings.check(folder)
@@ -82,7 +80,7 @@ class Harbor(Benchmark):
         )
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Checks that run the task's solution first; None without one. Raises KeyError."""
+        """Checks that first run the task's solution; None without one. Raises KeyError."""
         row = self.row(task_id)
         folder = Path(str(row["folder"]))
         if not (folder / "solution/solve.sh").is_file():
@@ -113,7 +111,7 @@ class Harbor(Benchmark):
 
 
 class _Settings:
-    """Contents of ``task.toml``. Raises `TaskError` for malformed and unsupported settings."""
+    """``task.toml``. Raises `TaskError` for malformed and unsupported settings."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
@@ -129,7 +127,7 @@ class _Settings:
         return checked
 
     def check(self, folder: Path) -> None:
-        """Raise `TaskError` for settings without which the task would differ."""
+        """Raise `TaskError` for unsupported settings."""
         environment, verifier = self.table("environment"), self.table("verifier")
         wrong = {
             "several steps": self.row.values.get("steps"),
@@ -170,7 +168,7 @@ def _row(folder: Path) -> Row:
 
 
 def _instruction(path: Path) -> str:
-    """Text without leading canary lines, which mark benchmarks for filters of training data."""
+    """Prompt without leading canary lines, which mark benchmarks for filters of training data."""
     lines = _bytes(path).decode("utf-8", "replace").split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
@@ -187,7 +185,7 @@ def _difficulty(given: object) -> float | None:
 
 
 def _workspace(folder: Path, about: _Settings) -> str:
-    """Workspace in Harbor's order: a prebuilt image wins; without a Dockerfile, files go to its workdir."""
+    """Prebuilt image, else the Dockerfile's; without a Dockerfile, files go to the image's workdir."""
     settings, context = about.table("environment"), folder / "environment"
     prebuilt = str(settings.get("docker_image") or "")
     written = (context / dockerfile.NAME).is_file()

@@ -1,7 +1,7 @@
 """`humaneval`: the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``) as repair.
 
-HumanEval has no bugs. ``bug=mutant`` uses the first mutation of the solution (`tasks.mutants.mutations`), in a seeded
-order, that fails the problem's tests; ``bug=stub`` replaces the body by ``pass``, the original completion task.
+``bug=mutant`` uses the first mutation (`tasks.mutants.mutations`), in seeded order, that fails the tests; ``bug=stub``
+replaces the body by ``pass``, the original completion task.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz``, or ``human_eval``, the installed package that has it; without it rows are the
-    hub's. Mutants are tried once in `sandbox` (``auto``: the strongest that works), with results in `cache`. With
-    ``bug=stub`` the kind is ``implement``.
+    `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub. Mutants are tried once
+    in `sandbox`, with results in `cache`. The kind of ``bug=stub`` is ``implement``.
     """
 
     name = "humaneval"
@@ -65,13 +64,13 @@ class HumanEval(Files):
         self._broken: dict[str, str] = {}
 
     def described(self) -> list[Task]:
-        """Tasks of all rows, after making the bugs. Raises `TaskError` and `PrerequisiteError`."""
+        """Tasks of all rows, with bugs. Raises `TaskError` and `PrerequisiteError`."""
         if self.bug == "mutant" and not self._broken:
             self._broken = self._mutants()
         return super().described()
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         fixed, function = _fixed(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
         problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
@@ -93,7 +92,7 @@ class HumanEval(Files):
         )
 
     def _mutants(self) -> dict[str, str]:
-        """The broken program of each whole one."""
+        """Broken program by correct one."""
         rows = self.rows()
         key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
@@ -129,7 +128,7 @@ def _fixed(row: Row) -> str:
 
 
 async def _fails(sandbox: Sandbox, program: str) -> bool:
-    """Whether the program soon fails by an exception; timeouts make poor bugs."""
+    """Whether the program fails by an exception; timeouts make poor bugs."""
     argv = ("python3", "-S", "-E", "-B", "-")
     done = await sandbox.exec(argv, stdin=(_LIMITS + program).encode(), timeout=_TRIAL_SECONDS)
     return done.exit_code == 1 and not done.timed_out

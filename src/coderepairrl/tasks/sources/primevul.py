@@ -1,12 +1,9 @@
 """`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Rows are one version each, in three layouts: the original release (``func``, ``target``, ``project``, ``commit_id``,
-``hash``, ``idx``, ``cwe``), v0.1 (with ``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and the hub copy of
-the original training code (``func``, ``is_vulnerable``, ``cwe``, ``cwe_description``, ``hash``). In the copy both
-versions share `hash`; in the releases they share the commit. Order is ignored: the original's loader shuffled the
-rows, then paired neighbours.
-
-Labels of the hub copy are reported as swapped; `vulnerabilities.check_direction` tests it.
+Reads three layouts: the original release, v0.1 (``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and the
+hub copy of the original training code (``is_vulnerable``, ``cwe_description``). Versions of a function share `hash` in
+the copy, the commit in the releases. Order is ignored: the original's loader paired shuffled neighbours. Labels of the
+copy are reported as swapped; `vulnerabilities.check_direction` tests it.
 """
 
 from __future__ import annotations
@@ -50,8 +47,8 @@ _NAMED = re.compile(r"([\w~:]+)\s*\(")
 class PrimeVul(Vulnerabilities):
     """PrimeVul's paired functions.
 
-    `path` is a folder with the ``*_paired`` files, or one of them; without it rows are from `hub`. ``classes`` default
-    to the thesis's for ``ask="weakness"``, else all. `inverted` swaps the labels; if unset, swapped labels are refused.
+    `path` is a folder with the ``*_paired`` files, or one of them; default: `hub`. ``classes`` default to the thesis's
+    for ``ask="weakness"``. `inverted` swaps the labels; None refuses swapped ones.
     """
 
     name = "primevul"
@@ -118,7 +115,7 @@ class PrimeVul(Vulnerabilities):
             yield from self._pairs_of(group)
 
     def _pairs_of(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """Match the most similar first, since a repair leaves most of a function unchanged."""
+        """Match the most similar first: a repair leaves most of a function unchanged."""
         vulnerable = [row for row in group if self._vulnerable(row)]
         fixed = [row for row in group if not self._vulnerable(row)]
         if len(vulnerable) != len(fixed):

@@ -1,7 +1,6 @@
 """`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
 
-They come from contents before and after, or from another source's tasks, if search/replace blocks (`agents.blocks`)
-can make them.
+Search/replace blocks (`agents.blocks`) must be able to express them.
 """
 
 from __future__ import annotations
@@ -30,10 +29,9 @@ KIND = "repair"
 class Repair(LoadedSource):
     """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
 
-    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives issues, workspaces and checks. Ids
-    of rows are ``repair/ID``. Left out, and counted in `left_out`, are changes of several files or of none, files that
-    are missing (prepare the source first) or not text, and changes beyond search/replace blocks. Raises `ConfigError`
-    for unusable options, `TaskError` without tasks, and what the source raises.
+    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives the tasks. `left_out` counts changes
+    of several files or none, unavailable or non-text files, and changes beyond search/replace blocks. Raises
+    `ConfigError` for unusable options, `TaskError` without tasks, and as the source.
     """
 
     name = "repair"
@@ -65,7 +63,7 @@ class Repair(LoadedSource):
             self.evaluation_set = self._source.evaluation_set
 
     def load(self) -> list[Task]:
-        """Read the rows, or prepare the source, and write prompts."""
+        """Read rows, or prepare the source, and write prompts."""
         if self._source is not None:
             self._source.prepare()
         origin = self._source.name if self._source else str(self.path)
@@ -121,7 +119,7 @@ class Repair(LoadedSource):
         )
 
     def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
-        """The issue and the code. Raises `LeftOut`."""
+        """Issue with code. Raises `LeftOut`."""
         if before == after:
             raise LeftOut("change nothing")
         try:

@@ -1,7 +1,7 @@
 """`swe_rebench`: machine-mined issues for training (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Columns and rules from public code (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the data set's
-description. Not run against the hub or on a published image.
+Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Not run against the
+hub or on a published image.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 class SweRebench(Repositories):
     """SWE-rebench: `name` is ``v1`` (21,302 issues), ``v2`` (32,079), or ``leaderboard`` (evaluation only).
 
-    Of ``v1``, split ``filtered`` has images. `row` has known defects (``meta`` and others); ``select.after`` excludes
-    issues that a model may have seen. With ``workspace=image`` checks run ``test_cmd`` on the tests of ``test_patch``
-    with the parser that the row names, from the package ``swebench``; V2 tasks with other parsers are a fault, never a
-    zero. `path`, `split` and `revision`: see `swe_gym`; `workspace` and `clone`: see `benchmark.Repositories`.
+    Only split ``filtered`` of ``v1`` has images. `row` has known defects (``meta`` and others). With
+    ``workspace=image`` checks run the tests of ``test_patch``, read by the row's parser from the package ``swebench``;
+    other parsers are a fault, never a zero. Other options: `swe_gym`.
     """
 
     name = "swe_rebench"
@@ -49,7 +48,7 @@ class SweRebench(Repositories):
         self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         task = super().task(row)
         if self.workspace != "image" or "install_config" not in row:
             return task

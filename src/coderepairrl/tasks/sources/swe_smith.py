@@ -1,7 +1,7 @@
 """`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), for training.
 
-Columns and rules from its public code (``SWE-bench/SWE-smith`` 0.0.9, ``swesmith/harness/gather.py`` and ``utils.py``).
-Not run against the hub or on a published image.
+Follows ``SWE-bench/SWE-smith`` 0.0.9 (``swesmith/harness/gather.py``, ``utils.py``). Not run against the hub or on a
+published image.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ _BUG = "bug.patch"
 class SweSmith(Repositories):
     """SWE-smith. A row's patch makes the bug, so the reference is its inverse.
 
-    With `workspace` ``git`` a task is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), with the bug
-    and without tests that it breaks. With ``image`` it is ``image_name`` with the bug, without files of broken tests
-    and without history; checks run all tests in the full image, by the command and parser of upstream's package. Each
-    task's image shares all but a few files with the published one. Without an issue text, the prompt has the failing
-    tests. `path`, `revision` and `clone`: see `swe_gym`.
+    `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without the tests that the
+    bug breaks. ``image`` is ``image_name`` with the bug, without files of broken tests and without history; checks run
+    all tests in the full image, by upstream's package. Other options: `swe_gym`.
     """
 
     name = "swe_smith"
@@ -54,7 +52,7 @@ class SweSmith(Repositories):
         self._profiles: dict[str, dict[str, Any]] = {}
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(turned_round(row.text("patch")))
@@ -75,7 +73,7 @@ class SweSmith(Repositories):
         return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
 
     def made_images(self, row: Row) -> Images | None:
-        """The row's image with the bug; agents do not see the tests that it breaks."""
+        """Images with the bug; agents do not see the tests that it breaks."""
         if self.workspace != "image":
             return None
         broken, _ = self._profile(row)["files"]

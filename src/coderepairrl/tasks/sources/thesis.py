@@ -1,6 +1,6 @@
 """`thesis`: the thesis's mixed curriculum, 1,000 issues of SWE-Gym and SWE-bench Multilingual.
 
-Selection from its public code (``ASSERT-KTH/CodeRepairRL``, ``src/train_grpo.py``). Not run against the hub.
+Follows ``ASSERT-KTH/CodeRepairRL`` (``src/train_grpo.py``). Not run against the hub.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ DROPPED = "fastlane/fastlane"
 
 
 class Thesis(LoadedSource):
-    """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual, shuffled by `seed`.
+    """`from_swe_gym` and `from_multilingual` issues, shuffled; the latter's rest is split ``test``.
 
-    The rest of the latter is held out (split ``test``). Excluded are `DROPPED` and issues of more than `max_prompt`
-    characters, which would leave few tokens for the episode. `rows` ``drawn`` is a sample after exclusions (1,000, and
-    43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50 held out), of few projects
-    since rows are sorted by repository. Options: docs/guides/reproduce-the-thesis.md.
+    Excluded are `DROPPED` and prompts of more than `max_prompt` characters, which leave few tokens for the episode.
+    `rows` ``drawn`` samples after exclusions (1,000, and 43 held out); ``first`` excludes from the first rows, as the
+    thesis did (993, and 50), of few projects since rows are sorted by repository. Options:
+    docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"

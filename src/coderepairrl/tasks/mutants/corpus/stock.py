@@ -1,4 +1,4 @@
-"""Boxes, shelves and orders."""
+"""Stock on shelves."""
 
 
 def boxes(n: int, size: int) -> int:

@@ -121,10 +121,7 @@ def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def export(source: Iterable[Task], target: Path) -> int:
-    """Write tasks to `target` as JSON lines, all or none; return their number.
-
-    Raises `UsageError` if the file exists or cannot be written.
-    """
+    """Write tasks to a new file of JSON lines; return their number. Raises `UsageError`."""
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")
     task_list = list(source)

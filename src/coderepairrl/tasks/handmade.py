@@ -1,7 +1,6 @@
 """`handmade`: small repositories with one bug each, shipped with this project.
 
-A task's folder has ``repo/`` (workspace), ``fix.patch`` (reference), ``checks/`` (files restored before grading) and
-``task.toml``. Checks need only ``python3`` or ``sh``.
+A task's folder has ``repo/`` (workspace), ``fix.patch`` (reference), ``checks/`` (restored files) and ``task.toml``.
 """
 
 from __future__ import annotations

@@ -97,8 +97,6 @@ class _Checks(_Record):
 
 
 class _Task(_Record):
-    """Fields of a line, named as in `Task`."""
-
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
     language: str

@@ -38,9 +38,8 @@ async def prepare(
 ) -> Prerequisites:
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
-    Also installs judging packages and rewrites references. `images` is a folder in OCI layout or an archive of ``docker
-    save``, tried before a registry. Raises `PrerequisiteError` before fetching if the disk lacks room for the images;
-    collects other failures in one `CodeRepairError`.
+    `images` is a folder in OCI layout or an archive of ``docker save``, tried before a registry. Raises
+    `PrerequisiteError` before fetching if the disk lacks room for the images, else one `CodeRepairError`.
     """
     task_list = list(tasks)
     problems: list[CodeRepairError] = []
@@ -73,8 +72,6 @@ async def prepare(
 
 
 class _Commits:
-    """Fetch commits, `_AT_ONCE` of a repository per request."""
-
     def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
         self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
         self._problems, self._say, self._done = problems, say, 0

@@ -35,10 +35,7 @@ class _Entry(BaseModel):
 
 
 def write(found: Iterable[Verified], path: Path) -> int:
-    """Write the problems to `path`, all or none; return their number.
-
-    Raises `UsageError` if the file exists or cannot be written.
-    """
+    """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="remove it, or name another file")
     lines = []

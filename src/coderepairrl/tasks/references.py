@@ -57,7 +57,7 @@ def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewritten one-file references of plain folders, by `id` of the task, in a few processes."""
+    """Rewritten one-file references of plain folders, by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -83,7 +83,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
-    """Path, mode, and contents before and after, of a change of lines in one file of a plain folder; else None."""
+    """Path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
     root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None

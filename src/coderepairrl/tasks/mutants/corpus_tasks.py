@@ -118,8 +118,7 @@ def pair_key(function: Function, mutation: Mutation) -> str:
 def mutants() -> tuple[Mutant, ...]:
     """Verified mutants of the corpus, in order, without hanging and equivalent ones.
 
-    Verdicts are shipped, so they depend on no machine's speed. Raises RuntimeError if they are of another corpus;
-    ``python -m coderepairrl.tasks.mutants.verify`` remakes them (half a minute).
+    Verdicts are shipped, so they depend on no machine's speed. Raises RuntimeError if they are of another corpus.
     """
     symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
     all_pairs = pairs()

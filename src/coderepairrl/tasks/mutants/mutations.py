@@ -132,7 +132,7 @@ class _Finder:
                 self._visit(child)
 
     def _is_wanted(self, node: ast.AST) -> bool:
-        """Whether `node`, on any of its lines, touches a wanted line."""
+        """Whether `node` touches a wanted line."""
         if self.wanted is None or not isinstance(node, ast.expr | ast.stmt):
             return True
         return any(line in self.wanted for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))

@@ -30,10 +30,9 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug in a package; `output` is the end of what the failing tests of `command` printed.
+    """A verified bug; `output` is the end of what the failing tests of `command` printed.
 
-    Without the bug both lists pass; with it the first fail or are not reached. Both are empty if the command does not
-    report single tests.
+    Without the bug both lists pass; with it the first fail or are not reached. Empty without reports of single tests.
     """
 
     path: str
@@ -120,10 +119,9 @@ async def bugs(
 ) -> list[Bug]:
     """Up to `most` verified bugs in random order: `command` passes on `files`, and fails in time with the bug.
 
-    Each run has a fresh sandbox with `environment`, and is judged as repairs are (`grading.tried`). If the command
-    reports single tests, only those that pass twice without a bug count. Tries at most four mutations per requested
-    bug. `leave_out` deselects a few pytest tests that fail without a bug. Raises `TaskError` if tests fail without a
-    bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
+    Each run has a fresh sandbox. Only tests that pass twice without a bug count. Tries at most four mutations per
+    requested bug. `leave_out` deselects a few failing pytest tests. Raises `TaskError` if tests fail without a bug,
+    none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
@@ -151,7 +149,7 @@ async def bugs(
 
 
 async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
-    """Runner to use, and the tests that pass every time without a bug."""
+    """Runner to use, and the tests that pass reliably without a bug."""
     ran = await runner.run()
     if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
         runner = runner.with_command(less)
@@ -171,7 +169,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset
 
 
 class _Ran(NamedTuple):
-    """Result of a test run; `problem` is empty if the tests pass, `late` is a timeout."""
+    """Result of a test run; `problem` is empty if the tests pass."""
 
     problem: str
     late: bool
@@ -183,7 +181,7 @@ class _Ran(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """Last `SHOWN_LINES` lines of the output."""
+        """End of the output."""
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
@@ -197,8 +195,6 @@ _NAME_IT = "name its package in the option requirements, as in requirements='pyt
 
 
 class _Runner:
-    """Runs `command` within `timeout` seconds, in sandboxes of the task `healthy`."""
-
     def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
         self.results = results_of(command)

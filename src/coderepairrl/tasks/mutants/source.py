@@ -42,14 +42,9 @@ class MutantSource(LoadedSource):
     """Bugs injected into healthy Python code, verified by checks (options: docs/guides/mutants.md).
 
     Without `path`, from the shipped corpus: `split` is ``train``, ``test`` (held-out pairs of function and mutation) or
-    ``unseen`` (functions never trained on), else all. `n` tasks per split (0: all), ordered by `seed`. `quoted` is the
-    share of issues that quote the broken line; ``both`` gives each pair twice.
-
-    With `path`, a package or git repository is the workspace and `command` its tests, within `timeout` seconds; `only`
-    is a glob of files to break. Bugs are verified in `sandbox`, in an environment with the tests' needs and
-    `requirements` (if `environment`). The first quarter is ``test``, the rest ``train``.
-
-    With `documented`, the functions at `path` with examples in their docstrings replace the corpus, without ``unseen``.
+    ``unseen`` (functions never trained on), else all. With `path`, a package or git repository is the workspace and
+    `command` its tests; the first quarter of the bugs is ``test``. With `documented`, functions at `path` replace the
+    corpus.
 
     Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; intervals are clustered by the part
     before the last slash. Raises `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`,
@@ -119,7 +114,6 @@ class MutantSource(LoadedSource):
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        """Mutants of documented functions, and these functions, cached."""
         root = code_folder(self.path)
         candidates = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
@@ -176,7 +170,7 @@ class MutantSource(LoadedSource):
         ]
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
-        """Bugs that the tests notice, cached because each costs a test run."""
+        """Bugs that the tests notice, cached because tests are slow."""
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
         where = (self.sandbox, self.sandbox_options)
@@ -225,13 +219,11 @@ class MutantSource(LoadedSource):
 
 
 def _bug(entry: dict[str, Any]) -> Bug:
-    """Bug from its JSON form."""
     lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
 def _words(command: str) -> list[str]:
-    """Split a command line. Raises `ConfigError`."""
     try:
         words = shlex.split(command)
     except ValueError as error:

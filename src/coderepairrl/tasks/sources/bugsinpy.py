@@ -1,8 +1,8 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
 Follows ``bugsinpy-compile`` and ``bugsinpy-test``: requirements are frozen lists of 2020, given to pip one by one, and
-failures are skipped. The project itself is imported from the workspace, so bugs with one list share an environment; it
-is installed only if ``setup.sh`` builds it or its build writes a module (setuptools_scm).
+failures are skipped. The project is imported from the workspace, so bugs with one list share an environment, unless
+``setup.sh`` builds it or its build writes a module (setuptools_scm).
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class BugsInPy(Repositories):
     """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
     `path` is a checkout, or a file of rows. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
-    has no patch. `workspace` ``native`` adds an environment built on this machine and the repaired commit's tests, for
-    bugs in `NATIVE`, or with `all_native` for projects without compilation.
+    has no patch.
     """
 
     name = "bugsinpy"
@@ -192,7 +191,6 @@ def _one_command(line: str, row: Row) -> str:
 
 
 def _lines(script: str) -> list[str]:
-    """Commands of a script, without comments."""
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
@@ -207,7 +205,6 @@ def _installed(row: Row) -> Iterator[str]:
 
 
 def _own(line: str, row: Row) -> bool:
-    """Whether a requirement is the project itself."""
     repository = row.text("repo").lower()
     name = repository.rpartition("/")[2]
     return f"/{repository}" in line.lower().replace(".git@", "@") or _package(line) == name.replace("_", "-")
@@ -225,7 +222,7 @@ def _commands(row: Row) -> list[list[str]]:
 
 
 def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
-    """Declared requirements and requirement files for pytest, including ``tox.ini``'s."""
+    """Declared requirements and requirement files for pytest."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)

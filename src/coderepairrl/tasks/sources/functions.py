@@ -57,8 +57,6 @@ _PROGRAM = resources.files(__package__) / "programs/examples.py"
 
 
 class _Tree(NamedTuple):
-    """Files of one project: contents by path."""
-
     name: str
     files: Mapping[str, bytes]
     licence: str
@@ -73,12 +71,9 @@ class _Masked(NamedTuple):
 class Functions(LoadedSource):
     """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder, or a file of rows like The Stack's. `left_out` counts omitted functions: nested
-    ones, with `quality` poor tasks (`masking.Function.problem`), and with `examples` those without an example that
-    needs the function. A quarter is split ``test``, by id (``functions/PATH:NAME``).
-
-    Raises `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and
-    as `environment.build`.
+    `path` is a Python file, a folder, or a file of rows like The Stack's. `left_out` counts omitted functions. A
+    quarter is split ``test``, by id (``functions/PATH:NAME``). Raises `ConfigError` for unusable options, `TaskError`
+    for unusable code, `SandboxFault`, `PrerequisiteError`, and as `environment.build`.
     """
 
     name = "functions"

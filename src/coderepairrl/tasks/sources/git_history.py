@@ -54,12 +54,8 @@ class GitHistory(LoadedSource):
 
     `path` is a repository, bare or not (options: docs/guides/own-repositories.md). The newest `n` usable commits (0:
     all) have one parent, a date from `since` to before `before`, and a message that `match` finds. The workspace is the
-    parent, the reference the change without tests, of at most `max_files` files and `max_lines` lines.
-
-    `command` runs the commit's test modules (``{tests}``); if it starts Python, tasks have an `environment` with
-    packages of `packages_before`, else of the commit's day, or the later day when packages supported that Python.
-
-    The newest quarter is ``test``. `left_out` counts reasons for omitted commits.
+    parent, the reference the change without tests. The newest quarter is ``test``. `left_out` counts reasons for
+    omitted commits.
     """
 
     name = "git_history"
@@ -191,7 +187,6 @@ class GitHistory(LoadedSource):
         )
 
     def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
-        """Raise `LeftOut` for unusable changes."""
         if not tests:
             raise LeftOut("change no tests")
         if not rest:
@@ -238,7 +233,7 @@ def cleaned(message: str) -> str:
 
 
 def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
-    """Changed tests, and other Python code in test folders that they may use."""
+    """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in known.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":

@@ -28,9 +28,8 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 class GitBugJava(Repositories):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can;
-    with `command` or `image`, checks run the same tests: as many as on the repaired commit, without failure. Not run on
-    an upstream environment.
+    `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
+    Checks need `command` or `image`. Not run on an upstream environment.
     """
 
     name = "gitbug_java"

@@ -1,11 +1,9 @@
 """`harbor`: tasks in the format of Harbor (harbor-framework/harbor), one folder each.
 
 Follows harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``, ``verifier/verifier.py``,
-``agents/oracle.py``, ``environments/definition.py``. ``tests/test.sh`` runs as ``/tests/test.sh`` in the working folder
-and writes a number to ``/logs/verifier/reward.txt`` or numbers to ``reward.json``; ``solution/solve.sh`` runs as
-``/solution/solve.sh``. Exit codes are ignored.
-
-Not run on a published task with an image.
+``agents/oracle.py``, ``environments/definition.py``. ``/tests/test.sh`` writes a number to
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. Not run on a published task with an
+image.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ exit 0
 class Harbor(Benchmark):
     """Tasks of `path`: a task's folder, or one with tasks at most six levels down (docs/guides/harbor.md).
 
-    A reward of 1 or more passes. `row` has settings without a field (limits, resources, tags). Refused settings raise
-    an error, or with `usable` leave the task out.
+    A reward of 1 or more passes. Refused settings raise an error, or with `usable` leave the task out.
     """
 
     name = "harbor"

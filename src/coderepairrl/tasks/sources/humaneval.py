@@ -92,7 +92,6 @@ class HumanEval(Files):
         )
 
     def _mutants(self) -> dict[str, str]:
-        """Broken program by correct one."""
         rows = self.rows()
         key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name

@@ -30,8 +30,7 @@ _HUB = {"bench": "ByteDance-Seed/Multi-SWE-bench", "rl": "ByteDance-Seed/Multi-S
 class MultiSweBench(Repositories):
     """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, similar issues for training.
 
-    Other options: `swe_bench.SweBench`. ``workspace=image`` hides the repair that upstream leaves in ``/home``; checks
-    run ``fix-run.sh`` in the full image, judged by the benchmark's package.
+    ``workspace=image`` hides the repair that upstream leaves in ``/home``. Other options: `swe_bench.SweBench`.
     """
 
     name = "multi_swe_bench"
@@ -77,7 +76,6 @@ class MultiSweBench(Repositories):
 
 
 def _as_swe_bench(row: Row) -> Row:
-    """Row with SWE-bench's columns."""
     issues = [dict(each) for each in row.values.get("resolved_issues") or ()]
     statement = "\n\n".join(f"{each.get('title', '')}\n{each.get('body') or ''}".strip() for each in issues)
     columns = {

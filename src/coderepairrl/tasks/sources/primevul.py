@@ -1,7 +1,6 @@
 """`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Reads three layouts: the original release, v0.1 (``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and the
-hub copy of the original training code (``is_vulnerable``, ``cwe_description``). Versions of a function share `hash` in
+Reads the original release, v0.1, and the hub copy of the original training code. Versions of a function share `hash` in
 the copy, the commit in the releases. Order is ignored: the original's loader paired shuffled neighbours. Labels of the
 copy are reported as swapped; `vulnerabilities.check_direction` tests it.
 """

@@ -28,8 +28,7 @@ _LICENCE = "MIT"
 class QuixBugs(Files):
     """QuixBugs in `language`: a workspace is a program, its tests and their classes.
 
-    `path` is a checkout, or a file of rows. Python tests need pytest, from an `environment` or the sandbox's python3;
-    Java tests a JDK, and JUnit 4 and Hamcrest at `jars`.
+    `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "quixbugs"
@@ -98,7 +97,7 @@ def _python(root: Path) -> list[dict[str, object]]:
 
 
 def _java(root: Path) -> list[dict[str, object]]:
-    """Rows of a checkout; Java programs have no docstrings, so the issue is the Python one's."""
+    """Rows of a checkout; Java has no docstrings, so issues are the Python ones."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
         program = test.name.removesuffix("_TEST.java")

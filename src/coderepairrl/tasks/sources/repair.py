@@ -119,7 +119,6 @@ class Repair(LoadedSource):
         )
 
     def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
-        """Issue with code. Raises `LeftOut`."""
         if before == after:
             raise LeftOut("change nothing")
         try:

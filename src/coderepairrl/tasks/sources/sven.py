@@ -1,8 +1,6 @@
 """`sven`: 803 function pairs of security fixes (SVEN, arXiv 2302.05319, ``eth-sri/sven``).
 
-Nine weaknesses in Python, C and C++; three (CWE-125, 416, 476) are among PrimeVul's most frequent nine. Row columns:
-``pair_id``, ``split``, ``cwe``, ``language``, ``func_name``, ``file_name``, ``commit_url``, ``func_vulnerable``,
-``func_fixed``.
+Nine weaknesses in Python, C and C++; three (CWE-125, 416, 476) are among PrimeVul's most frequent nine.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 class SweRebench(Repositories):
     """SWE-rebench: `name` is ``v1`` (21,302 issues), ``v2`` (32,079), or ``leaderboard`` (evaluation only).
 
-    Only split ``filtered`` of ``v1`` has images. `row` has known defects (``meta`` and others). With
-    ``workspace=image`` checks run the tests of ``test_patch``, read by the row's parser from the package ``swebench``;
-    other parsers are a fault, never a zero. Other options: `swe_gym`.
+    Only split ``filtered`` of ``v1`` has images. `row` has known defects (``meta`` and others). Logs are read by the
+    row's parser from the package ``swebench``; other parsers are a fault, never a zero. Other options: `swe_gym`.
     """
 
     name = "swe_rebench"

@@ -31,9 +31,8 @@ _BUG = "bug.patch"
 class SweSmith(Repositories):
     """SWE-smith. A row's patch makes the bug, so the reference is its inverse.
 
-    `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without the tests that the
-    bug breaks. ``image`` is ``image_name`` with the bug, without files of broken tests and without history; checks run
-    all tests in the full image, by upstream's package. Other options: `swe_gym`.
+    `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
+    breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: `swe_gym`.
     """
 
     name = "swe_smith"

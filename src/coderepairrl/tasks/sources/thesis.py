@@ -25,9 +25,8 @@ DROPPED = "fastlane/fastlane"
 class Thesis(LoadedSource):
     """`from_swe_gym` and `from_multilingual` issues, shuffled; the latter's rest is split ``test``.
 
-    Excluded are `DROPPED` and prompts of more than `max_prompt` characters, which leave few tokens for the episode.
-    `rows` ``drawn`` samples after exclusions (1,000, and 43 held out); ``first`` excludes from the first rows, as the
-    thesis did (993, and 50), of few projects since rows are sorted by repository. Options:
+    Excluded are `DROPPED` and prompts of more than `max_prompt` characters. `rows` ``drawn`` samples after exclusions
+    (1,000, and 43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50). Options:
     docs/guides/reproduce-the-thesis.md.
     """
 

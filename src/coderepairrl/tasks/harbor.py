@@ -38,8 +38,7 @@ _FIX = "leave it out (select), or write another format"
 def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return their number.
 
-    `image` is the base image for folders and commits. Raises `UsageError` if `target` exists or cannot be written,
-    `TaskError` for tasks the format cannot express.
+    Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks the format cannot express.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another folder")

@@ -58,9 +58,8 @@ def build(
 ) -> Environment | None:
     """Build the environment of the project `files` (contents by path) for `command`; None without needs.
 
-    It holds the needs of `needs_of`, the project's dependencies and test extra; version bounds also apply to the build.
-    The project is built from a copy below `root`, again when a file other than code changes. Raises as
-    `environments.build`.
+    Version bounds also apply to the build. The project is built from a copy below `root`, again when a file other than
+    code changes. Raises as `environments.build`.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):

@@ -1,9 +1,8 @@
 """Run checks on mutants in a helper process that forks once per mutant.
 
 ``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and answers
-each with a line: null if all checks pass, ``[index, got]`` of the first failure (`got` is the value's repr or the
-exception's name), or ``[-1, reason]`` if the mutant hangs, exceeds memory or does not compile. A separate script, so
-that no process with threads is forked.
+each with a line: null if all checks pass, ``[index, got]`` of the first failure, or ``[-1, reason]`` if the mutant
+hangs, exceeds memory or does not compile. A separate script, so that no process with threads is forked.
 """
 
 from __future__ import annotations

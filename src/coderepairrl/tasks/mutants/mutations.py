@@ -1,8 +1,7 @@
 """Syntax-tree mutations of Python functions: small, one-line, believable bugs.
 
-Each replaces a span of one line, so its repair is a one-line diff. Kinds follow mutation testing (operator, comparison
-and constant replacement: DeMillo, Lipton and Sayward 1978) and common slips (swapped arguments, wrong variable, missing
-return).
+Kinds follow mutation testing (operator, comparison and constant replacement: DeMillo, Lipton and Sayward 1978) and
+common slips.
 """
 
 from __future__ import annotations

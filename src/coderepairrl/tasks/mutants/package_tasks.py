@@ -119,9 +119,8 @@ async def bugs(
 ) -> list[Bug]:
     """Up to `most` verified bugs in random order: `command` passes on `files`, and fails in time with the bug.
 
-    Each run has a fresh sandbox. Only tests that pass twice without a bug count. Tries at most four mutations per
-    requested bug. `leave_out` deselects a few failing pytest tests. Raises `TaskError` if tests fail without a bug,
-    none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
+    Only tests that pass twice without a bug count. `leave_out` deselects a few failing pytest tests. Raises `TaskError`
+    if tests fail without a bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)

@@ -41,14 +41,10 @@ _KIND = "bugs that were verified in a sandbox"
 class MutantSource(LoadedSource):
     """Bugs injected into healthy Python code, verified by checks (options: docs/guides/mutants.md).
 
-    Without `path`, from the shipped corpus: `split` is ``train``, ``test`` (held-out pairs of function and mutation) or
-    ``unseen`` (functions never trained on), else all. With `path`, a package or git repository is the workspace and
-    `command` its tests; the first quarter of the bugs is ``test``. With `documented`, functions at `path` replace the
-    corpus.
-
-    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; intervals are clustered by the part
-    before the last slash. Raises `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`,
-    `PrerequisiteError`, and as `environment.build`.
+    Split ``test`` of the corpus has held-out pairs of function and mutation, ``unseen`` functions never trained on; of
+    a package's bugs the first quarter is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or
+    ``-u``; intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
+    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `environment.build`.
     """
 
     name = "mutants"

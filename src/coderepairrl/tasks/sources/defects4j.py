@@ -26,8 +26,7 @@ PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
 class Defects4J(Benchmark):
     """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows. Checks need `program` or `image`. As upstream, workspaces (folders of
-    `checkouts`) have the repair's tests, so agents see them.
+    Checks need `program` or `image`. As upstream, workspaces have the repair's tests, so agents see them.
     """
 
     name = "defects4j"

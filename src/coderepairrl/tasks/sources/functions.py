@@ -71,9 +71,9 @@ class _Masked(NamedTuple):
 class Functions(LoadedSource):
     """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder, or a file of rows like The Stack's. `left_out` counts omitted functions. A
-    quarter is split ``test``, by id (``functions/PATH:NAME``). Raises `ConfigError` for unusable options, `TaskError`
-    for unusable code, `SandboxFault`, `PrerequisiteError`, and as `environment.build`.
+    `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
+    `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
+    `environment.build`.
     """
 
     name = "functions"

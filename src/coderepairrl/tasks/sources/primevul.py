@@ -1,8 +1,7 @@
 """`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Reads the original release, v0.1, and the hub copy of the original training code. Versions of a function share `hash` in
-the copy, the commit in the releases. Order is ignored: the original's loader paired shuffled neighbours. Labels of the
-copy are reported as swapped; `vulnerabilities.check_direction` tests it.
+Reads the original release, v0.1, and the hub copy of the original training code, whose labels are reported as swapped
+(`vulnerabilities.check_direction`). Versions of a function share `hash` in the copy, the commit in the releases.
 """
 
 from __future__ import annotations

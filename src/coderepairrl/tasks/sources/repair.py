@@ -29,9 +29,8 @@ KIND = "repair"
 class Repair(LoadedSource):
     """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
 
-    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives the tasks. `left_out` counts changes
-    of several files or none, unavailable or non-text files, and changes beyond search/replace blocks. Raises
-    `ConfigError` for unusable options, `TaskError` without tasks, and as the source.
+    `left_out` counts changes of several files or none, unavailable or non-text files, and changes beyond search/replace
+    blocks. Raises `ConfigError` for unusable options, `TaskError` without tasks, and as the source.
     """
 
     name = "repair"

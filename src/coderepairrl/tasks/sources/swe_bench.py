@@ -55,9 +55,8 @@ NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_
 class SweBench(Repositories):
     """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
 
-    `path` is a file or folder of rows; default: the hub's `split` and `revision` (options: docs/guides/benchmarks.md).
-    `images` names other images, with ``{instance}`` for the id and ``{key}`` for the harness's form. Without
-    `for_training`, runs refuse to train on Verified, Lite and the full test split.
+    Options: docs/guides/benchmarks.md. `images` names other images, with ``{instance}`` for the id and ``{key}`` for
+    the harness's form. Without `for_training`, runs refuse to train on Verified, Lite and the full test split.
     """
 
     name = "swe_bench"

@@ -177,6 +177,7 @@ class Files(Benchmark):
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
         """Task with the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
+        # without `repository`: exercises of one repository are independent observations
         return Task(
             id=row.text("instance_id"),
             workspace=self.stored(files),
@@ -234,6 +235,7 @@ def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str
     """
     combined = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
     listed = "".join(f"{path}\n" for path in paths(patch_bytes(combined)))
+    # the script restores these paths first, since the patches may be applied already
     put = {"tests.patch": combined, "paths": listed, **files}
     return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}
 

@@ -202,7 +202,7 @@ class _Finder:
     def _variable(self, node: ast.Name) -> None:
         """Replace the name by its neighbours in order of first appearance."""
         if node.id in self._names:
-            at = self._names.index(node.id)
+            at = self._names.index(node.id)  # neighbours alone: typical slips, not all combinations
             for other in (at - 1, at + 1):
                 if 0 <= other < len(self._names):
                     self._replace(node, self._names[other], "wrong variable")

@@ -1,7 +1,8 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
 Follows ``bugsinpy-compile`` and ``bugsinpy-test``: requirements are frozen lists of 2020, given to pip one by one, and
-failures are skipped. The project is imported from the workspace, so bugs with one list share an environment.
+failures are skipped. Unless built, the project is imported from the workspace, so bugs with one list share an
+environment.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Functions(LoadedSource):
 
     `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
     `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
-    `environment.build`.
+    `project_environment.build`.
     """
 
     name = "functions"

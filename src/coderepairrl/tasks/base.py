@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class LeftOut(Exception):
-    """Reason that a task is not made, as a plural."""
+    """Reason for leaving a task out, as a plural."""
 
 
 class LoadedSource(TaskSource):
@@ -41,7 +41,7 @@ class LoadedSource(TaskSource):
         """Make the tasks. Raises `TaskError` if none can be used."""
 
     def prepare(self) -> None:
-        """Make missing tasks. Raises as `load`."""
+        """Load the tasks unless done. Raises as `load`."""
         if not self._tasks:
             self._tasks = tuple(self.load())
 
@@ -51,7 +51,7 @@ class LoadedSource(TaskSource):
 
 
 def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter[str], *, fix: str) -> None:
-    """Log the number of tasks and why others are left out. Raises `TaskError` with `fix` without tasks."""
+    """Log how many tasks were made and left out. Raises `TaskError` with `fix` without tasks."""
     reasons = "; ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
     if not tasks:
         raise TaskError(f"{where}: no {noun} can be used ({reasons or 'none was found'})", fix=fix)
@@ -59,12 +59,12 @@ def log_left_out(where: str, noun: str, tasks: Sequence[Task], left_out: Counter
 
 
 def code_folder(path: str) -> Path:
-    """The folder at `path`, or of the installed package of that name, which is not imported. Raises `TaskError`."""
+    """Folder at `path`, or of the installed package `path`, without importing it. Raises `TaskError`."""
     where = Path(path).expanduser()
     if not where.exists() and path.isidentifier():
         spec = importlib.util.find_spec(path)
-        if spec is not None and (found := spec.submodule_search_locations or [spec.origin or ""])[0]:
-            return Path(found[0]).resolve()
+        if spec is not None and (locations := spec.submodule_search_locations or [spec.origin or ""])[0]:
+            return Path(locations[0]).resolve()
         raise TaskError(f"{path} is no folder and no installed package", fix=f"pip install {path}")
     return where.resolve()
 
@@ -76,23 +76,23 @@ def cached_json(
     sandbox: str,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Result of `find` in the backend `sandbox` as plain data, cached in `folder` under `key`."""
-    known = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
-    if not known.exists():
+    """Result of `find` in the backend `sandbox`, cached as JSON in `folder` under `key`."""
+    cache_file = folder / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:24]}.json"
+    if not cache_file.exists():
         backend = sandboxes.make(sandboxes.choose(sandbox).name, **options)
         try:
-            found = waited_for(find(backend))
+            result = waited_for(find(backend))
         finally:
             backend.close()
-        known.parent.mkdir(parents=True, exist_ok=True)
-        partial = known.with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(found), encoding="utf-8")
-        partial.replace(known)
-    return json.loads(known.read_text(encoding="utf-8"))
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache_file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(result), encoding="utf-8")
+        partial.replace(cache_file)
+    return json.loads(cache_file.read_text(encoding="utf-8"))
 
 
 def waited_for(job: Coroutine[Any, Any, T]) -> T:
-    """Result of `job`, also inside a running event loop, which is blocked. Raises `Interrupted` on a signal."""
+    """Run `job` to its result; blocks a running event loop. Raises `Interrupted` on a signal."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -105,8 +105,8 @@ def waited_for(job: Coroutine[Any, Any, T]) -> T:
         begun.set_result(lambda: loop.call_soon_threadsafe(task.cancel))
         return await job
 
-    with ThreadPoolExecutor(1) as beside:
-        done = beside.submit(asyncio.run, cancellable())
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(asyncio.run, cancellable())
         try:
             return done.result()
         except BaseException:  # a signal, which this thread alone is given: what is under way is brought in order first

@@ -25,7 +25,7 @@ GITHUB = "https://github.com/{repository}.git"
 
 
 class Images(NamedTuple):
-    """Workspaces that are made of a published image."""
+    """Workspaces built from a published image."""
 
     shown: str
     """Without what agents must not see."""
@@ -34,9 +34,9 @@ class Images(NamedTuple):
 
 
 class Benchmark(LoadedSource):
-    """Tasks from a published table: `path` (a file or folder), else the data set `hub` of a split and revision.
+    """Tasks from a published table: the file or folder `path`, else the data set `hub`.
 
-    `row` keeps what tasks lack fields for: image, environment, commands, test names.
+    `row` keeps columns without a field in `Task`, such as test names.
     """
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "") -> None:
@@ -56,13 +56,13 @@ class Benchmark(LoadedSource):
         return self._rows
 
     def described(self) -> list[Task]:
-        """Tasks of all rows before `ready`, to select from. Raises as `rows`."""
+        """Tasks of all rows before `ready`. Raises as `rows`."""
         if not self._described:
             self._described = self._describe()
         return [task for task, _ in self._described.values()]
 
     def _describe(self) -> dict[str, tuple[Task, Row]]:
-        found: dict[str, tuple[Task, Row]] = {}
+        by_id: dict[str, tuple[Task, Row]] = {}
         for row in self.rows():
             try:
                 task = self.task(row)
@@ -70,29 +70,29 @@ class Benchmark(LoadedSource):
                 raise self._unwritten(error) from error
             except (LookupError, TypeError, AttributeError, ValueError) as error:  # of values within its columns
                 raise row.wrong(f"its values cannot be read: {type(error).__name__}: {error}") from error
-            if task.id in found:
+            if task.id in by_id:
                 raise TaskError(
-                    f"{self.name}, {row.where}: {task.id} is in {found[task.id][1].where}, too",
+                    f"{self.name}, {row.where}: {task.id} is in {by_id[task.id][1].where}, too",
                     fix="name one file of the folder: path=FILE",
                 )
-            found[task.id] = task, row
-        return found
+            by_id[task.id] = task, row
+        return by_id
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
-        """Put selected `described` tasks, possibly changed, into their images. Raises `TaskError`."""
+        """Put selected, possibly changed `described` tasks into images. Raises `TaskError`."""
         try:
-            made = [self.made_images(self._described[task.id][1]) for task in tasks]
+            task_images = [self.made_images(self._described[task.id][1]) for task in tasks]
         except OSError as error:
             raise self._unwritten(error) from error
         return [
             replace(task, workspace=images.shown, checks=replace(task.checks, workspace=images.judging))
             if images
             else task
-            for task, images in zip(tasks, made, strict=True)
+            for task, images in zip(tasks, task_images, strict=True)
         ]
 
     def made_images(self, row: Row) -> Images | None:
-        """Images built for a row, if any; called for selected tasks only."""
+        """Build a row's images, if any; called for selected tasks only."""
         return None
 
     def _unwritten(self, error: OSError) -> TaskError:
@@ -103,7 +103,7 @@ class Benchmark(LoadedSource):
         return self.ready(self.described())
 
     def row(self, task_id: str) -> Mapping[str, Any]:
-        """Row of the task with that id. Raises KeyError."""
+        """Row of a task. Raises KeyError."""
         self.described()
         return self._described[task_id][1].values
 
@@ -125,8 +125,8 @@ class Benchmark(LoadedSource):
 class Repositories(Benchmark):
     """Tasks from the history of public repositories.
 
-    With `workspace` ``git`` a task is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME`` (local
-    mirrors: ``file:///srv/mirrors/{repository}.git``); with ``image`` it is the benchmark's image.
+    `workspace` ``git`` is a commit of `clone`, a URL with ``{repository}`` for ``OWNER/NAME``; ``image`` is the
+    benchmark's image.
     """
 
     def __init__(
@@ -159,27 +159,25 @@ class Repositories(Benchmark):
         return f"git:{self.clone.format(repository=repository)}@{row.text('base_commit')}"
 
     def image(self, row: Row) -> str:
-        """The name of the row's image."""
+        """Name of the row's image."""
         return row.text("image", "image_name", "docker_image")
 
 
 class Files(Benchmark):
-    """Tasks whose workspaces are files in the rows, stored in `cache`, else the user's.
-
-    They name no repository, so exercises of one repository stay independent observations.
-    """
+    """Tasks whose workspaces are files in the rows, stored in `cache` (default: the user's)."""
 
     def __init__(self, path: str, *, hub: str = "", split: str = "", revision: str = "", cache: str = "") -> None:
         super().__init__(path, hub=hub, split=split, revision=revision)
         self.cache = Path(cache).expanduser() if cache else None
 
     def stored(self, files: Mapping[str, str]) -> str:
-        """Workspace of `files`, texts by path, with surrogate escapes for bytes that are not UTF-8."""
+        """Workspace of `files`: texts by path, with surrogate escapes for non-UTF-8 bytes."""
         encoded = {name: content.encode("utf-8", "surrogateescape") for name, content in files.items()}
         return f"dir:{store((self.cache or user_cache()) / 'benchmarks' / 'workspaces', encoded)}"
 
     def file_task(self, row: Row, files: Mapping[str, str], reference: bytes, checks: Checks, **fields: Any) -> Task:
-        """Task of a row with ``instance_id`` and ``problem_statement`` whose workspace is `files`."""
+        """Task with the workspace `files`, from a row with ``instance_id`` and ``problem_statement``."""
+        # without `repository`: exercises of one repository are independent observations
         return Task(
             id=row.text("instance_id"),
             workspace=self.stored(files),
@@ -190,22 +188,19 @@ class Files(Benchmark):
 
 
 def image_workspace(name: str) -> str:
-    """Workspace of an image, by the digest of its preparation, else by tag."""
+    """Workspace of an image, by its digest once prepared, else by tag."""
     return f"image:{pinned(name)}"
 
 
 def derived_image(name: str, *steps: str, files: Mapping[str, bytes] | None = None) -> str:
-    """Workspace of image `name` after Dockerfile `steps` (`environments.dockerfile`), with context `files`.
-
-    Raises OSError if files cannot be written.
-    """
+    """Workspace of image `name` after Dockerfile `steps`, with context `files`. Raises OSError."""
     return context("\n".join([f"FROM {name}", *steps]) + "\n", files=files)
 
 
 def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | None = None) -> str:
-    """Workspace of the image that a Dockerfile of this `text` builds from `folder` and `files`.
+    """Workspace of the image that the Dockerfile `text` builds from `folder` and `files`, cached by content.
 
-    The context is cached by content. Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
+    Raises OSError, and `TaskError` for a Dockerfile that cannot be built.
     """
     home = user_cache() / "benchmarks/images"
     home.mkdir(parents=True, exist_ok=True)
@@ -216,10 +211,10 @@ def context(text: str, folder: Path | None = None, files: Mapping[str, bytes] | 
             (partial / name).write_bytes(content)
         (partial / dockerfile.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
         dockerfile.base_of(partial)
-        made = home / dockerfile.named(partial).rpartition(":")[2]
-        if not made.exists():
-            partial.rename(made)
-    return image_workspace(dockerfile.named(made))
+        image_folder = home / dockerfile.named(partial).rpartition(":")[2]
+        if not image_folder.exists():
+            partial.rename(image_folder)
+    return image_workspace(dockerfile.named(image_folder))
 
 
 FOLDER = ".crrl-tests"
@@ -234,16 +229,17 @@ fi
 
 
 def after_tests(script: str, *patches: str, **files: str) -> tuple[str, dict[str, str]]:
-    """Script that first applies test `patches` to the workspace, and the files that it needs.
+    """Script that first applies test `patches`, and the files it needs.
 
-    The patched files are restored before, since the patches may be applied already. `files`, by name, are in ``$d``.
+    `files`, by name, are in ``$d``.
     """
-    whole = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
-    listed = "".join(f"{path}\n" for path in paths(patch_bytes(whole)))
-    put = {"tests.patch": whole, "paths": listed, **files}
+    combined = "".join(patch if patch.endswith("\n") or not patch else f"{patch}\n" for patch in patches)
+    listed = "".join(f"{path}\n" for path in paths(patch_bytes(combined)))
+    # the script restores these paths first, since the patches may be applied already
+    put = {"tests.patch": combined, "paths": listed, **files}
     return _MOVE + script, {f"{FOLDER}/{name}": content for name, content in put.items()}
 
 
 def patch_bytes(patch: str) -> bytes:
-    """Patch as git accepts it: published ones may lack the last line end."""
+    """Patch with a final line end, which git requires."""
     return (patch if patch.endswith("\n") or not patch else f"{patch}\n").encode("utf-8", "surrogateescape")

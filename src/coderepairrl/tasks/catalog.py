@@ -1,4 +1,4 @@
-"""The shipped sources; listing and export of tasks."""
+"""Shipped task sources; listing and export of tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BENCHMARKS = {
 
 
 class Listing(NamedTuple):
-    """A shipped source: number of tasks by split (if shipped), and origin."""
+    """A shipped source: tasks by split (if shipped), and origin."""
 
     source: str
     splits: dict[str, int]
@@ -48,7 +48,7 @@ class Listing(NamedTuple):
 
 
 def shipped() -> list[Listing]:
-    """The shipped sources; writes no file."""
+    """List the shipped sources without writing files."""
     return [
         Listing("handmade", splits(tasks.make("handmade")), "small repositories with a bug each, in several languages"),
         Listing("mutants", _corpus(), "bugs injected into shipped functions; into your package: path=FOLDER n=64"),
@@ -56,39 +56,38 @@ def shipped() -> list[Listing]:
         Listing("git_history", {}, "commits of your repository that repaired something with tests: path=FOLDER n=50"),
         Listing("functions", {}, "functions of Python code to write again by their docstrings: path=PACKAGE, or rows"),
         Listing("repair", {}, "repairs of one file in one turn: source=NAME, or code before and after: path=ROWS"),
-        *(Listing(name, {}, about) for name, about in BENCHMARKS.items()),
+        *(Listing(name, {}, description) for name, description in BENCHMARKS.items()),
     ]
 
 
 def _corpus() -> dict[str, int]:
     from coderepairrl.tasks.mutants.corpus_tasks import exercise, mutants
 
-    made = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
-    return dict(sorted(Counter(made).items()))
+    task_splits = [m.split for m in mutants() for quoted in (True, False) if exercise(m, Random(f"{m.key}/0"), quoted)]
+    return dict(sorted(Counter(task_splits).items()))
 
 
 def load(source: str, options: Mapping[str, Any]) -> TaskSource:
     """Prepare the named source. Raises `ConfigError`, and `TaskError` for unusable tasks."""
-    made = tasks.make(source, **options)
-    made.prepare()
-    return made
+    task_source = tasks.make(source, **options)
+    task_source.prepare()
+    return task_source
 
 
 def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Source and options of `dataset`: a name, ``module:Class``, or a path.
+    """Source and options of `dataset`: a source name, or the path of a Harbor folder or a file of rows or tasks.
 
-    A path is a folder of Harbor tasks, or a file of rows (SWE-bench) or tasks (`jsonl`). Raises `UsageError` for
-    another path, `ConfigError` for an unknown name.
+    Raises `UsageError` for another path, `ConfigError` for an unknown name.
     """
     path = Path(dataset).expanduser()
     if dataset in tasks.SHIPPED or ":" in dataset or not (path.exists() or "/" in dataset or path.suffix):
         return dataset, dict(options)
     if "path" in options:
         raise UsageError(f"{dataset} is a path, and options.path another", fix="name the source, or leave out path=")
-    given = {**options, "path": str(path)}
+    path_options = {**options, "path": str(path)}
     if path.is_dir():
         if (path / "task.toml").is_file() or any(path.glob("*/task.toml")):
-            return "harbor", given
+            return "harbor", path_options
         raise UsageError(
             f"{path} has no folder with a task.toml", fix=f"name its source: crrl audit SOURCE path={path}"
         )
@@ -97,16 +96,16 @@ def recognised(dataset: str, options: Mapping[str, Any]) -> tuple[str, dict[str,
     first = next(iter(rows.read("rows", path)), None)
     if first is None:
         raise UsageError(f"{path} has no tasks", fix="write one JSON object a line")
-    return ("swe_bench" if "instance_id" in first else "jsonl"), given
+    return ("swe_bench" if "instance_id" in first else "jsonl"), path_options
 
 
 def splits(found: Iterable[Task]) -> dict[str, int]:
-    """Number of tasks by split, the largest first."""
+    """Number of tasks by split, largest first."""
     return dict(Counter(task.split for task in found).most_common())
 
 
 def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
-    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and what it ``lacks`` here."""
+    """One dict per task: ``id``, ``split``, ``workspace``, ``environment``, and missing needs (``lacks``)."""
     tasks = list(found)
     lacks = lacking(tasks)
     return [
@@ -122,16 +121,13 @@ def listed(found: Iterable[Task]) -> list[dict[str, Any]]:
 
 
 def export(source: Iterable[Task], target: Path) -> int:
-    """Write tasks to `target` in the schema of `jsonl`, completely or not at all; return their number.
-
-    Raises `UsageError` if the file exists or cannot be written.
-    """
+    """Write tasks to a new file of JSON lines; return their number. Raises `UsageError`."""
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another file")
-    found = list(source)
+    task_list = list(source)
     try:
         with replace_file(target) as partial:
-            tasks.write_jsonl(found, partial)
+            tasks.write_jsonl(task_list, partial)
     except OSError as error:
         raise UsageError(f"{target}: {error.strerror}", fix="name a file in a folder that you may write to") from error
-    return len(found)
+    return len(task_list)

@@ -1,4 +1,4 @@
-"""Commits of a local repository, read from its objects, without checkout and without its settings."""
+"""Commits of a local repository, read without checkout and without its git configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECONDS = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit with one parent. `when` is the committer's date in Unix seconds."""
+    """A commit with one parent; `when` is the committer's date in Unix seconds."""
 
     sha: str
     parent: str
@@ -37,7 +37,7 @@ class Commit:
 
     @property
     def day(self) -> str:
-        """`when` as ``YYYY-MM-DD``, in UTC."""
+        """Date of `when` in UTC, ``YYYY-MM-DD``."""
         return datetime.fromtimestamp(self.when, UTC).date().isoformat()
 
 
@@ -54,32 +54,40 @@ class Change(NamedTuple):
 
 
 class History:
-    """History of a repository's HEAD; the git directory `folder` sees its objects."""
+    """History of HEAD; the git directory `folder` sees the repository's objects."""
 
     def __init__(self, name: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
 
     def commits(self) -> list[Commit]:
-        """Commits with one parent, the newest first, with messages decoded to UTF-8."""
-        asked = ("log", "-z", "--min-parents=1", "--max-parents=1", "--no-notes", "--no-mailmap", "--encoding=UTF-8")
-        entries = self._git(*asked, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
-        found = []
+        """Commits with one parent, newest first."""
+        arguments = (
+            "log",
+            "-z",
+            "--min-parents=1",
+            "--max-parents=1",
+            "--no-notes",
+            "--no-mailmap",
+            "--encoding=UTF-8",
+        )
+        entries = self._git(*arguments, "--format=%H%n%P%n%ct%n%B", "HEAD").decode("utf-8", "replace").split("\0")
+        commits = []
         for entry in filter(None, entries):
             sha, parent, when, message = entry.split("\n", 3)
-            found.append(Commit(sha, parent, min(int(when or 0), _LATEST), message))
-        return sorted(found, key=lambda commit: (commit.when, commit.sha), reverse=True)
+            commits.append(Commit(sha, parent, min(int(when or 0), _LATEST), message))
+        return sorted(commits, key=lambda commit: (commit.when, commit.sha), reverse=True)
 
     def changes(self, commits: Sequence[Commit]) -> dict[str, list[Change]]:
-        """Changes of `commits` by id; empty commits are missing."""
+        """Changes by commit id; empty commits are missing."""
         listed = "".join(f"{commit.sha} {commit.parent}\n" for commit in commits).encode()
         tokens = iter(self._git(*_CHANGES, stdin=listed).split(b"\0")[:-1])
-        found: dict[str, list[Change]] = {}
+        by_commit: dict[str, list[Change]] = {}
         modes: dict[bytes, tuple[str, bool]] = {}
         ids = {commit.sha.encode() for commit in commits}
-        own: list[Change] = []
+        commit_changes: list[Change] = []
         for token in tokens:
             if token in ids:
-                own = found.setdefault(token.decode(), [])
+                commit_changes = by_commit.setdefault(token.decode(), [])
                 modes = {}
             elif token.startswith(b":"):
                 before, after, _, blob, _ = token[1:].decode().split()
@@ -89,41 +97,41 @@ class History:
                 added, removed, path = token.split(b"\t", 2)
                 binary = added == b"-"
                 lines = 0 if binary else int(added) + int(removed)
-                own.append(Change(os.fsdecode(path), modes[path][0], lines, binary, modes[path][1]))
-        return found
+                commit_changes.append(Change(os.fsdecode(path), modes[path][0], lines, binary, modes[path][1]))
+        return by_commit
 
     def patch(self, commit: Commit, paths: Sequence[str]) -> bytes:
         """Diff of `paths` in `commit`, as a sandbox writes it."""
         return self._git("--literal-pathspecs", *DIFF, commit.parent, commit.sha, "--", *paths)
 
     def files(self, commit: str) -> dict[str, str]:
-        """Blobs of the commit's plain files, by path."""
+        """Blobs of a commit's plain files, by path."""
         rows = self._git("ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")
         split = (row.partition(b"\t") for row in rows if row)
-        told = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
-        return {path: blob for path, mode, kind, blob in told if kind == "blob" and mode != _LINK}
+        entries = ((os.fsdecode(path), *meta.decode().split()) for meta, _, path in split)
+        return {path: blob for path, mode, kind, blob in entries if kind == "blob" and mode != _LINK}
 
     def read(self, blobs: Mapping[str, str]) -> dict[str, bytes]:
-        """The contents of `blobs`, by the same paths."""
+        """Contents of `blobs`, by path."""
         answer = self._git("cat-file", "--batch", stdin="".join(f"{blob}\n" for blob in blobs.values()).encode())
-        found, at = dict[str, bytes](), 0
+        contents, at = dict[str, bytes](), 0
         for path, blob in blobs.items():
             end = answer.index(b"\n", at)
             if answer.endswith(b" missing", at, end):
                 raise self._refused(f"the object {blob} is missing")
             start, size = end + 1, int(answer[at:end].split()[2])
-            found[path] = answer[start : start + size]
+            contents[path] = answer[start : start + size]
             at = start + size + 1
-        return found
+        return contents
 
     def version(self, commit: str) -> str:
-        """Number in the last tag before `commit`, else ``0``."""
+        """Version number in the last tag before `commit`, else ``0``."""
         try:
             tag = git("describe", "--tags", "--abbrev=0", "--match=*[0-9].[0-9]*", commit, folder=self.folder)
         except subprocess.CalledProcessError:  # no tag
             return "0"
-        found = re.search(r"\d+(\.\d+)+", tag.decode("utf-8", "replace"))
-        return found[0] if found else "0"
+        number = re.search(r"\d+(\.\d+)+", tag.decode("utf-8", "replace"))
+        return number[0] if number else "0"
 
     def _git(self, *args: str, stdin: bytes = b"") -> bytes:
         try:
@@ -139,16 +147,15 @@ class History:
 
 @contextmanager
 def history(path: Path) -> Iterator[History]:
-    """History of the repository at `path`, bare or not.
+    """Open the repository at `path`, bare or not.
 
-    Raises `TaskError` for no repository, a shallow one, or one with links that git would follow out of it
-    (`hostgit.find`).
+    Raises `TaskError` unless it is a full clone without links out of it (`hostgit.find`).
     """
-    found = hostgit.find_local(str(path))
-    if found is None or not path.exists():
+    repository = hostgit.find_local(str(path))
+    if repository is None or not path.exists():
         raise TaskError(f"{path} is no git repository", fix="name a clone")
-    if (found.common / "shallow").exists():
+    if (repository.common / "shallow").exists():
         raise TaskError(f"{path} is a shallow clone: most of its history is not there", fix="git fetch --unshallow")
-    with hostgit.view(found) as view:
+    with hostgit.view(repository) as view:
         view.head()  # refused without any commit
-        yield History(found.name, view.folder)
+        yield History(repository.name, view.folder)

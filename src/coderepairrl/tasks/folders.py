@@ -1,4 +1,4 @@
-"""Workspaces made of files: plain folders in the cache, named by content."""
+"""Plain folders in the cache, named by content."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from coderepairrl.sandbox.contents import check_path
 
 
 def store(root: Path, files: Mapping[str, bytes], named: str = "") -> Path:
-    """Folder of these files (contents by path) below `root`, written atomically.
+    """Write `files` (contents by path) atomically to a folder below `root`, unless it exists.
 
-    `named` replaces the content's digest; an existing folder of that name stays. Raises OSError, and `TaskError` for
-    paths that leave the folder or enter a ``.git``, since they come from published tables.
+    Its name is `named`, else their digest. Raises OSError, and `TaskError` for paths outside or in ``.git``.
     """
     for name in files:
         check_path(name, "a row")
@@ -47,6 +46,6 @@ def write_tree(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Hexadecimal name unique to these files."""
+    """Hexadecimal digest of paths and contents."""
     manifest = json.dumps({name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())})
     return hashlib.sha256(manifest.encode()).hexdigest()

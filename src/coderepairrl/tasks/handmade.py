@@ -1,7 +1,6 @@
 """`handmade`: small repositories with one bug each, shipped with this project.
 
-A task's folder has ``repo/`` (the workspace), ``fix.patch`` (the reference), ``checks/`` (files restored before
-grading, which hold what the repository's tests miss) and ``task.toml``. Checks need only ``python3`` or ``sh``.
+A task's folder has ``repo/`` (workspace), ``fix.patch`` (reference), ``checks/`` (restored files) and ``task.toml``.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _SECONDS = 10.0
 
 
 class HandmadeSource(TaskSource):
-    """The handmade tasks, all or those of `split` (``train`` or ``test``)."""
+    """Handmade tasks, all or those of `split` (``train`` or ``test``)."""
 
     name = "handmade"
 
@@ -29,12 +28,12 @@ class HandmadeSource(TaskSource):
         self.split = split
 
     def prepare(self) -> None:
-        """Raise `TaskError` for an unknown split; nothing is fetched."""
+        """Raise `TaskError` for an unknown split."""
         if not any(True for _ in self):
             raise TaskError(f"handmade has no task of split {self.split!r}", fix="its splits are train and test")
 
     def __iter__(self) -> Iterator[Task]:
-        """The tasks by name."""
+        """Tasks by name."""
         for description in sorted(_FOLDER.glob("*/task.toml")):
             task = _task(description.parent)
             if self.split in (None, task.split):
@@ -43,8 +42,10 @@ class HandmadeSource(TaskSource):
 
 def _task(folder: Path) -> Task:
     description = tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    kept = folder / "checks"
-    restore = {str(path.relative_to(kept)): _read(path) for path in sorted(kept.rglob("*")) if path.is_file()}
+    checks_folder = folder / "checks"
+    restore = {
+        str(path.relative_to(checks_folder)): _read(path) for path in sorted(checks_folder.rglob("*")) if path.is_file()
+    }
     return Task(
         id=f"handmade/{folder.name}",
         prompt=description["prompt"],
@@ -61,5 +62,4 @@ def _task(folder: Path) -> Task:
 
 
 def _read(path: Path) -> str:
-    """Text with its line ends as they are."""
     return path.read_bytes().decode("utf-8")

@@ -1,8 +1,7 @@
-"""Export to folders in Harbor's format (harbor 0.25.0, schema 1.4), which the source `harbor` reads.
+"""Export to folders in Harbor's format (harbor 0.25.0, schema 1.4).
 
-A Dockerfile copies the files into ``/workspace``; ``tests/test.sh`` restores the checks' files, runs the commands and
-writes 1 or 0; ``solution/solve.sh`` applies the reference. Unlike a fresh sandbox, Harbor judges the machine that the
-agent left, with files that steer test runners or replace Python's modules.
+Unlike a fresh sandbox, Harbor judges the machine that the agent left, including files that steer test runners or
+replace Python's modules.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ _FIX = "leave it out (select), or write another format"
 def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     """Write each task to a folder in the new folder `target`, all or none; return their number.
 
-    `image` is the base image for folders and commits. Raises `UsageError` if `target` exists or cannot be written,
-    `TaskError` for a task that the format cannot express.
+    Raises `UsageError` if `target` exists or cannot be written, `TaskError` for tasks the format cannot express.
     """
     if target.exists():
         raise UsageError(f"{target} exists already", fix="remove it, or name another folder")
@@ -48,15 +46,15 @@ def export(source: Iterable[Task], target: Path, image: str = IMAGE) -> int:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
-            made = Path(scratch) / "tasks"
-            made.mkdir()
+            staging = Path(scratch) / "tasks"
+            staging.mkdir()
             for task in source:
                 name = _named(task.id)
                 if name in names:
                     raise TaskError(f"two tasks would have the folder {name}", fix="give tasks ids of their own")
                 names.add(name)
-                _write(task, made / name, image)
-            made.rename(target)
+                _write(task, staging / name, image)
+            staging.rename(target)
     except OSError as error:
         raise UsageError(f"{target}: {error}", fix="name a folder in one that you may write to") from error
     return len(names)
@@ -98,7 +96,7 @@ def _write(task: Task, folder: Path, image: str) -> None:
 
 
 def _settings(task: Task, environment: str, seconds: int) -> str:
-    known = {
+    metadata = {
         "language": task.language,
         "split": task.split,
         "license": task.licence,
@@ -107,7 +105,7 @@ def _settings(task: Task, environment: str, seconds: int) -> str:
         "kind": task.kind,
         "reference": "solution/fix.patch" if task.reference else "",
     }
-    lines = [f"{name} = {_toml(value)}" for name, value in known.items() if value]
+    lines = [f"{name} = {_toml(value)}" for name, value in metadata.items() if value]
     lines += [f"difficulty = {task.difficulty!r}"] if task.difficulty is not None else []
     org, _, name = task.id.partition("/")
     named = "/".join(map(_named, (org, name))) if name else f"coderepairrl/{_named(org)}"
@@ -131,17 +129,17 @@ def _tests(task: Task, folder: Path) -> None:
         raise TaskError(f"task {task.id} is judged by single tests, not by how its commands end", fix=_FIX)
     lines = ["fail() { echo 0 > /logs/verifier/reward.txt; exit 0; }", "mkdir -p /logs/verifier"]
     for name, content in checks.restore.items():
-        kept = folder / "restore" / name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(content.encode("utf-8", "surrogateescape"))
+        restored = folder / "restore" / name
+        restored.parent.mkdir(parents=True, exist_ok=True)
+        restored.write_bytes(content.encode("utf-8", "surrogateescape"))
         at, parent = shlex.quote(name), shlex.quote(str(Path(name).parent))
         lines += [f"rm -rf {at} || fail", f"mkdir -p {parent} || fail"]
         lines += [f"cp {shlex.quote(f'/tests/restore/{name}')} {at} || fail"]
-    told = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
+    expected = [f"{json.dumps(name)}: {Outcome.PASSED.value}" for name in checks.named] or ['"ok": true']
     for command in checks.commands:
         call = f"timeout {math.ceil(command.timeout)} {shlex.join(command.argv)}"
         lines += (
-            [_WATCHED.format(call), *(_TOLD.format(shlex.quote(each)) for each in told)]
+            [_WATCHED.format(call), *(_TOLD.format(shlex.quote(each)) for each in expected)]
             if watched
             else [f"{call} </dev/null || fail"]
         )

@@ -97,8 +97,6 @@ class _Checks(_Record):
 
 
 class _Task(_Record):
-    """Fields and defaults of a line, for reading and writing, named as in `Task`."""
-
     id: str = Field(min_length=1)
     prompt: str = Field(min_length=1)
     language: str
@@ -125,7 +123,7 @@ class _Task(_Record):
     @field_validator("environment")
     @classmethod
     def _specified(cls, environment: str) -> str:
-        """Normalize a specification, since sandboxes find environments by its text."""
+        """Normalize the specification: sandboxes find environments by its text."""
         if not environment.startswith(f"{KIND}:"):
             return environment
         try:
@@ -164,7 +162,7 @@ class JsonlSource(LoadedSource):
         self.split = split
 
     def load(self) -> list[Task]:
-        """Read and validate the whole file. Raises `TaskError` with file, line, field and fix."""
+        """Read and validate the file. Raises `TaskError` with file, line, field and fix."""
         run = self.path.parent
         of_run = self.path.name == "tasks.jsonl" and (run / "run.json").is_file()
         tasks = list(open_run(run).tasks().values() if of_run else _read(self.path))
@@ -178,7 +176,7 @@ class JsonlSource(LoadedSource):
 
 
 def write_jsonl(tasks: Iterable[Task], path: str | os.PathLike[str]) -> None:
-    """Write `tasks` so that `JsonlSource` reads equal ones; ``dir:`` paths below the file become relative.
+    """Write `tasks` for `JsonlSource`; ``dir:`` paths below the file become relative.
 
     Raises `TaskError` for a task outside the schema.
     """
@@ -272,11 +270,11 @@ class _DuplicateKey(Exception):
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
         raise _DuplicateKey(repr(next(key for key in keys if keys.count(key) > 1)))
-    return found
+    return fields
 
 
 def _explain(error: ValidationError, where: str) -> TaskError:
@@ -294,18 +292,18 @@ def _explain(error: ValidationError, where: str) -> TaskError:
 
 def _task(record: _Task, path: Path, where: str) -> Task:
     home = Path(os.path.abspath(path.parent))  # noqa: PTH100
-    given = record.checks
-    commands = tuple(_command(each) for each in given.commands)
-    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in given.restore.items()}
+    checks = record.checks
+    commands = tuple(_command(each) for each in checks.commands)
+    restore = {name: _text(content, f"{where}: checks.restore.{name}") for name, content in checks.restore.items()}
     if restore and not commands:
         raise TaskError(f"{where}: checks.restore without checks.commands", fix="add the commands that must pass")
     rules = next(filter(None, (rules_of(command.results) for command in commands)), None)
-    if rules is not None and rules.lists and not given.fail_to_pass:
+    if rules is not None and rules.lists and not checks.fail_to_pass:
         raise TaskError(
             f"{where}: no checks.fail_to_pass, and the benchmark's rule judges a patch only by the tests named there",
             fix="add the names of the tests that the repair makes pass",
         )
-    named = given.fail_to_pass or given.pass_to_pass
+    named = checks.fail_to_pass or checks.pass_to_pass
     if named and not any(command.results for command in commands):
         raise TaskError(
             f"{where}: checks.fail_to_pass without a command that says which tests passed",
@@ -317,16 +315,16 @@ def _task(record: _Task, path: Path, where: str) -> Task:
         checks=Checks(
             commands,
             restore,
-            tuple(given.fail_to_pass),
-            tuple(given.pass_to_pass),
-            _workspace(given.workspace, home, where),
+            tuple(checks.fail_to_pass),
+            tuple(checks.pass_to_pass),
+            _workspace(checks.workspace, home, where),
         ),
         **{name: getattr(record, name) for name in _PLAIN},
     )
 
 
 def _workspace(workspace: str, home: Path, where: str) -> str:
-    """Resolve a workspace in a file of folder `home` to whole paths and digests of ready images."""
+    """Resolve paths relative to `home`, and pin ready images by digest."""
     if workspace.startswith("dir:"):
         try:
             folder = Path(os.path.normpath(home / Path(workspace[4:]).expanduser()))
@@ -358,7 +356,7 @@ def _text(content: str, where: str) -> str:
 
 
 def _reference(text: str, home: Path, where: str) -> bytes:
-    """Oracle patch: inline if it has a line end or is armoured, else a file's content."""
+    """Reference patch: inline if multi-line or armoured, else the content of a file."""
     if not text or "\n" in text or text.startswith(PREFIX):
         try:
             return text_to_bytes(text)
@@ -367,7 +365,7 @@ def _reference(text: str, home: Path, where: str) -> bytes:
     try:
         return (home / text).read_bytes()
     except (OSError, ValueError) as error:  # ValueError: a NUL, which no file name has
-        why = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise TaskError(
-            f"{where}: reference: {home / text}: {why}", fix="write the diff itself, or a file that exists"
+            f"{where}: reference: {home / text}: {reason}", fix="write the diff itself, or a file that exists"
         ) from error

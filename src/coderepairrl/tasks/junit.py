@@ -31,7 +31,7 @@ def checks(
 ) -> Checks:
     """Compile `sources` with restored `tests` (contents by path), and run `test_class`.
 
-    Tests are named ``package.Class.method`` (or ``::`` before the method). They fail if the JVM ends early.
+    Tests are named ``package.Class.method`` (or ``::`` before the method), and fail if the JVM ends early.
     """
     words = ["sh", "-c", _SCRIPT, "sh", test_class, jars, JUNIT_FILE, *sorted({*tests, *sources})]
     return Checks(

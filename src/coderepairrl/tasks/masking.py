@@ -1,7 +1,6 @@
 """Python functions specified by docstrings, and files with one of them masked by a comment.
 
-Selection and comment are those of the original's code, which made such tasks from The Stack. Only the detection of
-SQL differs: there any text with a word such as "from" was SQL.
+Selection and comment follow the original's code for The Stack, except for stricter detection of SQL.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Function:
         return f"# MASKED: {self.name.rpartition('.')[2]} function (lines {self.start}-{self.end})"
 
     def masked(self, source: str) -> str:
-        """`source` without it."""
+        """Replace the function in `source` by `comment`."""
         lines = source.split("\n")
         ended = "\r" if lines[self.end - 1].endswith("\r") else ""
         return "\n".join([*lines[: self.start - 1], self.comment + ended, *lines[self.end :]])
@@ -67,7 +66,7 @@ def functions(source: str) -> list[Function]:
 
 
 def parses(source: str) -> bool:
-    """Whether Python reads it."""
+    """Whether `source` is valid Python."""
     try:
         _parsed(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

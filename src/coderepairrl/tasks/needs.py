@@ -1,4 +1,4 @@
-"""A Python project's declared test needs, read from its files without running code."""
+"""Declared test needs of a Python project, read without running code."""
 
 from __future__ import annotations
 
@@ -23,47 +23,47 @@ _FILES = re.compile(
 
 
 class Needs(NamedTuple):
-    """Installation needs: whether the project can be built, and further pip arguments."""
+    """Installation needs: whether to build the project, and further pip arguments."""
 
     project: bool
     requirements: tuple[str, ...]
     files: tuple[str, ...]
 
     def __str__(self) -> str:
-        own = ("what the project declares",) if self.project else ()
-        return ", ".join((*own, *self.requirements, *self.files))
+        declared = ("what the project declares",) if self.project else ()
+        return ", ".join((*declared, *self.requirements, *self.files))
 
 
 def needs_of(files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str]) -> Needs:
-    """Needs of the tests that `command` runs in the project `files` (contents by path), with `requirements`.
+    """Needs of the tests that `command` runs in the project `files` (contents by path).
 
-    They are the project, its test dependency group and requirement files, and pytest if `command` names it. Raises
-    `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
+    They are the project, its test dependency group and requirement files, `requirements`, and pytest if `command` names
+    it. Raises `TaskError` for an unreadable ``pyproject.toml`` or ``setup.cfg``.
     """
     project = _pyproject(files)
     declared = bool({"project", "build-system"} & set(project)) or "poetry" in project.get("tool", {})
     pytest = ["pytest"] if any(PurePosixPath(word).name in ("pytest", "py.test") for word in command) else []
     groups = project.get("dependency-groups", {})
     name = next((name for name in GROUPS if name in groups), "")
-    own = [path for path in files if _FILES.fullmatch(path)]
-    if len(own) > 1:  # linters stand beside them
-        own = [path for path in own if "dev" not in path] or own
+    requirement_files = [path for path in files if _FILES.fullmatch(path)]
+    if len(requirement_files) > 1:  # linters stand beside them
+        requirement_files = [path for path in requirement_files if "dev" not in path] or requirement_files
     return Needs(
         declared or "setup.py" in files or _has_metadata(files),
         tuple(dict.fromkeys([*pytest, *(_group(groups, name) if name else ()), *requirements])),
-        tuple(sorted(own)),
+        tuple(sorted(requirement_files)),
     )
 
 
 def extra_of(files: Mapping[str, bytes]) -> str:
-    r"""The project's test extra in brackets, if ``pyproject.toml`` names one; else empty.
+    r"""Test extra in ``pyproject.toml``, in brackets; else empty.
 
     >>> extra_of({"pyproject.toml": b"[project.optional-dependencies]\ntests = []"}), extra_of({})
     ('[tests]', '')
     """
-    there = _pyproject(files).get("project", {}).get("optional-dependencies", {})
-    found = next((name for name in GROUPS if name in there), "")
-    return f"[{found}]" if found else ""
+    extras = _pyproject(files).get("project", {}).get("optional-dependencies", {})
+    extra = next((name for name in GROUPS if name in extras), "")
+    return f"[{extra}]" if extra else ""
 
 
 def _pyproject(files: Mapping[str, bytes]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _has_metadata(files: Mapping[str, bytes]) -> bool:
 
 
 def _group(groups: Mapping[str, Any], name: str, around: tuple[str, ...] = ()) -> Iterator[str]:
-    """Requirements of a dependency group and of those that it includes (PEP 735).
+    """Requirements of a dependency group and the groups it includes (PEP 735).
 
     >>> list(_group({"test": ["pytest", {"include-group": "more"}], "more": ["six"]}, "test"))
     ['pytest', 'six']

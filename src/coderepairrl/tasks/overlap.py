@@ -17,7 +17,7 @@ _COMMON = 50
 
 
 class Overlap(NamedTuple):
-    """Pairs of ids by what they share, first set before second, and creation days."""
+    """Pairs of ids by shared property, first set before second, and creation days."""
 
     counts: tuple[int, int]
     ids: list[str]
@@ -43,12 +43,12 @@ class Overlap(NamedTuple):
 
 
 def overlap(first: Sequence[Task], second: Sequence[Task]) -> Overlap:
-    """Shared properties of `first` and `second`; near duplicates are found by index, not pair by pair."""
-    known = {task.id for task in second}
+    """Properties shared by `first` and `second`."""
+    second_ids = {task.id for task in second}
     days = (_days(first), _days(second))
     return Overlap(
         counts=(len(first), len(second)),
-        ids=[task.id for task in first if task.id in known],
+        ids=[task.id for task in first if task.id in second_ids],
         commits=_same_place(first, second),
         places=len({_place(task) for task in first if task.workspace} & {_place(task) for task in second}),
         issues=_alike(first, second, lambda task: _said(task.prompt)),
@@ -67,12 +67,12 @@ def quoted(texts: Mapping[str, str], tasks: Iterable[Task]) -> dict[str, str]:
             sizes[task.id] = len(parts)
             for part in parts:
                 where[part].append(task.id)
-    found = {}
+    quoting = {}
     for name, text in texts.items():
         shared = Counter(task for part in _said(text) for task in where.get(part, ()))
         if near := [task for task in sorted(shared) if shared[task] >= ALIKE * sizes[task]]:
-            found[name] = near[0]
-    return found
+            quoting[name] = near[0]
+    return quoting
 
 
 def _place(task: Task) -> Hashable:
@@ -82,8 +82,8 @@ def _place(task: Task) -> Hashable:
 
 def _said(text: str) -> set[Hashable]:
     words = re.findall(r"\w+", text.lower())
-    found: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
-    return found - {()}
+    sequences: set[Hashable] = {tuple(words[at : at + _WORDS]) for at in range(max(1, len(words) - _WORDS + 1))}
+    return sequences - {()}
 
 
 def _patch(task: Task) -> set[Hashable]:
@@ -93,10 +93,10 @@ def _patch(task: Task) -> set[Hashable]:
 
 
 def _same_place(first: Iterable[Task], second: Iterable[Task]) -> list[tuple[str, str]]:
-    there = defaultdict[Hashable, list[str]](list)
+    by_place = defaultdict[Hashable, list[str]](list)
     for task in second:
-        there[_place(task)].append(task.id)
-    return [(task.id, other) for task in first if task.workspace for other in there.get(_place(task), ())]
+        by_place[_place(task)].append(task.id)
+    return [(task.id, other) for task in first if task.workspace for other in by_place.get(_place(task), ())]
 
 
 def _alike(first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], set[Hashable]]) -> list[tuple[str, str]]:
@@ -105,36 +105,36 @@ def _alike(first: Iterable[Task], second: Iterable[Task], of: Callable[[Task], s
     for name, has in parts.items():
         for part in has:
             where[part].append(name)
-    found = []
+    pairs = []
     for task in first:
         has = of(task)
         near = Counter(name for part in has if len(where.get(part, ())) <= _COMMON for name in where.get(part, ()))
         for name in sorted(near):
             both = len(has & parts[name])
             if both >= ALIKE * (len(has) + len(parts[name]) - both):
-                found.append((task.id, name))
-    return found
+                pairs.append((task.id, name))
+    return pairs
 
 
 def _days(tasks: Iterable[Task]) -> tuple[str, str]:
-    known = sorted(task.created for task in tasks if task.created)
-    return (known[0], known[-1]) if known else ("", "")
+    days = sorted(task.created for task in tasks if task.created)
+    return (days[0], days[-1]) if days else ("", "")
 
 
 def report(found: Overlap, names: tuple[str, str], shown: int = 5) -> str:
-    """Shared items in lines, with the first pairs of each kind."""
+    """Format an overlap, with the first `shown` pairs of each kind."""
     sides = zip(("first", "second"), names, found.counts, strict=True)
     lines = [f"{side:<6} {name}, {count} tasks" for side, name, count in sides]
     for (start, end), at in zip(found.days, (0, 1), strict=True):
         lines[at] += f", {start} to {end}" if start else ", without dates"
-    for what, pairs in (
+    for shared, pairs in (
         ("the same id", [(name, name) for name in found.ids]),
         (f"the same repository and commit ({found.places} commits)", found.commits),
         ("a near-duplicate issue", found.issues),
         ("a near-duplicate patch", found.patches),
     ):
         tasks = len({one for one, _ in pairs})
-        lines.append(f"{tasks:>6} of the first have {what}")
+        lines.append(f"{tasks:>6} of the first have {shared}")
         lines += [f"         {one}" + (f"  {other}" if other != one else "") for one, other in pairs[:shown]]
         if len(pairs) > shown:
             lines.append(f"         and {len(pairs) - shown} more pairs")

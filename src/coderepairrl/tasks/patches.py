@@ -66,9 +66,9 @@ def size(patch: bytes) -> Size:
     >>> size(b"--- a/x.py\n+++ b/x.py\n@@ -1,2 +1 @@\n-a\n-b\n+c\n")
     Size(files=1, hunks=1, lines=3)
     """
-    found = list(_files(patch))
+    files = list(_files(patch))
     return Size(
-        len({each.path for each in found}), sum(each.hunks for each in found), sum(each.lines for each in found)
+        len({each.path for each in files}), sum(each.hunks for each in files), sum(each.lines for each in files)
     )
 
 
@@ -98,7 +98,7 @@ def _unquote_name(quote: str, name: str) -> str:
 
 
 def language(patch: bytes, default: str = "text") -> str:
-    r"""Programming language of most changed lines, else `default`.
+    r"""Programming language with most changed lines, else `default`.
 
     >>> language(b"--- a/x.md\n+++ b/x.md\n@@ -1 +1 @@\n-a\n+b\n--- a/x.go\n+++ b/x.go\n@@ -1 +1 @@\n-a\n+b\n")
     'go'
@@ -111,7 +111,7 @@ def language(patch: bytes, default: str = "text") -> str:
 
 
 def language_of(path: str) -> str:
-    """Programming language of a path, by ending; else empty.
+    """Programming language of a file ending; else empty.
 
     >>> language_of("src/main.rs"), language_of("README.md")
     ('rust', '')
@@ -120,7 +120,7 @@ def language_of(path: str) -> str:
 
 
 def is_test_module(path: str) -> bool:
-    """Whether test runners collect the file at `path`, by its language's conventions.
+    """Whether test runners collect `path`, by its language's conventions.
 
     >>> [is_test_module(path) for path in ("a/test_b.c", "tests/b.py", "b_test.go", "src/b.test.ts", "BTest.java")]
     [True, False, True, True, True]
@@ -189,7 +189,7 @@ def patched(before: bytes, patch: bytes) -> bytes | None:
 
 
 def lines_of(text: str) -> list[str]:
-    r"""Lines with their ends, as git splits them: not at form feeds.
+    r"""Lines with their ends, split only at newlines as git does.
 
     >>> lines_of("a\x0cb\nc"), lines_of("a\n"), lines_of("")
     (['a\x0cb\n', 'c'], ['a\n'], [])
@@ -214,12 +214,12 @@ def unified(path: str, old: str, new: str) -> bytes:
 
 
 def _side_of(body: list[str], sign: str) -> list[str]:
-    found = list[str]()
+    side = list[str]()
     for number, line in enumerate(body):
         if line[:1] in ("", " ", "\r", sign):
             unended = body[number + 1 : number + 2] and body[number + 1].startswith("\\")
-            found.append(line[1:] + "\n" * (not unended))
-    return found
+            side.append(line[1:] + "\n" * (not unended))
+    return side
 
 
 def turned_round(patch: str) -> str:
@@ -258,7 +258,7 @@ def turned_round(patch: str) -> str:
 
 
 def _end(lines: list[str], at: int, match: re.Match[str]) -> int:
-    """Index after the hunk that begins at `at`, including a note on a missing line end."""
+    """Index after the hunk at `at`, including a note on a missing line end."""
     removed, added = (int(match[side]) if match[side] else 1 for side in ("removed", "added"))
     at += 1
     while at < len(lines) and (removed > 0 or added > 0 or lines[at].startswith("\\")):

@@ -1,4 +1,4 @@
-"""Fetching and building of tasks' needs, so that runs need no network."""
+"""Fetch and build what tasks need, so that runs need no network."""
 
 from __future__ import annotations
 
@@ -38,62 +38,59 @@ async def prepare(
 ) -> Prerequisites:
     """Fetch commits and images and build environments of `tasks`, `jobs` at a time; existing ones are kept.
 
-    Also installs judging packages and rewrites references as sandboxes write them. `images` is a folder in OCI layout
-    or an archive of ``docker save``, tried before a registry. Raises `PrerequisiteError` before fetching if the disk
-    has no room for the images; other failures are collected in one `CodeRepairError`.
+    `images` is a folder in OCI layout or an archive of ``docker save``, tried before a registry. Raises
+    `PrerequisiteError` before fetching if the disk lacks room for the images, else one `CodeRepairError`.
     """
-    wanted = list(tasks)
+    task_list = list(tasks)
     problems: list[CodeRepairError] = []
-    kinds = {"commit": {task.workspace for task in wanted if task.workspace.startswith("git:")}}
-    kinds["environment"] = {task.environment for task in wanted if task.environment.startswith("python:")}
+    kinds = {"commit": {task.workspace for task in task_list if task.workspace.startswith("git:")}}
+    kinds["environment"] = {task.environment for task in task_list if task.environment.startswith("python:")}
     if needed := " and ".join(counted(len(some), kind) for kind, some in kinds.items() if some):
         say(f"{needed}, whose size nobody states before they are here")
     unpacked: list[ReadyImage] = []
     environments: list[Environment] = []
     try:
-        if names := image_names(wanted):
+        if names := image_names(task_list):
             unpacked = await asyncio.to_thread(prepare_images, names, offered=images, jobs=jobs, say=say)
     except NoRoom:
         raise
     except CodeRepairError as error:
         problems.append(error)
-    commits = await asyncio.to_thread(_Commits(wanted, problems, say).fetch, jobs)
+    commits = await asyncio.to_thread(_Commits(task_list, problems, say).fetch, jobs)
     try:
-        environments = await prepare_environments(wanted, jobs=jobs, say=say)
+        environments = await prepare_environments(task_list, jobs=jobs, say=say)
     except CodeRepairError as error:
         problems.append(error)
     try:
-        await asyncio.to_thread(harness.install, [task.checks for task in wanted])
+        await asyncio.to_thread(harness.install, [task.checks for task in task_list])
     except CodeRepairError as error:
         problems.append(error)
-    await asyncio.to_thread(with_diffed_references, wanted)
+    await asyncio.to_thread(with_diffed_references, task_list)
     if problems:
         raise several(problems)
     return Prerequisites(commits, unpacked, environments)
 
 
 class _Commits:
-    """Fetches tasks' commits, `_AT_ONCE` of one repository per request."""
-
     def __init__(self, tasks: Iterable[Task], problems: list[CodeRepairError], say: Say) -> None:
         self._wanted = list(dict.fromkeys(task.workspace for task in tasks if task.workspace.startswith("git:")))
         self._problems, self._say, self._done = problems, say, 0
 
     def fetch(self, jobs: int) -> list[str]:
-        """Fetch commits of `jobs` repositories at a time; return those present, and add to the problems."""
+        """Fetch from `jobs` repositories at a time; return the commits present, and record problems."""
         by_url = defaultdict[str, list[str]](list)
         for workspace in self._wanted:
             url, _, commit = workspace.removeprefix("git:").rpartition("@")
             by_url[url].append(commit)
         with ThreadPoolExecutor(jobs) as pool:
-            found = pool.map(self._of, by_url, by_url.values())
-            here = {f"git:{url}@{commit}" for url, some in zip(by_url, found, strict=True) for commit in some}
-        return [workspace for workspace in self._wanted if workspace in here]
+            present = pool.map(self._of, by_url, by_url.values())
+            at_hand = {f"git:{url}@{commit}" for url, some in zip(by_url, present, strict=True) for commit in some}
+        return [workspace for workspace in self._wanted if workspace in at_hand]
 
     def _of(self, url: str, commits: list[str]) -> list[str]:
-        here = commits_at_hand(url, commits)
-        self._done += len(here)
-        lacking = [commit for commit in commits if commit not in here]
+        at_hand = commits_at_hand(url, commits)
+        self._done += len(at_hand)
+        lacking = [commit for commit in commits if commit not in at_hand]
         while lacking:
             some, lacking = lacking[:_AT_ONCE], lacking[_AT_ONCE:]
             try:
@@ -131,7 +128,7 @@ def _patiently(url: str, commits: list[str], say: Say) -> None:
 
 
 def image_names(tasks: Iterable[Task]) -> list[str]:
-    """The images that tasks run in, by name."""
+    """Names of the images that tasks run in."""
     places = (place for task in tasks for place in (task.workspace, task.checks.workspace))
     kinds = (place.partition(":") for place in places)
     return list(dict.fromkeys(name for kind, _, name in kinds if kind == "image"))

@@ -1,7 +1,6 @@
 """Virtual environment for the tests of a Python project.
 
-It holds declared test dependencies and the project's metadata, but not its modules: those are imported from the
-workspace, where the bug is.
+It has the test dependencies and the project's metadata; its modules are imported from the workspace.
 """
 
 from __future__ import annotations
@@ -57,33 +56,34 @@ class Environment:
 def build(
     files: Mapping[str, bytes], command: Sequence[str], requirements: Sequence[str], root: Path
 ) -> Environment | None:
-    """Environment of the project `files` (contents by path) for the tests of `command`; None without needs.
+    """Build the environment of the project `files` (contents by path) for `command`; None without needs.
 
-    It has the needs of `needs_of`, the project's dependencies and test extra; version bounds also hold for the build.
-    The project is built in a sandbox (`environments.build`) from a copy below `root`, again when a file other than code
-    changes. Raises what `environments.build` does.
+    Version bounds also apply to the build. The project is built from a copy below `root`, again when a file other than
+    code changes. Raises as `environments.build`.
     """
     needs = needs_of(files, command, requirements)
     if not (needs.project or needs.requirements or needs.files):
         return None
     specification = _specified(files, needs, root, [each for each in requirements if _BOUND.match(each)])
     try:
-        made = waited_for(environments.build(specification))
+        environment = waited_for(environments.build(specification))
     except (PrerequisiteError, TaskError) as error:
         message = str(error).replace(specification.workspace or "these packages", "the project")
         raise type(error)(message, fix=f"{error.fix}; {_ANYWAY}") from error
-    built = {path: content for path, _, content in built_for(made.folder)}
-    return Environment(specification, made.imports if made.modules else source_folder(files), made.modules, built)
+    built = {path: content for path, _, content in built_for(environment.folder)}
+    return Environment(
+        specification, environment.imports if environment.modules else source_folder(files), environment.modules, built
+    )
 
 
 def source_folder(files: Mapping[str, bytes]) -> str:
-    """``src`` if the modules of an undeclared project are there, else empty.
+    """``src`` if an undeclared project's modules are there, else empty.
 
     >>> source_folder({"src/a.py": b"", "tests/test_a.py": b""}), source_folder({"a.py": b""})
     ('src', '')
     """
-    found = any(path.startswith("src/") and path.endswith(".py") for path in files)
-    return "src" if found and "src/__init__.py" not in files else ""
+    has_modules = any(path.startswith("src/") and path.endswith(".py") for path in files)
+    return "src" if has_modules and "src/__init__.py" not in files else ""
 
 
 def _specified(
@@ -92,25 +92,25 @@ def _specified(
     python = environments.sandbox_version()
     if not (needs.project or needs.files):
         return environments.Specification(python=python, requirements=needs.requirements)
-    own = (f"-r {shlex.quote(path)}" for path in needs.files)
-    asked = " ".join(("pip install", *own, *(('".$extra"',) if needs.project else ())))
-    asked = f"{_EXTRA if needs.project else ''}{asked}"
+    file_options = (f"-r {shlex.quote(path)}" for path in needs.files)
+    install = " ".join(("pip install", *file_options, *(('".$extra"',) if needs.project else ())))
+    install = f"{_EXTRA if needs.project else ''}{install}"
     if bounds:
         written = f"printf '%s\\n' {shlex.join(bounds)} >$PIP_CONSTRAINT"
-        asked = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{asked}"
+        install = f"export PIP_CONSTRAINT=/tmp/constraints\n{written}\n{install}"
     # without tags of git, from which setuptools-scm and hatch-vcs would take it
     version = Parser().parsestr(files.get("PKG-INFO", b"").decode("utf-8", "replace"))["Version"] or "0"
     return environments.Specification(
         workspace=f"dir:{store(root, files, _digest(files))}",
         python=python,
         requirements=needs.requirements,
-        install=asked,
+        install=install,
         version=version,
     )
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    """Key of what the build reads: everything but the content of modules."""
+    """Digest of what the build reads: all but the content of modules."""
     matter = {
         path: "" if path.endswith(".py") and path != "setup.py" else hashlib.sha256(data).hexdigest()
         for path, data in sorted(files.items())

@@ -1,7 +1,6 @@
-"""Broken and flaky tasks with reasons: a file of one JSON object per line.
+"""Broken and flaky tasks, one JSON object per line.
 
-``{"id": ..., "reason": ...}`` excludes a task; one with ``fail_to_pass`` and ``pass_to_pass`` may be used with these
-tests only.
+``{"id": ..., "reason": ...}`` excludes a task; with ``fail_to_pass`` and ``pass_to_pass`` only these tests count.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ class _Entry(BaseModel):
 
 
 def write(found: Iterable[Verified], path: Path) -> int:
-    """Write problems in `found` to `path`, completely or not at all; return their number.
-
-    Raises `UsageError` if the file exists or cannot be written.
-    """
+    """Write problems to a new file; return their number. Raises `UsageError`."""
     if path.exists():
         raise UsageError(f"{path} exists already", fix="remove it, or name another file")
     lines = []
@@ -59,7 +55,7 @@ def write(found: Iterable[Verified], path: Path) -> int:
 
 
 def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
-    """Usable `tasks` by the file at `path`, with the tests that held. Raises `TaskError`."""
+    """Tasks that the file at `path` leaves usable, with the tests that held. Raises `TaskError`."""
     try:
         entries = [_Entry.model_validate_json(line) for line in path.read_text("utf-8").splitlines()]
     except OSError as error:
@@ -70,12 +66,12 @@ def outside(path: Path, tasks: Sequence[Task]) -> list[Task]:
         raise TaskError(
             f"{path} keeps no tasks apart: {error}", fix="crrl data verify SOURCE --quarantine FILE writes it"
         ) from error
-    known = {entry.id: entry for entry in entries}
-    found = []
+    by_id = {entry.id: entry for entry in entries}
+    usable = []
     for task in tasks:
-        if (kept := known.get(task.id)) is None:
-            found.append(task)
-        elif kept.fail_to_pass is not None:
-            failing, passing = tuple(kept.fail_to_pass), tuple(kept.pass_to_pass or ())
-            found.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
-    return found
+        if (record := by_id.get(task.id)) is None:
+            usable.append(task)
+        elif record.fail_to_pass is not None:
+            failing, passing = tuple(record.fail_to_pass), tuple(record.pass_to_pass or ())
+            usable.append(replace(task, checks=replace(task.checks, fail_to_pass=failing, pass_to_pass=passing)))
+    return usable

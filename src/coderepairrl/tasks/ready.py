@@ -1,4 +1,4 @@
-"""Needs of tasks that this machine lacks."""
+"""Find the needs of tasks that this machine lacks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from coderepairrl.types import Task
 
 
 def lacking(tasks: Iterable[Task]) -> dict[str, tuple[str, ...]]:
-    """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``; empty if usable offline."""
-    wanted = list(tasks)
+    """Missing needs by task id: ``commit``, ``image``, ``folder``, ``environment``."""
+    task_list = list(tasks)
     by_url = defaultdict[str, list[str]](list)
-    for task in wanted:
+    for task in task_list:
         if task.workspace.startswith("git:"):
             url, _, commit = task.workspace.removeprefix("git:").rpartition("@")
             by_url[url].append(commit)
-    here = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in commits_at_hand(url, some)}
+    at_hand = {f"git:{url}@{commit}" for url, some in by_url.items() for commit in commits_at_hand(url, some)}
     return {
         task.id: tuple(
-            what for what in (_workspace(task, here), "" if _has_environment(task) else "environment") if what
+            need for need in (_workspace(task, at_hand), "" if _has_environment(task) else "environment") if need
         )
-        for task in wanted
+        for task in task_list
     }
 
 

@@ -1,6 +1,6 @@
-"""References as sandboxes write them, so that an attempt with the same change is equal.
+"""Rewrite references as sandboxes write them, so that an equal change gives an equal patch.
 
-Published ones differ in renames, prefixes, context or blob names, although the files do not.
+Published ones differ in renames, prefixes, context or blob names.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _COMMIT = re.compile(rb"^[0-9a-f]{40}\n", re.MULTILINE)  # before each diff of `
 
 
 def with_diffed_references(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """`tasks` with references as sandboxes write them.
+    """Rewrite the references of `tasks` as sandboxes write them.
 
-    One stays if it does not apply, or its workspace's files are not on this machine.
+    Unchanged if one does not apply, or the workspace's files are not on this machine.
     """
     everything = tuple(tasks)
     some = [each for each in everything if each.workspace and each.reference.strip()]
     lacks = lacking(some)
     ready = [each for each in some if not {"commit", "image", "folder"} & {*lacks[each.id]}]
     try:
-        found = _of_folders(ready)
+        rewritten = _of_folders(ready)
     except _UNWRITTEN:
-        found = {}
+        rewritten = {}
     left = defaultdict[str, list[Task]](list)
     for each in ready:
-        if id(each) not in found:
+        if id(each) not in rewritten:
             left[each.workspace].append(each)
     for workspace, some in left.items():
-        found |= _of_workspace(workspace, some)
-    return tuple(replace(each, reference=found[id(each)]) if id(each) in found else each for each in everything)
+        rewritten |= _of_workspace(workspace, some)
+    return tuple(replace(each, reference=rewritten[id(each)]) if id(each) in rewritten else each for each in everything)
 
 
 def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite one-file references of plain folders in a few processes; by `id` of the task."""
+    """Rewritten one-file references of plain folders, by `id` of the task."""
     changes = [(task, change) for task in tasks if (change := _change_of_file(task)) is not None]
     files = [(path, mode, content) for _, (path, mode, *both) in changes for content in both]
     if not files:
@@ -83,7 +83,7 @@ def _of_folders(tasks: Iterable[Task]) -> dict[int, bytes]:
 
 
 def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
-    """Path, mode, and contents before and after, if the reference changes lines of one file of a plain folder."""
+    """Path, mode, and contents before and after, of a one-file change in a plain folder; else None."""
     root, changed = Path(task.workspace.removeprefix("dir:")), paths(task.reference)
     if len(changed) != 1 or not task.workspace.startswith("dir:") or (root / ".git").exists():
         return None
@@ -99,32 +99,32 @@ def _change_of_file(task: Task) -> tuple[str, str, bytes, bytes] | None:
 
 
 def _of_workspace(workspace: str, tasks: Iterable[Task]) -> dict[int, bytes]:
-    """Rewrite references of one `workspace`, opened once; by `id` of the task.
+    """Rewritten references of one `workspace`, by `id` of the task.
 
-    Those of a commit, or of an image by digest, never change and are cached.
+    Cached for commits, and images by digest, which never change.
     """
-    kept = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
-    found, asked = dict[int, bytes](), list[tuple[Task, Path | None]]()
+    cacheable = workspace.startswith("git:") or DIGEST.fullmatch(workspace.rpartition("@")[2])
+    rewritten, uncached = dict[int, bytes](), list[tuple[Task, Path | None]]()
     for task in tasks:
         key = hashlib.sha256(workspace.encode() + b"\0" + task.reference).hexdigest()[:32]
-        known = user_cache() / "references" / key if kept else None
-        if known is not None and known.is_file():
-            found[id(task)] = known.read_bytes()
+        cached = user_cache() / "references" / key if cacheable else None
+        if cached is not None and cached.is_file():
+            rewritten[id(task)] = cached.read_bytes()
         else:
-            asked.append((task, known))
-    if not asked:
-        return found
+            uncached.append((task, cached))
+    if not uncached:
+        return rewritten
     with suppress(*_UNWRITTEN), _base(workspace) as base:
         if base is None:
-            return found
-        for task, known in asked:
+            return rewritten
+        for task, cached in uncached:
             with suppress(*_UNWRITTEN):
-                found[id(task)] = _diffed(*base, task.reference) or task.reference
-                if known is not None:
-                    known.parent.mkdir(parents=True, exist_ok=True)
-                    with replace_file(known) as partial:
-                        partial.write_bytes(found[id(task)])
-    return found
+                rewritten[id(task)] = _diffed(*base, task.reference) or task.reference
+                if cached is not None:
+                    cached.parent.mkdir(parents=True, exist_ok=True)
+                    with replace_file(cached) as partial:
+                        partial.write_bytes(rewritten[id(task)])
+    return rewritten
 
 
 def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
@@ -148,10 +148,10 @@ def _diffed(home: Path, commit: str, patch: bytes) -> bytes:
 @contextmanager
 def _base(workspace: str) -> Iterator[tuple[Path, str] | None]:
     with ExitStack() as stack:
-        found = stack.enter_context(base_at_hand(workspace))
-        if found is None and workspace.startswith("dir:"):  # no repository
+        base = stack.enter_context(base_at_hand(workspace))
+        if base is None and workspace.startswith("dir:"):  # no repository
             home = bare(stack.enter_context(scratch("reference")) / "git")
             stream = commit_stream("refs/heads/main", entries_of(workspace, None))
             git("fast-import", "--quiet", folder=home, stdin=stream)
-            found = home, "refs/heads/main"
-        yield found
+            base = home, "refs/heads/main"
+        yield base

@@ -1,6 +1,6 @@
 """Rows of a published benchmark: from a file, a folder, or the hub.
 
-A missing column is an error, when read, that names benchmark, row and column.
+Reading a missing column raises an error with benchmark, row and column.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Row:
         """Object in `column`, possibly as JSON. Raises `TaskError`."""
         if column not in self:
             raise self.wrong(f"no column {column!r}")
-        found = self.values[column]
-        decoded = self._decoded(column) if isinstance(found, str) else found
+        value = self.values[column]
+        decoded = self._decoded(column) if isinstance(value, str) else value
         checked: Mapping[str, Any] = self._checked(column, decoded, dict)
         return checked
 
@@ -65,17 +65,17 @@ class Row:
         """Texts in `column`, possibly as JSON or Python; empty without it."""
         if column not in self:
             return ()
-        found = self.values[column]
-        if isinstance(found, str):
-            found = self._decoded(column) if found.strip() else []
-        return tuple(map(str, self._checked(column, found, list)))
+        value = self.values[column]
+        if isinstance(value, str):
+            value = self._decoded(column) if value.strip() else []
+        return tuple(map(str, self._checked(column, value, list)))
 
     def tests(
         self, repaired: str = "FAIL_TO_PASS", kept: str = "PASS_TO_PASS"
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Tests that a repair makes pass, and tests that pass before and after.
+        """Tests that a repair makes pass, and tests that always pass.
 
-        Raises `TaskError` if a column is missing or the first is empty, since benchmarks would then accept every patch.
+        Raises `TaskError` if a column is missing or the first is empty: benchmarks would accept every patch.
         """
         for column in (repaired, kept):
             if column not in self:
@@ -85,35 +85,35 @@ class Row:
         return self.names(repaired), self.names(kept)
 
     def texts(self, column: str) -> dict[str, str]:
-        """Files in `column`, contents by path. Raises `TaskError`."""
+        """Files in `column`: contents by path. Raises `TaskError`."""
         return {str(name): str(content) for name, content in self.mapping(column).items()}
 
     def day(self, *columns: str) -> str:
-        """Date in the first present column as ``YYYY-MM-DD``, or empty."""
+        """First present date, ``YYYY-MM-DD``, or empty."""
         for column in columns:
             if column in self:
-                found = self.values[column]
-                if isinstance(found, date):  # a datetime is one
-                    return (found.date() if isinstance(found, datetime) else found).isoformat()
+                value = self.values[column]
+                if isinstance(value, date):  # a datetime is one
+                    return (value.date() if isinstance(value, datetime) else value).isoformat()
                 try:
-                    return date.fromisoformat(str(found)[:10]).isoformat()
+                    return date.fromisoformat(str(value)[:10]).isoformat()
                 except ValueError:
-                    raise self.wrong(f"column {column!r} is no date: {found!r}") from None
+                    raise self.wrong(f"column {column!r} is no date: {value!r}") from None
         return ""
 
     def wrong(self, problem: str) -> TaskError:
-        """An error about this row."""
+        """Error about this row."""
         columns = ", ".join(self.values)
         fix = f"name rows of {self.benchmark}; these have the columns {columns}"
         return TaskError(f"{self.benchmark}, {self.where}: {problem}", fix=fix)
 
     def _of(self, column: str, kind: type[str]) -> str:
-        found: str = self._checked(column, self.values[column], kind)
+        text: str = self._checked(column, self.values[column], kind)
         try:
-            found.encode("utf-8", "surrogateescape")
+            text.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise self.wrong(f"column {column!r} has half a character at {error.start}") from None
-        return found
+        return text
 
     def _checked(self, column: str, found: Any, kind: type) -> Any:
         if not isinstance(found, kind):
@@ -131,26 +131,26 @@ class Row:
 
 
 def read(benchmark: str, path: Path, split: str = "") -> list[Row]:
-    """Rows of a file, or of a folder's files by name; only `split`'s if files are named by splits.
+    """Rows of a file, or of a folder's files; only `split`'s if files are named by splits.
 
     Raises `TaskError` for unreadable files.
     """
     files = _files(path, split)
     if not files:
         raise TaskError(f"{benchmark}: {path} has no file of rows", fix=f"rows are read from {', '.join(ENDINGS)}")
-    found = []
+    rows = []
     for file in files:
         values = _parquet(benchmark, file) if file.name.endswith(".parquet") else _json(benchmark, file)
         for number, each in enumerate(values, 1):
             where = f"row {number} of {file}"
             if not isinstance(each, dict):
                 raise TaskError(f"{benchmark}, {where}: not an object", fix="write one JSON object per line")
-            found.append(Row(benchmark, where, each))
-    return found
+            rows.append(Row(benchmark, where, each))
+    return rows
 
 
 def text_of(path: Path) -> str:
-    """A checkout's text file, with surrogate escapes for bytes that are not UTF-8. Raises `TaskError`."""
+    """Text file of a checkout, with surrogate escapes for non-UTF-8 bytes. Raises `TaskError`."""
     try:
         return path.read_bytes().decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -158,7 +158,7 @@ def text_of(path: Path) -> str:
 
 
 def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[Row]:
-    """Rows of the data set `name` (or a folder in the hub's layout), of `split`, at `revision` if set.
+    """Rows of the hub data set `name` (or a folder in its layout).
 
     Raises `PrerequisiteError` without the package ``datasets``, `TaskError` for unavailable rows.
     """
@@ -177,17 +177,17 @@ def from_hub(benchmark: str, name: str, split: str, revision: str = "") -> list[
 def _files(path: Path, split: str) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
-    of_split = [file for file in found if split and file.name.startswith((f"{split}.", f"{split}-"))]
-    return of_split or found
+    files = sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS) and file.is_file())
+    of_split = [file for file in files if split and file.name.startswith((f"{split}.", f"{split}-"))]
+    return of_split or files
 
 
 def _json(benchmark: str, path: Path) -> Sequence[Any]:
     try:
         text = foreign.text(path)
         if path.name.endswith(".json") and text.lstrip()[:1] == "[":
-            whole: list[Any] = foreign.value(text)
-            return whole
+            objects: list[Any] = foreign.value(text)
+            return objects
         return [foreign.value(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise TaskError(

@@ -1,4 +1,4 @@
-"""Selection of a source's tasks: filters, a held-out part, a seeded sample."""
+"""Selection of a source's tasks: filters, held-out part, seeded sample."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ ASKED = ("vulnerable", "safe", "weakness", "repair")
 class Selection:
     """Any source's ``options.select``: filters, then `seed`, `skip`, `n`, then splits.
 
-    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError` for invalid
-    values.
+    Tasks without the filtered property (a date, a difficulty, a patch) are left out. Raises `ConfigError`.
 
     >>> Selection(n=250, seed=42).n
     250
@@ -85,7 +84,7 @@ class Selection:
             raise ConfigError("select.holdout and select.split both name splits", fix="leave one out")
 
     def takes(self, task: Task) -> bool:
-        """Whether the filters let `task` through."""
+        """Whether the filters pass `task`."""
         return (
             (not self.languages or task.language in self.languages)
             and (not self.repositories or task.repository in self.repositories)
@@ -109,15 +108,15 @@ class Selection:
         """Selected `tasks`. Raises `TaskError` for an unreadable quarantine file."""
         if self.quarantine:
             tasks = outside(Path(self.quarantine).expanduser(), tasks)
-        found = [task for task in tasks if self.takes(task)]
+        selected = [task for task in tasks if self.takes(task)]
         if self.seed is not None:
-            Random(self.seed).shuffle(found)
-        found = found[self.skip : self.skip + self.n if self.n else None]
+            Random(self.seed).shuffle(selected)
+        selected = selected[self.skip : self.skip + self.n if self.n else None]
         if self.split:
-            return [replace(task, split=self.split) for task in found]
+            return [replace(task, split=self.split) for task in selected]
         if self.holdout:
-            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in found]
-        return found
+            return [replace(task, split=HELD_OUT if held_out(task.id, self.holdout) else TRAIN) for task in selected]
+        return selected
 
 
 class Selected(LoadedSource):
@@ -131,16 +130,16 @@ class Selected(LoadedSource):
         """Prepare the source and select. Raises as the source, and `TaskError` without tasks."""
         benchmark = self.source if isinstance(self.source, Benchmark) else None
         if benchmark is not None:  # images are made for what is selected alone
-            there = benchmark.described()
+            available = benchmark.described()
         else:
             self.source.prepare()
-            there = list(self.source)
-        found = self.selection.of(there)
-        if not found:
+            available = list(self.source)
+        selected = self.selection.of(available)
+        if not selected:
             raise TaskError(
-                f"no task of {self.name} is left of {len(there)} by select", fix="ask for less in options.select"
+                f"no task of {self.name} is left of {len(available)} by select", fix="ask for less in options.select"
             )
-        return found if benchmark is None else benchmark.ready(found)
+        return selected if benchmark is None else benchmark.ready(selected)
 
     def row(self, task_id: str) -> Mapping[str, Any]:
         """A benchmark task's row. Raises KeyError, and `TaskError` for a source without rows."""
@@ -154,17 +153,17 @@ class Selected(LoadedSource):
 
 
 def held_out(task_id: str, share: float) -> bool:
-    """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``, regardless of other ids.
+    """Whether the id is in the held-out `share`: ``MD5(id) / 16^32 < share``.
 
-    All questions about one vulnerable function are held out together, since they share its lines.
+    Questions about one vulnerable function share its lines, and are held out together.
 
     >>> [held_out(name, 0.25) for name in ("a", "b", "c", "d", "e", "f")]
     [True, False, False, False, False, False]
     >>> len({held_out(f"sven/train-1/{asked}", 0.25) for asked in ("vulnerable", "safe", "weakness", "repair")})
     1
     """
-    function, _, asked = task_id.rpartition("/")
-    name = function if asked in ASKED and function.count("/") else task_id
+    function, _, question = task_id.rpartition("/")
+    name = function if question in ASKED and function.count("/") else task_id
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16) / 16**32 < share
 
 

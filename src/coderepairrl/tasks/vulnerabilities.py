@@ -1,8 +1,7 @@
 """Pairs of a function before and after the repair of a vulnerability.
 
-Option ``ask``: ``weakness`` (of the vulnerable version) and ``vulnerable`` (of either) are answered without a
-workspace (kind ``detect``); for ``repair`` the vulnerable version is the workspace, the repaired one the reference
-(kind ``vul_repair``).
+Option ``ask``: ``weakness`` and ``vulnerable`` need no workspace (kind ``detect``); for ``repair`` the vulnerable
+version is the workspace, the repaired one the reference (kind ``vul_repair``).
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _ENOUGH = 20
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A function before and after its repair; `key` is unique within its source."""
+    """A function before and after its repair; `key` is unique in its source."""
 
     key: str
     vulnerable: str
@@ -81,20 +80,20 @@ class Pair:
 
     @property
     def text(self) -> str:
-        """The weakness in words, if described."""
+        """Weakness in words, if described."""
         return WEAKNESSES.get(self.weakness) or self.described
 
     @property
     def trivial(self) -> bool:
-        """Whether both versions differ only in whitespace, so that one label is wrong."""
+        """Whether the versions differ only in whitespace, so that one label is wrong."""
         return self.vulnerable.split() == self.fixed.split()
 
 
 class Vulnerabilities(Files):
     """Tasks about `pairs` of published rows.
 
-    `classes`, comma-separated, are the weaknesses used. Pairs with another one or none (``Other``), or with equal
-    versions, are left out. `form` is the answer's form; `confidence` also asks how sure it is.
+    `classes`, comma-separated, are the weaknesses used; other and trivial pairs are left out. `form` is the answer's
+    form; `confidence` also asks how sure it is.
     """
 
     classes: tuple[str, ...] = ()
@@ -119,12 +118,12 @@ class Vulnerabilities(Files):
         self._pairs: dict[str, Pair] = {}
 
     def _class(self, written: str) -> str:
-        found = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
-        if found not in WEAKNESSES:
+        weakness = label(written) if re.fullmatch(_NUMBERED, written.strip()) else None
+        if weakness not in WEAKNESSES:
             raise ConfigError(
                 f"{self.name}: classes: {written!r} is no known weakness", fix=nearest(written, WEAKNESSES)
             )
-        return found
+        return weakness
 
     def published(self) -> list[Row]:
         """All rows of `path`. Raises as `rows`."""
@@ -136,27 +135,27 @@ class Vulnerabilities(Files):
 
     def _read(self) -> list[Row]:
         published = [(row, pair) for row, pair in self.pairs() if not pair.trivial]
-        kept = apart([pair for _, pair in published])
+        separated = apart([pair for _, pair in published])
         where = {pair.key: row for row, pair in published}
-        chosen = [pair for pair in kept if not self.classes or pair.weakness in self.classes]
+        chosen = [pair for pair in separated if not self.classes or pair.weakness in self.classes]
         if not chosen:
             raise TaskError(
                 f"{self.name}: no pair has a weakness of {', '.join(self.classes) or 'any kind'}",
-                fix=f"there are {_most(pair.weakness for pair in kept)}",
+                fix=f"there are {_most(pair.weakness for pair in separated)}",
             )
         self._pairs = {pair.key: pair for pair in chosen}
-        asked = (VULNERABLE, SAFE) if self.ask == "vulnerable" else (self.ask,)
+        questions = (VULNERABLE, SAFE) if self.ask == "vulnerable" else (self.ask,)
         return [
             Row(self.name, where[key].where, {**where[key].values, "pair": key, "asked": each})
             for key in self._pairs
-            for each in asked
+            for each in questions
         ]
 
     def task(self, row: Row) -> Task:
-        """The task of a row of `rows`."""
-        pair, asked = self._pairs[row.text("pair")], row.text("asked")
+        """Task of a row of `rows`."""
+        pair, ask = self._pairs[row.text("pair")], row.text("asked")
         task = Task(
-            id=f"{self.name}/{pair.key}/{asked}",
+            id=f"{self.name}/{pair.key}/{ask}",
             prompt="",
             language=pair.language,
             workspace="",
@@ -165,9 +164,9 @@ class Vulnerabilities(Files):
             repository=pair.repository,
             kind=DETECT,
         )
-        if asked == "repair":
+        if ask == "repair":
             return self._repair(pair, task)
-        if asked == "weakness":
+        if ask == "weakness":
             question = f"Which weakness does this {_word(pair.language)} function have? Its label is one of these:"
             labels = {
                 each: WEAKNESSES[each]
@@ -176,8 +175,8 @@ class Vulnerabilities(Files):
             return replace(task, prompt=self._prompt(question, labels, pair, pair.vulnerable), answer=pair.weakness)
         question = f"Is this {_word(pair.language)} function vulnerable? The label is one of these:"
         labels = {VULNERABLE: "an attacker can make use of a weakness in it", SAFE: "nothing of that kind is in it"}
-        code = pair.vulnerable if asked == VULNERABLE else pair.fixed
-        return replace(task, prompt=self._prompt(question, labels, pair, code), answer=asked)
+        code = pair.vulnerable if ask == VULNERABLE else pair.fixed
+        return replace(task, prompt=self._prompt(question, labels, pair, code), answer=ask)
 
     def _labels(self) -> set[str]:
         return set(self.classes) or {pair.weakness for pair in self._pairs.values()} & WEAKNESSES.keys()
@@ -209,15 +208,15 @@ def label(written: str) -> str | None:
     >>> label("CWE-022"), label("Other")
     ('CWE-22', None)
     """
-    if found := re.fullmatch(_NUMBERED, written.strip()):
-        return f"CWE-{found[1]}"
+    if match := re.fullmatch(_NUMBERED, written.strip()):
+        return f"CWE-{match[1]}"
     if written.strip().lower() in _NO_LABEL:
         return None
     raise ValueError(f"{written!r} is no label of a weakness, such as CWE-125")
 
 
 def apart(pairs: Sequence[Pair]) -> list[Pair]:
-    """`pairs` with disjoint splits, each group in the most held-out split of its members.
+    """Give each group of related pairs the most held-out split of its members.
 
     A group shares a commit, a function of a repository, or a version. Splits in order: train, valid, test.
     """
@@ -240,7 +239,7 @@ def apart(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
-    """Group number of each item; items with a common key, directly or through others, share one.
+    """Group number of each item; items with a common key, even indirectly, share one.
 
     >>> together(["ab", "c", "bd", "de"])
     [0, 1, 0, 0]
@@ -254,15 +253,15 @@ def together(keys: Sequence[Iterable[Hashable]]) -> list[int]:
         return at
 
     first: dict[Hashable, int] = {}
-    for at, own in enumerate(keys):
-        for key in own:
+    for at, item_keys in enumerate(keys):
+        for key in item_keys:
             one, other = sorted((root(at), root(first.setdefault(key, at))))
             parent[other] = one
     return [root(at) for at in range(len(keys))]
 
 
 def check_direction(benchmark: str, pairs: Iterable[Pair]) -> None:
-    """Raise `TaskError` for swapped labels: a repair adds checks and seldom shortens code."""
+    """Raise `TaskError` if labels seem swapped: a repair adds checks and seldom shortens code."""
     lengths = [(len(pair.vulnerable), len(pair.fixed)) for pair in pairs]
     unequal = [fixed - vulnerable for vulnerable, fixed in lengths if fixed != vulnerable]
     shorter = sum(difference < 0 for difference in unequal)

@@ -1,1 +1,1 @@
-"""Tasks made by breaking healthy code: one verified one-line bug per repository."""
+"""Tasks made by breaking healthy code: one verified one-line bug each."""

@@ -1,4 +1,4 @@
-"""Tasks of the shipped corpus: one function with one bug, beside a healthy one, and a script of checks."""
+"""Tasks from the shipped corpus: a function with one bug, a healthy one, and a script of checks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QUOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """How a bug shows: the call, what it gives (or the exception's name), and what it should give."""
+    """Visible effect of a bug: a call, its value (or exception name), and the right value."""
 
     call: str
     got: str
@@ -45,7 +45,7 @@ class Symptom:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A verified bug: the function's own checks pass without it and fail with it."""
+    """A verified bug: the function's checks pass without it and fail with it."""
 
     function: Function
     mutation: Mutation
@@ -53,12 +53,12 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """``module.function/kind-digest``: which function and which mutation, on every machine the same."""
+        """Key of function and mutation, equal on every machine (`pair_key`)."""
         return pair_key(self.function, self.mutation)
 
     @property
     def split(self) -> Split:
-        """Decided by the key alone, so that no seed and no machine moves a task between splits."""
+        """Split, from the key alone: no seed or machine moves a task."""
         if self.function.module in UNSEEN_MODULES:
             return "unseen"
         drawn = int(_digest("split:" + "/".join(self.key.rsplit("-", 1))), 16) % 100
@@ -66,18 +66,18 @@ class Mutant:
 
     @property
     def broken_line(self) -> str:
-        """The line with the bug, without indentation."""
+        """Line with the bug, stripped."""
         return self.mutation.apply(self.function.source).splitlines()[self.mutation.line - 1].strip()
 
     @property
     def fixed_line(self) -> str:
-        """The same line as it should be."""
+        """The same line without the bug, stripped."""
         return self.function.source.splitlines()[self.mutation.line - 1].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Exercise:
-    """A tiny repository around a mutant, and its issue."""
+    """A tiny repository with a mutant, and its issue."""
 
     mutant: Mutant
     files: Mapping[str, str]
@@ -95,12 +95,12 @@ class Exercise:
 
     @property
     def broken_line(self) -> str:
-        """The line with the bug, without indentation."""
+        """Line with the bug, stripped."""
         return self._differing()[0]
 
     @property
     def fixed_line(self) -> str:
-        """The same line as it should be."""
+        """The same line without the bug, stripped."""
         return self._differing()[1]
 
     def _differing(self) -> tuple[str, str]:
@@ -109,66 +109,63 @@ class Exercise:
 
 
 def pair_key(function: Function, mutation: Mutation) -> str:
-    """``module.function/kind-digest`` of a (function, mutation) pair."""
+    """Key of a function's mutation: ``module.function/kind-digest``."""
     place = f"{function.source}\0{mutation.apply(function.source)}"
     return f"{function.key}/{mutation.kind.replace(' ', '-')}-{_digest(place)[:8]}"
 
 
 @cache
 def mutants() -> tuple[Mutant, ...]:
-    """Every verified mutant of the corpus, in order; hanging and equivalent ones are left out.
+    """Verified mutants of the corpus, in order, without hanging and equivalent ones.
 
-    Verdicts are shipped, so that no machine's speed decides what hangs. Raises RuntimeError when they are not those
-    of this corpus; ``python -m coderepairrl.tasks.mutants.verify`` makes them again (half a minute).
+    Verdicts are shipped, so they depend on no machine's speed. Raises RuntimeError if they are of another corpus.
     """
     symptoms = json.loads(VERIFIED.read_text(encoding="utf-8"))
-    known = pairs()
-    if symptoms["corpus"] != corpus_digest(known):
+    all_pairs = pairs()
+    if symptoms["corpus"] != corpus_digest(all_pairs):
         raise RuntimeError(f"{VERIFIED} is not of this corpus: run python -m {__package__}.verify")
-    found = []
-    for key, (function, mutation) in known.items():
+    verified = []
+    for key, (function, mutation) in all_pairs.items():
         if key in symptoms:
             index, got = symptoms[key]
             check = function.checks[index]
-            found.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
-    return tuple(found)
+            verified.append(Mutant(function, mutation, Symptom(check.call, got, check.want)))
+    return tuple(verified)
 
 
 def exercise(mutant: Mutant, rng: Random, quoted: bool, among: Sequence[Function] | None = None) -> Exercise | None:
-    """`mutant` in a repository of its own, with a random neighbour from the same module of the functions `among`, by
-    default the corpus; alone where there is no neighbour.
+    """`mutant` in a tiny repository, with a random neighbour, if any, from its module in `among` (default: the corpus).
 
-    None when no neighbour leaves the broken line unique in its file: the policy of `crrl hello` replaces lines, and
-    an ambiguous one would ask for more than it can say.
+    None unless the broken line is unique in its file: the policy of `crrl hello` replaces lines.
     """
     function = mutant.function
     broken = replace(function, source=mutant.mutation.apply(function.source))
-    known = functions() if among is None else among
-    others = (f for f in known if f.module == function.module and f.name != function.name)
-    neighbours: list[tuple[Function, ...]] = [(f,) for f in others]
+    candidates = functions() if among is None else among
+    same_module = (f for f in candidates if f.module == function.module and f.name != function.name)
+    neighbours: list[tuple[Function, ...]] = [(f,) for f in same_module]
     rng.shuffle(neighbours)
     first = rng.random() < 0.5
     for other in neighbours or [()]:
-        made = repository((broken, *other) if first else (*other, broken))
-        if made.text.count(mutant.broken_line) == 1:
+        repo = repository((broken, *other) if first else (*other, broken))
+        if repo.text.count(mutant.broken_line) == 1:
             break
     else:
         return None
     line = mutant.broken_line if quoted else None
     return Exercise(
         mutant=mutant,
-        files={made.path: made.text, **made.tests},
-        path=made.path,
-        tests=made.tests,
-        command=made.command,
+        files={repo.path: repo.text, **repo.tests},
+        path=repo.path,
+        tests=repo.tests,
+        command=repo.command,
         fixed=repository((function, *other) if first else (*other, function)).text,
-        prompt=issue(made.path, function.name, mutant.symptom, line, rng),
+        prompt=issue(repo.path, function.name, mutant.symptom, line, rng),
         quoted=quoted,
     )
 
 
 def issue(file: str, name: str, symptom: Symptom, line: str | None, rng: Random) -> str:
-    """The text of an issue. `line` is the broken line to quote, or None for an issue without a quote.
+    """Text of an issue, with `line` as a quote unless None.
 
     >>> issue("a.py", "f", Symptom("f(1)", "2", "1"), None, Random(3))
     'f() in a.py is broken: f(1) gives 2 instead of 1.'
@@ -190,19 +187,18 @@ def _fill(text: str, **values: str) -> str:
 
 
 def pairs(of: Sequence[Function] | None = None) -> dict[str, tuple[Function, Mutation]]:
-    """Every (function, mutation) of these functions, by default the corpus, by its key; mutations that yield the same
-    text are counted once."""
+    """Mutations of the functions `of` (default: the corpus) by key, one per resulting text."""
     by_key: dict[str, tuple[Function, Mutation]] = {}
     for function in functions() if of is None else of:
-        found = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
-        for _, same in groupby(found, key=lambda m: m.apply(function.source)):
+        ordered = sorted(mutations(function.source), key=lambda m: m.apply(function.source))
+        for _, same in groupby(ordered, key=lambda m: m.apply(function.source)):
             mutation = next(iter(same))
             by_key[pair_key(function, mutation)] = (function, mutation)
     return by_key
 
 
 def corpus_digest(known: Mapping[str, tuple[Function, Mutation]]) -> str:
-    """Changes with everything that decides how a mutation fails."""
+    """Digest of everything that decides how a mutation fails."""
     return _digest("\n".join(f"{key} {function.checks}" for key, (function, _) in known.items()))
 
 

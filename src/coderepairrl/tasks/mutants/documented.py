@@ -1,4 +1,4 @@
-"""Functions of others' Python code that the examples in their docstrings check, each by itself (`slices.Function`)."""
+"""Functions of other Python code, each checked by its docstring's examples (`slices.Function`)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ _AT_ONCE = 2_000
 
 
 def functions(root: Path) -> list[Function]:
-    """The documented functions of the folder or file `root`, in order: without decorators, of at most `LONGEST` lines,
-    with examples whose calls and results are expressions. None of them has run yet."""
+    """Documented functions of the folder or file `root`, in order; runs none.
+
+    They have no decorators, at most `LONGEST` lines, and examples of plain values.
+    """
     files = {root.name: root.read_bytes()} if root.is_file() else read_tree(root)
-    found: dict[str, Function] = {}
+    by_key: dict[str, Function] = {}
     with warnings.catch_warnings():  # of invalid escapes
         warnings.simplefilter("ignore")
         for path, data in files.items():
@@ -51,12 +53,12 @@ def functions(root: Path) -> list[Function]:
                 code = "".join([*_imports(tree, code), code])
                 if (checks := _checks(node)) and code.count("\n") <= LONGEST:
                     function = Function(module, node.name, code, checks)
-                    found.setdefault(function.key, function)  # a/b.py and a_b.py have one key
-    return [*found.values()]
+                    by_key.setdefault(function.key, function)  # a/b.py and a_b.py have one key
+    return [*by_key.values()]
 
 
 def _imports(tree: ast.Module, code: str) -> Iterator[str]:
-    """The imports from the standard library that a function uses, as lines."""
+    """Import lines of the standard library that a function uses."""
     used = {each.id for each in ast.walk(ast.parse(code)) if isinstance(each, ast.Name)}
     for each in tree.body:
         if isinstance(each, ast.Import | ast.ImportFrom):
@@ -64,12 +66,12 @@ def _imports(tree: ast.Module, code: str) -> Iterator[str]:
             of = each.module or "" if isinstance(each, ast.ImportFrom) else ""
             roots = {(of or alias.name).partition(".")[0] for alias in names}
             if names and roots <= sys.stdlib_module_names and not getattr(each, "level", 0):
-                kept = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
-                yield f"{ast.unparse(kept)}\n"
+                statement = ast.ImportFrom(of, names, 0) if of else ast.Import(names)
+                yield f"{ast.unparse(statement)}\n"
 
 
 def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
-    found = []
+    checks = []
     try:
         examples = doctest.DocTestParser().get_examples(ast.get_docstring(node) or "")
     except ValueError:
@@ -85,39 +87,43 @@ def _checks(node: ast.FunctionDef) -> tuple[Check, ...]:
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
             continue
         if node.name in names and "..." not in want:
-            found.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
-    return tuple(found)
+            checks.append(Check(call if isinstance(tree.body, ast.Call) else f"({call})", want))
+    return tuple(checks)
 
 
 async def verified(root: Path, workspace: str, backend: SandboxBackend) -> list[list[Any]]:
-    """Of each function the number, the checks that pass without a bug, and for each mutation that they notice its key,
-    the check that fails and what it gives. Judged in a sandbox of `backend`, in the empty `workspace`.
+    """List per function: its number, the checks it passes, and ``[key, check, value]`` per noticed mutation.
 
-    Raises `TaskError`.
+    Judged in a sandbox of `backend`, in the empty `workspace`. Raises `TaskError`.
     """
-    known = functions(root)
-    single = [(each.source, [(check.call, check.want)]) for each in known for check in each.checks]
+    candidates = functions(root)
+    single = [(each.source, [(check.call, check.want)]) for each in candidates for check in each.checks]
     passing = iter(await _judged(backend, workspace, single))
-    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in known]
-    kept = [(number, each) for number, each in enumerate(steady) if each.checks]
-    numbers = {each.key: number for number, each in kept}
-    mutated = pairs([each for _, each in kept])
+    steady = [replace(each, checks=tuple(c for c in each.checks if next(passing) is None)) for each in candidates]
+    usable = [(number, each) for number, each in enumerate(steady) if each.checks]
+    numbers = {each.key: number for number, each in usable}
+    mutated = pairs([each for _, each in usable])
     jobs = [(m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in mutated.values()]
-    found: dict[int, list[Any]] = {
-        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in kept
+    results: dict[int, list[Any]] = {
+        number: [number, [[c.call, c.want] for c in each.checks], []] for number, each in usable
     }
     for (key, (function, _)), failure in zip(mutated.items(), await _judged(backend, workspace, jobs), strict=True):
         if failure is not None and failure[0] >= 0:
-            found[numbers[function.key]][2].append([key, *failure])
-    return [each for each in found.values() if each[2]]
+            results[numbers[function.key]][2].append([key, *failure])
+    return [each for each in results.values() if each[2]]
 
 
 def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
-    """The mutants that `verified` found."""
-    there = functions(root)
+    """Mutants from the result of `verified`."""
+    candidates = functions(root)
     checked = [
         (
-            Function(there[number].module, there[number].name, there[number].source, tuple(Check(*c) for c in checks)),
+            Function(
+                candidates[number].module,
+                candidates[number].name,
+                candidates[number].source,
+                tuple(Check(*c) for c in checks),
+            ),
             bugs,
         )
         for number, checks, bugs in known
@@ -133,7 +139,7 @@ def mutants(root: Path, known: Sequence[Sequence[Any]]) -> list[Mutant]:
 async def _judged(
     backend: SandboxBackend, workspace: str, jobs: Sequence[tuple[str, Sequence[tuple[str, str]]]]
 ) -> list[judge.Failure | None]:
-    found: list[judge.Failure | None] = []
+    failures: list[judge.Failure | None] = []
     left = iter(jobs)
     async with backend.open(Task("mutants/documented", "find bugs", "python", workspace, b"")) as fresh:
         await fresh.write("judge.py", Path(judge.__file__).read_bytes())
@@ -144,5 +150,5 @@ async def _judged(
             answers = done.output.decode("utf-8", "replace").splitlines()
             if not done.ok or len(answers) != len(some):
                 raise TaskError(f"the functions cannot be judged: {done.output[-300:]!r}", fix="name another package")
-            found += [json.loads(answer) for answer in answers]
-    return found
+            failures += [json.loads(answer) for answer in answers]
+    return failures

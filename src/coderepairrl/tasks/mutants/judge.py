@@ -1,9 +1,8 @@
-"""Runs checks on mutants, many a second: a helper process that forks once per mutant.
+"""Run checks on mutants in a helper process that forks once per mutant.
 
-``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and
-answers each with one line: null if all checks pass, else ``[index, got]`` of the first that fails (`got` is the
-value's repr or the name of the exception), or ``[-1, reason]`` when the mutant hangs, eats memory or does not
-compile. It is a script of its own so that nothing with threads is ever forked.
+``python -S -E judge.py`` reads one JSON job per line, ``{"source": ..., "checks": [[call, want], ...]}``, and answers
+each with a line: null if all checks pass, ``[index, got]`` of the first failure, or ``[-1, reason]`` if the mutant
+hangs, exceeds memory or does not compile. A separate script, so that no process with threads is forked.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Failure = list[Any]
 
 
 def judge(jobs: Iterable[tuple[str, Sequence[tuple[str, str]]]]) -> list[Failure | None]:
-    """The failure of each (source, checks), if any, in order. Raises RuntimeError when the helper breaks."""
+    """Failure of each (source, checks), if any, in order. Raises RuntimeError if the helper breaks."""
     lines = [json.dumps({"source": source, "checks": list(checks)}) for source, checks in jobs]
     done = subprocess.run(
         [sys.executable, "-S", "-E", "-B", __file__],

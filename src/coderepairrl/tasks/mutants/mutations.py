@@ -1,9 +1,7 @@
 """Syntax-tree mutations of Python functions: small, one-line, believable bugs.
 
-Every mutation replaces a span of one source line by other text, so that its repair is a one-line diff and the
-rest of the file keeps its formatting. The kinds are those of the mutation-testing literature (operator, comparison
-and constant replacement; see DeMillo, Lipton and Sayward 1978) and of common slips (swapped arguments, wrong
-variable, missing return).
+Kinds follow mutation testing (operator, comparison and constant replacement: DeMillo, Lipton and Sayward 1978) and
+common slips.
 """
 
 from __future__ import annotations
@@ -63,7 +61,7 @@ RIVALS = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mutation:
-    """Replace ``[start, end)`` (character columns) of source line `line` (from 1) by `text`.
+    """Replacement of characters ``[start, end)`` of source line `line` (from 1) by `text`.
 
     >>> Mutation(line=1, start=9, end=10, text="-", kind="operator", function="f").apply("return a + b")
     'return a - b'
@@ -77,7 +75,7 @@ class Mutation:
     function: str
 
     def apply(self, source: str) -> str:
-        """`source` with this bug in it."""
+        """Insert the bug into `source`."""
         lines = source.split("\n")  # not at form feeds, which C files have
         old = lines[self.line - 1]
         lines[self.line - 1] = old[: self.start] + self.text + old[self.end :]
@@ -85,9 +83,9 @@ class Mutation:
 
 
 def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation]:
-    """All mutations of the functions in `source`, in order of place, each once; with `lines` those on these alone.
+    """Unique mutations of the functions in `source`, in order of place; optionally only on `lines`.
 
-    Raises SyntaxError. Docstrings, annotations and decorators are left alone.
+    Docstrings, annotations and decorators stay unchanged. Raises SyntaxError.
 
     >>> code = "def f(a):\\n    return a < 1\\n"
     >>> "def f(a):\\n    return a <= 1\\n" in [mutation.apply(code) for mutation in mutations(code)]
@@ -100,7 +98,7 @@ def mutations(source: str, lines: Container[int] | None = None) -> list[Mutation
 
 
 def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]]:
-    """Top-level functions and methods, with their dotted names; functions inside functions belong to the outer."""
+    """Top-level functions and methods, with dotted names; nested ones belong to the outer."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node, outer + node.name
@@ -111,8 +109,6 @@ def _functions(tree: ast.AST, outer: str = "") -> Iterator[tuple[ast.FunctionDef
 
 
 class _Finder:
-    """Collects the mutations of one source."""
-
     def __init__(self, source: str, wanted: Container[int] | None) -> None:
         self.source = source
         self.wanted = wanted
@@ -122,7 +118,7 @@ class _Finder:
         self._names: list[str] = []
 
     def visit_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> None:
-        """Collect from the body of one function."""
+        """Collect mutations from one function's body."""
         self._function = name
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
         parameters = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
@@ -135,7 +131,7 @@ class _Finder:
                 self._visit(child)
 
     def _is_wanted(self, node: ast.AST) -> bool:
-        """Whether a mutation of `node`, which may be on any of its lines, may be on a line that is asked for."""
+        """Whether `node` touches a wanted line."""
         if self.wanted is None or not isinstance(node, ast.expr | ast.stmt):
             return True
         return any(line in self.wanted for line in range(node.lineno, (node.end_lineno or node.lineno) + 1))
@@ -204,15 +200,15 @@ class _Finder:
                 self._add(node.func.lineno, end - len(name), end, RIVALS[name], "wrong method")
 
     def _variable(self, node: ast.Name) -> None:
-        """The neighbours of the name in the order of first appearance: one-letter slips, not all combinations."""
+        """Replace the name by its neighbours in order of first appearance."""
         if node.id in self._names:
-            at = self._names.index(node.id)
+            at = self._names.index(node.id)  # neighbours alone: typical slips, not all combinations
             for other in (at - 1, at + 1):
                 if 0 <= other < len(self._names):
                     self._replace(node, self._names[other], "wrong variable")
 
     def _between(self, a: ast.expr, b: ast.expr, symbol: str, others: tuple[str, ...], kind: str) -> None:
-        """Replace the operator `symbol` that stands between two operands on one line."""
+        """Replace the operator `symbol` between two operands on one line."""
         if a.end_lineno != b.lineno:
             return
         start, end = self._end(a), self._start(b)
@@ -249,6 +245,6 @@ class _Finder:
         return self._column(node.end_lineno or node.lineno, node.end_col_offset or 0)
 
     def _column(self, line: int, offset: int) -> int:
-        """Character column of a UTF-8 byte offset, which is what `ast` gives."""
+        """Character column of the UTF-8 byte offset that `ast` gives."""
         text = self.lines[line - 1]
         return offset if text.isascii() else len(text.encode()[:offset].decode())

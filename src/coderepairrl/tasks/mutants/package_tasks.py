@@ -1,4 +1,4 @@
-"""Mutants of a user's own package or repository: the whole tree with one bug, verified by its own tests."""
+"""Mutants of a user's package or repository, verified by its own tests."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ SHOWN_LINES = 6
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """A verified bug in a package. `output` are the last lines that the failing tests printed.
+    """A verified bug; `output` is the end of what the failing tests of `command` printed.
 
-    The tests of both lists pass without it; the first fail with it, or are not reached. Empty where the command does
-    not report single tests. `command` is the one that ran them.
+    Without the bug both lists pass; with it the first fail or are not reached. Empty without reports of single tests.
     """
 
     path: str
@@ -53,9 +52,9 @@ class Bug:
 
 
 def read_tree(root: Path) -> dict[str, bytes]:
-    """The files of a folder, or of a git repository's HEAD. Raises `TaskError`.
+    """Files of a folder, or of a repository's HEAD; a package folder keeps its name, for imports.
 
-    A folder that is itself a package (it has an ``__init__.py``) keeps its name, so that it can be imported.
+    Raises `TaskError`.
     """
     try:
         return _read_tree(root)
@@ -82,26 +81,27 @@ def _read_tree(root: Path) -> dict[str, bytes]:
 def candidates(
     files: Mapping[str, bytes], only: str = "*", modules: Collection[str] = ()
 ) -> list[tuple[str, str, Mutation]]:
-    """Every (path, source, mutation) of Python code that matches the glob `only` and is not a test.
+    """All (path, source, mutation) of non-test Python code that matches the glob `only`.
 
-    `modules` are the files that the project installs, if known: no others are broken. Raises `TaskError`.
+    `modules`, if known, limits them to installed files. Raises `TaskError`.
     """
-    found: list[tuple[str, str, Mutation]] = []
+    mutated: list[tuple[str, str, Mutation]] = []
     broken: list[str] = []
     for path, data in files.items():
         installed = path.endswith(".py") and path in (modules or files)
         if installed and fnmatch(path, only) and not is_test(path):
             try:
                 source = data.decode("utf-8")
-                found += [(path, source, mutation) for mutation in mutations(source)]
+                mutated += [(path, source, mutation) for mutation in mutations(source)]
             except (SyntaxError, ValueError) as error:
                 broken.append(f"{path}: {error}")
-    if not found:
-        why = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
+    if not mutated:
+        reason = f"; unreadable: {'; '.join(broken[:3])}" if broken else ""
         raise TaskError(
-            f"no mutable function of Python in {len(files)} files (only={only!r}){why}", fix="point path at Python code"
+            f"no mutable function of Python in {len(files)} files (only={only!r}){reason}",
+            fix="point path at Python code",
         )
-    return found
+    return mutated
 
 
 async def bugs(
@@ -117,18 +117,14 @@ async def bugs(
     modules: Collection[str] = (),
     leave_out: bool = False,
 ) -> list[Bug]:
-    """Up to `most` verified bugs in random order: `command` passes on `files` and fails, in time, with the bug.
+    """Up to `most` verified bugs in random order: `command` passes on `files`, and fails in time with the bug.
 
-    Each run has a fresh sandbox, with the task's `environment`, and is judged as repairs are (`grading.tried`). Where
-    the command reports single tests it first runs twice without any bug: only tests that pass both times are counted
-    on. At most four mutations for each bug that is asked for are tried (`candidates`). With
-    `leave_out`, a few tests of pytest that fail without any bug are left out of the command. Raises `TaskError` when
-    the tests already fail without any bug, when the command runs none, and when nothing at all makes them fail;
-    `SandboxFault` and `PrerequisiteError`.
+    Only tests that pass twice without a bug count. `leave_out` deselects a few failing pytest tests. Raises `TaskError`
+    if tests fail without a bug, none run, or no bug is noticed; `SandboxFault` and `PrerequisiteError`.
     """
     pool = candidates(files, only, modules)
     Random(seed).shuffle(pool)
-    found: dict[str, Bug] = {}
+    by_key: dict[str, Bug] = {}
     with scratch("mutants") as folder:
         write_tree(folder / "tree", files)
         healthy = Task("mutants/healthy", "find bugs", "python", f"dir:{folder / 'tree'}", b"", environment=environment)
@@ -140,19 +136,19 @@ async def bugs(
             failing, passing = tuple(sorted(steady - ran.passing)), tuple(sorted(steady & ran.passing))
             if ran.problem and not ran.late and (failing or not runner.results):
                 bug = Bug(path, mutation, broken, source, ran.shown, runner.command, failing, passing)
-                found.setdefault(bug.key, bug)
-            if len(found) == most:
+                by_key.setdefault(bug.key, bug)
+            if len(by_key) == most:
                 break
-    if not found:
+    if not by_key:
         raise TaskError(
             f"the tests notice none of {len(tries)} injected bugs: {' '.join(command)}",
             fix="give the command that runs them (the option command), or choose a package with better tests",
         )
-    return list(found.values())
+    return list(by_key.values())
 
 
 async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset[str]]:
-    """The runner to use, and the tests that pass each time without any bug."""
+    """Runner to use, and the tests that pass reliably without a bug."""
     ran = await runner.run()
     if leave_out and ran.problem and ran.failing and (less := await runner.without_failing()):
         runner = runner.with_command(less)
@@ -172,7 +168,7 @@ async def _healthy(runner: _Runner, leave_out: bool) -> tuple[_Runner, frozenset
 
 
 class _Ran(NamedTuple):
-    """Why the tests do not pass, or nothing; whether they did not end in time; what they print; which pass or fail."""
+    """Result of a test run; `problem` is empty if the tests pass."""
 
     problem: str
     late: bool
@@ -184,7 +180,7 @@ class _Ran(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The end of what they print."""
+        """End of the output."""
         return "\n".join(self.output.splitlines()[-SHOWN_LINES:])
 
 
@@ -198,8 +194,6 @@ _NAME_IT = "name its package in the option requirements, as in requirements='pyt
 
 
 class _Runner:
-    """Runs the tests by `command` within `timeout` seconds, in sandboxes of the task `healthy`."""
-
     def __init__(self, command: Sequence[str], timeout: float, sandbox: SandboxBackend, healthy: Task) -> None:
         self.command = tuple(command)
         self.results = results_of(command)
@@ -208,17 +202,19 @@ class _Runner:
         self._healthy = healthy
 
     def with_command(self, command: Sequence[str]) -> _Runner:
-        """The same with another command."""
+        """Copy with another command."""
         return _Runner(command, self._timeout, self._sandbox, self._healthy)
 
     async def run(self, changed: Mapping[str, bytes] = MappingProxyType({}), command: Sequence[str] = ()) -> _Ran:
-        """The tests with the files `changed`."""
-        asked = Command(tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout)
+        """Run the tests with the files `changed`."""
+        full_command = Command(
+            tuple(command) or self.command, self._timeout, self.results, test_timeout=2 * self._timeout
+        )
         async with self._sandbox.open(self._healthy) as fresh:
             for path, content in changed.items():
                 await fresh.write(path, content)
             workdir = fresh.workdir
-            ran = await tried(fresh, asked, Checks())
+            ran = await tried(fresh, full_command, Checks())
         output = ran.result.output.decode("utf-8", "replace").replace(f"{workdir}/", "").strip()
         passing = frozenset(name for name, outcome in ran.outcomes.items() if outcome is Outcome.PASSED)
         failing = tuple(name for name, outcome in ran.outcomes.items() if outcome is Outcome.FAILED)
@@ -226,7 +222,7 @@ class _Runner:
         return _Ran(ran.problem, ran.result.timed_out, output, passing, failing, startable)
 
     async def without_failing(self) -> tuple[str, ...]:
-        """The command without the tests that fail; nothing if that is none of pytest, or too many fail for that."""
+        """Command that deselects failing tests; empty if it is not pytest's or too many fail."""
         if self.results != "pytest":
             return ()
         ran = await self.run(command=[word for word in self.command if word not in ("-x", "--exitfirst")])
@@ -234,7 +230,7 @@ class _Runner:
         return (*self.command, *(f"--deselect={name}" for name in ran.failing)) if few else ()
 
     async def refusal(self, ran: _Ran) -> TaskError:
-        """Why tests that do not pass without any bug cannot be used, and what to do."""
+        """Error for tests that fail without a bug: the cause, and the fix."""
         command = " ".join(self.command)
         if ran.late:
             return TaskError(f"the tests did not end in {self._timeout:g} s: {command}", fix="raise the option timeout")
@@ -256,8 +252,8 @@ class _Runner:
                 "env PYTHONPATH=FOLDER",
             )
         for pattern, words in _CAUSES:
-            if found := pattern.search(ran.output):
-                return TaskError(problem, fix=words.format(found[1], name_it=_NAME_IT))
+            if match := pattern.search(ran.output):
+                return TaskError(problem, fix=words.format(match[1], name_it=_NAME_IT))
         if ran.failing and (less := await self.without_failing()):
             left_out = len(less) - len(self.command)
             return TaskError(
@@ -268,7 +264,7 @@ class _Runner:
 
 
 def is_test(path: str) -> bool:
-    """Whether a file of a package is no code of it: tests, documentation, its setup."""
+    """Whether a package file is not its code: tests, documentation or setup."""
     parts = path.split("/")
     name = parts[-1]
     return (

@@ -1,4 +1,4 @@
-"""The shipped corpus, cut into single functions and put together again as tiny repositories."""
+"""Single functions of the shipped corpus, and tiny repositories made of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNSEEN_MODULES = frozenset({"games", "grid", "stock"})
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``assert CALL == WANT``, both as source text. Its repr is part of the digest of the corpus (`corpus_digest`).
+    """``assert CALL == WANT`` as source text; its repr is part of `corpus_digest`.
 
     >>> Check("mean([1, 3])", "2").statement
     'assert mean([1, 3]) == 2'
@@ -28,13 +28,13 @@ class Check:
 
     @property
     def statement(self) -> str:
-        """The check as a line of a test script."""
+        """Check as a line of a test script."""
         return f"assert {self.call} == {self.want}"
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One function of the corpus: bare source (no docstring, no annotations) and its checks."""
+    """A corpus function: source without docstring and annotations, and its checks."""
 
     module: str
     name: str
@@ -49,8 +49,8 @@ class Function:
 
 @cache
 def functions() -> tuple[Function, ...]:
-    """Every function of the corpus, in order of module and place."""
-    found = []
+    """All corpus functions, in order of module and place."""
+    corpus_functions = []
     for path in sorted(CORPUS.glob("check_*.py")):
         module = path.stem.removeprefix("check_")
         checks: dict[str, list[Check]] = {}
@@ -60,8 +60,8 @@ def functions() -> tuple[Function, ...]:
                 checks.setdefault(name, []).append(check)
         for node in ast.parse((CORPUS / f"{module}.py").read_text()).body:
             if isinstance(node, ast.FunctionDef):
-                found.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
-    return tuple(found)
+                corpus_functions.append(Function(module, node.name, bare(node), tuple(checks[node.name])))
+    return tuple(corpus_functions)
 
 
 class Repository(NamedTuple):
@@ -74,8 +74,7 @@ class Repository(NamedTuple):
 
 
 def repository(parts: Sequence[Function]) -> Repository:
-    """Functions of one module as a tiny repository: two blank lines apart, and a script that ends at the first check
-    that fails."""
+    """Functions of one module as a tiny repository, with a script that ends at the first failing check."""
     module = parts[0].module
     names = ", ".join(sorted(f.name for f in parts))
     lines = [f"from {module} import {names}", "", *(check.statement for f in parts for check in f.checks)]
@@ -93,7 +92,7 @@ def _check(node: ast.Assert) -> tuple[str, Check]:
 
 
 def bare(node: ast.FunctionDef) -> str:
-    """Source without docstring and annotations, so that an episode spends its tokens on code."""
+    """Source without docstring and annotations, which would cost an episode tokens."""
     tree = ast.parse(ast.unparse(node))
     for sub in ast.walk(tree):
         match sub:
@@ -106,7 +105,7 @@ def bare(node: ast.FunctionDef) -> str:
 
 
 class _Plain(ast.NodeTransformer):
-    """``x: T = value`` as ``x = value``, ``x: T`` as nothing."""
+    """Turn ``x: T = value`` into ``x = value``, and ``x: T`` into ``pass``."""
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.stmt:
         if node.value is None:

@@ -39,29 +39,12 @@ _KIND = "bugs that were verified in a sandbox"
 
 
 class MutantSource(LoadedSource):
-    """Bugs injected into healthy Python code, each verified: its checks pass without it and fail with it.
+    """Bugs injected into healthy Python code, verified by checks (options: docs/guides/mutants.md).
 
-    Without `path` the shipped corpus: `split` is ``train``, ``test`` (held-out (function, mutation) pairs of known
-    functions) or ``unseen`` (functions that are never trained on), all of them if it is not given. `n` tasks of each in
-    an order given by `seed`; 0 is all. `quoted` is the share of issues that quote the broken line: 1, 0 or between.
-    With ``both`` every pair comes twice, once quoted and once not, one after the other.
-
-    With `path`, a package folder or git repository, the whole tree is the workspace and `command` its tests (`PYTEST`,
-    if not given; within `timeout` seconds each); `only` is a glob of the files to break. Bugs are verified in the
-    sandbox `sandbox` (``auto``: the strongest that works here), made with `sandbox_options`.
-    What the tests need, and `requirements` besides, is built into an environment that sandboxes are shown
-    (`environment.build`), unless `environment` is false. The first quarter of the verified bugs is ``test``, the rest
-    ``train``.
-
-    With `documented`, `path` is Python code, or the name of an installed package, whose top-level functions are taken
-    as those of the corpus are, each with another of its module (`documented.functions`): those that need nothing else
-    of it and that examples in their docstrings check. Then `split`, `n` and `quoted` are as without `path`, but for
-    ``unseen``, of which there is none.
-
-    Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or ``-u``; what stands before the last slash is the
-    function, by which intervals are clustered. Workspaces are plain folders in the cache.
-    Raises `ConfigError` for options that cannot work, `TaskError` when the code cannot be used, `SandboxFault`,
-    `PrerequisiteError` where no sandbox works, and what `environment.build` does.
+    Split ``test`` of the corpus has held-out pairs of function and mutation, ``unseen`` functions never trained on; of
+    a package's bugs the first quarter is ``test``. Task ids are ``mutants/MODULE.FUNCTION/KIND-DIGEST-q`` (quoted) or
+    ``-u``; intervals are clustered by the part before the last slash. Raises `ConfigError` for unusable options,
+    `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as `project_environment.build`.
     """
 
     name = "mutants"
@@ -111,31 +94,30 @@ class MutantSource(LoadedSource):
         self._splits: tuple[str, ...] = get_args(Split) if split is None else (split,)
 
     def load(self) -> list[Task]:
-        """Inject, verify and write the workspaces; what is in the cache is not made again."""
+        """Inject and verify bugs, and write workspaces, unless cached."""
         try:
             if self.path and not self.documented:
                 return self._package()
             pool, among = self._documented() if self.documented else (mutants(), None)
-            found = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
-            if not found:
+            tasks = [task for split in self._splits for task in self._corpus_split(split, pool, among)]
+            if not tasks:
                 raise TaskError(
                     f"{self.path} has no function of split {self._splits} whose docstring's examples notice a bug",
                     fix="name a package whose docstrings have examples of plain values",
                 )
-            return found
+            return tasks
         except OSError as error:
             raise TaskError(f"the tasks cannot be written to {self.cache}: {error}", fix="set CRRL_CACHE") from error
 
     def _documented(self) -> tuple[list[Mutant], list[Function]]:
-        """The mutants of documented functions, and these; which ones there are is cached."""
         root = code_folder(self.path)
-        known = documented.functions(root)
+        candidates = documented.functions(root)
         where = (self.sandbox, self.sandbox_options)
         empty = f"dir:{store(self._workspaces, {'judge.py': b''})}"
-        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in known], where)
+        key = (_KIND, __version__, [(each.key, each.source, str(each.checks)) for each in candidates], where)
         find = partial(documented.verified, root, empty)
-        made = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
-        return made, list(dict.fromkeys(mutant.function for mutant in made))
+        verified = documented.mutants(root, cached_json(self.cache / "documented", key, find, *where))
+        return verified, list(dict.fromkeys(mutant.function for mutant in verified))
 
     def _corpus_split(self, split: str, mutants: Sequence[Mutant], among: Sequence[Function] | None) -> list[Task]:
         pool = [mutant for mutant in mutants if mutant.split == split]
@@ -148,9 +130,9 @@ class MutantSource(LoadedSource):
             for quoted in variants:
                 if self.n and len(tasks) == self.n:
                     return tasks
-                made = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
-                if made is not None:
-                    tasks.append(self._exercise_task(made))
+                candidate = exercise(mutant, Random(f"{mutant.key}/{self.seed}"), quoted, among)
+                if candidate is not None:
+                    tasks.append(self._exercise_task(candidate))
         return tasks
 
     def _exercise_task(self, made: Exercise) -> Task:
@@ -167,31 +149,31 @@ class MutantSource(LoadedSource):
         )
 
     def _package(self) -> list[Task]:
-        """A quarter of the bugs is held out; both splits come from one sequence, so they never share a bug."""
+        """Tasks of both splits, from one sequence of bugs so that they share none."""
         files = read_tree(Path(self.path).expanduser().resolve())
         projects = self.cache / "projects"
-        there = build(files, self.command, self.requirements, projects) if self.environment else None
-        imports = there.imports if there else source_folder(files)
-        files |= there.built if there else {}
+        project = build(files, self.command, self.requirements, projects) if self.environment else None
+        imports = project.imports if project else source_folder(files)
+        files |= project.built if project else {}
         command = [*(("env", f"PYTHONPATH={imports}") if imports else ()), *self.command]
-        found = self._verified(files, command, there)
-        test = len(found) // 4
+        verified = self._verified(files, command, project)
+        test = len(verified) // 4
         return [
-            self._bug_task(bug, split, files, str(there.specification) if there else "")
-            for split, chosen in (("train", found[test:]), ("test", found[:test]))
+            self._bug_task(bug, split, files, str(project.specification) if project else "")
+            for split, chosen in (("train", verified[test:]), ("test", verified[:test]))
             if split in self._splits
             for bug in chosen
         ]
 
     def _verified(self, files: Mapping[str, bytes], command: list[str], there: Environment | None) -> list[Bug]:
-        """Bugs that the tests notice, cached: each costs a run of the tests, and training needs them three times."""
+        """Bugs that the tests notice, cached because tests are slow."""
         environment, modules = (str(there.specification), there.modules) if there else ("", ())
         folder = there.specification.folder.name if there else ""
         where = (self.sandbox, self.sandbox_options)
         key = (_KIND, __version__, digest(files), command, self.only, self.seed, self.timeout, self.n, folder, where)
 
         async def find(backend: SandboxBackend) -> list[dict[str, Any]]:
-            found = await bugs(
+            verified = await bugs(
                 files,
                 command,
                 backend,
@@ -203,7 +185,7 @@ class MutantSource(LoadedSource):
                 modules=modules,
                 leave_out=self.command == list(PYTEST),
             )
-            return [asdict(bug) for bug in found]
+            return [asdict(bug) for bug in verified]
 
         return [_bug(entry) for entry in cached_json(self.cache / "bugs", key, find, *where)]
 
@@ -233,13 +215,11 @@ class MutantSource(LoadedSource):
 
 
 def _bug(entry: dict[str, Any]) -> Bug:
-    """As it was before it became JSON."""
     lists = {key: tuple(entry[key]) for key in ("command", "fail_to_pass", "pass_to_pass")}
     return Bug(**{**entry, **lists, "mutation": Mutation(**entry["mutation"])})
 
 
 def _words(command: str) -> list[str]:
-    """Of a command line. Raises `ConfigError`."""
     try:
         words = shlex.split(command)
     except ValueError as error:

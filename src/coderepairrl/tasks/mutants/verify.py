@@ -1,4 +1,4 @@
-"""``python -m coderepairrl.tasks.mutants.verify``: judge mutations of the corpus and write how each fails."""
+"""``python -m coderepairrl.tasks.mutants.verify``: judge the corpus's mutations and write the verdicts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from coderepairrl.tasks.mutants.slices import functions
 
 
 def verify(keys: Sequence[str] | None = None) -> dict[str, Any]:
-    """Judge every mutation of the corpus, or those of `keys`: the failure of each, by key, for those that fail a check
-    in time.
+    """Failure by key of each mutation (of `keys`, if set) that fails a check in time.
 
-    Raises RuntimeError when a function of the corpus fails its own checks.
+    Raises RuntimeError if a corpus function fails its own checks.
     """
     healthy = judge((f.source, [(c.call, c.want) for c in f.checks]) for f in functions())
     if sick := [f.key for f, failure in zip(functions(), healthy, strict=True) if failure is not None]:
         raise RuntimeError(f"functions of the corpus fail their own checks: {', '.join(sick)}")
-    known = pairs()
-    asked = {key: known[key] for key in (known if keys is None else keys)}
-    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in asked.values())
-    found = {key: each for key, each in zip(asked, failures, strict=True) if each is not None and each[0] >= 0}
-    return {"corpus": corpus_digest(known), **found}
+    all_pairs = pairs()
+    chosen = {key: all_pairs[key] for key in (all_pairs if keys is None else keys)}
+    failures = judge((m.apply(f.source), [(c.call, c.want) for c in f.checks]) for f, m in chosen.values())
+    noticed = {key: each for key, each in zip(chosen, failures, strict=True) if each is not None and each[0] >= 0}
+    return {"corpus": corpus_digest(all_pairs), **noticed}
 
 
 if __name__ == "__main__":

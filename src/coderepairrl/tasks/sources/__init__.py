@@ -43,30 +43,30 @@ _KIND = "task source"
 
 
 def make(source: str, /, select: Mapping[str, Any] | None = None, **options: Any) -> TaskSource:
-    """Make the source of that name or ``module:Class`` with `options`, limited to what `select` takes.
+    """Make the named source, or ``module:Class``, with `options`, limited by `select`.
 
-    Raises `ConfigError` for an unknown name or option, with the nearest known one, and for a missing option.
+    Raises `ConfigError` for an unknown name or option, and for a missing option.
     """
     if Path(source).suffix in (".jsonl", ".json") and ":" not in source:
         raise ConfigError(
             f"{source} is no task source: a file of tasks is read by `jsonl`",
             fix=f"write jsonl path={source}; in a configuration tasks.source=jsonl tasks.options.path={source}",
         )
-    found = registry.resolve(_KIND, source, SHIPPED)
-    registry.check_options(_KIND, source, found, options, also=["select"])
-    made: TaskSource = registry.instance(_KIND, source, found, TaskSource, options)
+    source_class = registry.resolve(_KIND, source, SHIPPED)
+    registry.check_options(_KIND, source, source_class, options, also=["select"])
+    task_source: TaskSource = registry.instance(_KIND, source, source_class, TaskSource, options)
     if not select:
-        return made
+        return task_source
     if not isinstance(select, Mapping):
         raise ConfigError(f"{_KIND} {source!r}: select is a table", fix="write for example select.n=100")
     registry.check_options(_KIND, f"{source}.select", Selection, select)
     registry.check_types(_KIND, f"{source}.select", Selection, select)
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in select.items()}
-    return Selected(made, Selection(**fields))
+    return Selected(task_source, Selection(**fields))
 
 
 def check_trainable(evaluation_set: str) -> None:
-    """Raise `ConfigError` for an evaluation-only source (`TaskSource.evaluation_set`)."""
+    """Raise `ConfigError` for an evaluation-only source."""
     if evaluation_set:
         raise ConfigError(
             f"{evaluation_set} is an evaluation set: what is trained on it cannot be measured by it",
@@ -75,7 +75,7 @@ def check_trainable(evaluation_set: str) -> None:
 
 
 class ScriptedSource(TaskSource):
-    """Gives `tasks`, or raises `error` when prepared; for tests."""
+    """Source of given `tasks`, or of an `error` in `prepare`; for tests."""
 
     name = "scripted"
 
@@ -85,7 +85,7 @@ class ScriptedSource(TaskSource):
         self.prepared = 0
 
     def prepare(self) -> None:
-        """Raise the error that was given, if any."""
+        """Raise the error, if any."""
         self.prepared += 1
         if self.error is not None:
             raise self.error

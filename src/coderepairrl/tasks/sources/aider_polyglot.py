@@ -1,7 +1,6 @@
 """`aider_polyglot`: 225 Exercism exercises in six languages (``Aider-AI/polyglot-benchmark``).
 
-The task is a stub with instructions, the reference the example solution. As in aider's harness, skipped tests are
-enabled. Aider's second try with the tests' output is left to agents, which can run the tests.
+The reference is the example solution. As in aider's harness, skipped tests are enabled.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ exec "$out/tests" -r junit -o "$results"
 
 
 class AiderPolyglot(Files):
-    """The exercises in `language`.
+    """Exercises in `language`; `path` is a checkout, or a file of rows (docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``files``, ``solution_files``, ``test_files``, ``example_files``; for C++
-    with Catch). ``programs/jest.mjs`` replaces Jest; eight Rust exercises need crates. Java tasks have no checks, since
-    they need Gradle and JUnit 5 from a registry.
+    Java tasks have no checks: they need Gradle and JUnit 5 from a registry.
     """
 
     name = "aider_polyglot"
@@ -49,12 +46,12 @@ class AiderPolyglot(Files):
         self.language = language
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         examples = row.texts("example_files")
         solutions, tests = row.names("solution_files"), row.names("test_files")
         files = {name: text for name, text in row.texts("files").items() if not _hidden(name)}
         files |= {name: _switched_on(self.language, files[name]) for name in tests if name in files}
-        kept = {name: text for name, text in files.items() if name in tests or name in _CATCH}
+        restored = {name: text for name, text in files.items() if name in tests or name in _CATCH}
         patches = [
             unified(target, files.get(target, ""), text)
             for target, text in _matched(row, examples, solutions).items()
@@ -65,7 +62,7 @@ class AiderPolyglot(Files):
             row,
             files,
             b"".join(patches),
-            self._checks(kept, tests, files, named),
+            self._checks(restored, tests, files, named),
             licence=_LICENCE,
             language=self.language,
             kind=IMPLEMENT,
@@ -105,7 +102,6 @@ def _exercises(root: Path) -> list[Path]:
 
 
 def _checkout(folder: Path, language: str) -> Row:
-    """The row of an exercise of a checkout."""
     described: Mapping[str, Any] = json.loads((folder / ".meta" / "config.json").read_text("utf-8"))["files"]
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = {str(path.relative_to(folder)): path for path in paths}
@@ -125,19 +121,19 @@ def _checkout(folder: Path, language: str) -> Row:
 
 
 def _matched(row: Row, examples: Mapping[str, str], solutions: tuple[str, ...]) -> dict[str, str]:
-    """Text of each example by its solution file: of equal name, else the only one of its ending."""
-    found: dict[str, str] = {}
+    """Example texts by solution file: of equal name, else the only one with its ending."""
+    matched: dict[str, str] = {}
     for name, text in examples.items():
         path = PurePosixPath(name)
         same = [each for each in solutions if PurePosixPath(each).name == path.name]
-        alike = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in found]
-        target = next(iter(same or alike), "")
+        same_ending = [each for each in solutions if PurePosixPath(each).suffix == path.suffix and each not in matched]
+        target = next(iter(same or same_ending), "")
         if not target:
             target = f"{PurePosixPath(solutions[0]).parent}/{path.name}".removeprefix("./")
-        found[target] = text
-    if not found:
+        matched[target] = text
+    if not matched:
         raise row.wrong("no example solution")
-    return found
+    return matched
 
 
 def _switched_on(language: str, text: str) -> str:
@@ -147,7 +143,6 @@ def _switched_on(language: str, text: str) -> str:
 
 
 def _hidden(name: str) -> bool:
-    """Whether a file holds instructions, examples, solution notes, or is a build wrapper."""
     return any(part.startswith(".") and part not in (".eslintrc", ".babelrc") for part in name.split("/"))
 
 

@@ -1,10 +1,8 @@
 """`bugsinpy`: 501 bugs of 17 Python projects (``soarsmu/BugsInPy``; the paper counts 493).
 
-Follows ``bugsinpy-compile`` and ``bugsinpy-test``. Requirements are frozen lists of 2020, given to pip one by one;
-failures are skipped. The project itself is omitted, so bugs with one list share an environment and import the
-workspace; it is installed from the bug's commit only if ``setup.sh`` builds it or its build writes a module
-(setuptools_scm). Tests are the lines of ``run_test.sh``, with the repaired commit's tests. pytest and what tox
-installs come from the project's declarations.
+Follows ``bugsinpy-compile`` and ``bugsinpy-test``: requirements are frozen lists of 2020, given to pip one by one, and
+failures are skipped. Unless built, the project is imported from the workspace, so bugs with one list share an
+environment.
 """
 
 from __future__ import annotations
@@ -50,10 +48,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 class BugsInPy(Repositories):
     """BugsInPy: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``, ``run_test``). Without issue texts, a
-    prompt has the failing tests' command. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
-    has no patch. With `workspace` ``native`` a task has an environment built on this machine and the repaired commit's
-    tests: for bugs in `NATIVE`, or with `all_native` for every project without compilation.
+    `path` is a checkout, or a file of rows. Pandas' commits are published with 7 digits and cannot be fetched; keras-12
+    has no patch.
     """
 
     name = "bugsinpy"
@@ -73,12 +69,12 @@ class BugsInPy(Repositories):
         self.projects = frozenset(project.split(",") if isinstance(project, str) else project) - {""}
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         commands = "\n".join(row.names("run_test"))
         if not commands.strip():
             raise row.wrong("column 'run_test' names no test")
         repository = row.text("repo")
-        made = Task(
+        task = Task(
             id=row.text("instance_id"),
             prompt=f"A bug in {repository.partition('/')[2]} makes this fail, with tests that are not in the "
             f"repository yet:\n\n{commands}\n",
@@ -90,9 +86,9 @@ class BugsInPy(Repositories):
             repository=repository,
         )
         if not self.native:
-            return made
+            return task
         url = self.clone.format(repository=repository)
-        return replace(made, environment=_environment(row, url), checks=_checks(row, url))
+        return replace(task, environment=_environment(row, url), checks=_checks(row, url))
 
     def _read(self) -> list[Row]:
         projects = self.path / "projects" if self.path is not None else None
@@ -115,14 +111,14 @@ def _checkout(projects: Path) -> Iterator[Row]:
 
 
 def _values(folder: Path, repository: str) -> dict[str, Any]:
-    known = _settings(folder / "bug.info")
+    info = _settings(folder / "bug.info")
     return {
         "instance_id": f"bugsinpy__{folder.parent.parent.name}-{folder.name}",
         "repo": repository,
-        "base_commit": known["buggy_commit_id"],
-        "fixed_commit": known["fixed_commit_id"],
-        "python_version": known.get("python_version", ""),
-        "test_files": known.get("test_file", "").split(";"),
+        "base_commit": info["buggy_commit_id"],
+        "fixed_commit": info["fixed_commit_id"],
+        "python_version": info.get("python_version", ""),
+        "test_files": info.get("test_file", "").split(";"),
         "run_test": [line.strip() for line in _text(folder / "run_test.sh").split("\n") if line.strip()],
         "setup_sh": _text(folder / "setup.sh"),
         "requirements": _text(folder / "requirements.txt").split("\n"),
@@ -146,7 +142,7 @@ def _specified(row: Row) -> bool:
 
 
 def _environment(row: Row, url: str) -> str:
-    """`Task.environment` of a bug whose repository is at `url`. Raises `TaskError` and `SandboxFault`."""
+    """`Task.environment` of a bug. Raises `TaskError` and `SandboxFault`."""
     version = re.match(r"\d+\.\d+", row.text("python_version"))
     if version is None:
         raise row.wrong(f"column 'python_version' is no version: {row.text('python_version')!r}")
@@ -174,9 +170,9 @@ def _environment(row: Row, url: str) -> str:
 
 
 def _checks(row: Row, url: str) -> Checks:
-    """Lines of ``run_test.sh``, each after the lines of ``setup.sh`` that change files.
+    """Lines of ``run_test.sh``, after those of ``setup.sh`` that change files.
 
-    `Checks.restore` has the repaired commit's tests, fetched if not cached. Raises `TaskError` and `SandboxFault`.
+    Restores the repaired commit's tests. Raises `TaskError` and `SandboxFault`.
     """
     before = [_one_command(line, row) for line in _lines(row.maybe("setup_sh")) if not _known(line)]
     first = ("sh", "-c", "".join(before) + 'exec "$@"', "sh") if before else ()
@@ -195,7 +191,6 @@ def _one_command(line: str, row: Row) -> str:
 
 
 def _lines(script: str) -> list[str]:
-    """The commands of a script, without comments."""
     return [line.strip() for line in re.split(r"[\n;]", _COMMENT.sub("", script)) if line.strip()]
 
 
@@ -205,30 +200,29 @@ def _known(line: str) -> bool:
 
 def _installed(row: Row) -> Iterator[str]:
     for line in _lines(row.maybe("setup_sh")):
-        if found := _INSTALLS.fullmatch(line):
-            yield from (name for name in found["what"].split() if name not in sys.stdlib_module_names)
+        if match := _INSTALLS.fullmatch(line):
+            yield from (name for name in match["what"].split() if name not in sys.stdlib_module_names)
 
 
 def _own(line: str, row: Row) -> bool:
-    """Whether a requirement is the project itself."""
     repository = row.text("repo").lower()
     name = repository.rpartition("/")[2]
     return f"/{repository}" in line.lower().replace(".git@", "@") or _package(line) == name.replace("_", "-")
 
 
 def _package(requirement: str) -> str:
-    found = _NAME.match(requirement)
-    return found[0].lower().replace("_", "-") if found else ""
+    match = _NAME.match(requirement)
+    return match[0].lower().replace("_", "-") if match else ""
 
 
 def _commands(row: Row) -> list[list[str]]:
-    """Test commands, with pytest for tox, which would make another environment."""
+    """Test commands; pytest replaces tox, which would make another environment."""
     split = [shlex.split(line) for line in row.names("run_test") if line.strip()]
     return [["pytest", *argv[1:]] if argv[0] == "tox" else argv for argv in split]
 
 
 def _declared(row: Row, url: str) -> tuple[list[str], tuple[str, ...]]:
-    """The project's declared requirements and requirement files for pytest, ``tox.ini`` included."""
+    """Declared requirements and requirement files for pytest."""
     commit = row.text("base_commit")
     with commit_folder(url, commit) as folder:
         history = History(Path(url), folder)
@@ -254,7 +248,7 @@ def _writes(row: Row, url: str) -> bool:
 
 
 def _restored(row: Row, url: str) -> dict[str, str]:
-    """The bug's test files, and test data that only the repaired commit has."""
+    """The bug's test files, and changed test data of the repaired commit."""
     base, fixed = row.text("base_commit"), row.text("fixed_commit")
     named = [name.strip() for name in row.names("test_files") if name.strip()]
     with commit_folder(url, base) as folder:
@@ -265,5 +259,5 @@ def _restored(row: Row, url: str) -> dict[str, str]:
         if lacking := next((name for name in named if name not in blobs), None):
             raise row.wrong(f"its repaired commit has no {lacking}")
         changed = [name for name, blob in blobs.items() if before.get(name) != blob and is_test(name)]
-        found = history.read({name: blobs[name] for name in (*named, *changed)})
-    return {name: data.decode("utf-8", "surrogateescape") for name, data in found.items()}
+        contents = history.read({name: blobs[name] for name in (*named, *changed)})
+    return {name: data.decode("utf-8", "surrogateescape") for name, data in contents.items()}

@@ -26,10 +26,7 @@ PROGRAM compile && PROGRAM test && echo 'RAN' && cat failing_tests
 class Defects4J(Benchmark):
     """Defects4J 3.0.1: 854 bugs, and without `active` 10 deprecated ones (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout of Defects4J, or a file of rows (``project``, ``bug_id``, ``patch``, ``trigger_tests``). A
-    workspace is a folder of `checkouts`; with `program` or `image`, checks compile the project and require that no test
-    fails. Without issue texts, a prompt has the failing tests and their messages. As upstream, a checkout has the
-    repair's tests, so agents see them.
+    Checks need `program` or `image`. As upstream, workspaces have the repair's tests, so agents see them.
     """
 
     name = "defects4j"
@@ -50,7 +47,7 @@ class Defects4J(Benchmark):
         self.checkouts = checkouts
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         project, bug = row.text("project"), row.values["bug_id"]
         root = Path(self.checkouts).expanduser() if self.checkouts else user_cache() / "defects4j"
         failing = [f"{each['test']}: {each.get('error') or 'fails'}" for each in row.values.get("trigger_tests", ())]
@@ -97,7 +94,7 @@ def _checkout(projects: Path) -> Iterator[Row]:
 
 
 def _values(folder: Path, bug: int, status: str, patch: Path, line: dict[str, str]) -> dict[str, Any]:
-    """Values of a row; upstream's patches go from the repaired to the broken program."""
+    """Values of a row; upstream's patches add the bug."""
     trigger = folder / "trigger_tests" / str(bug)
     text = trigger.read_bytes().decode("utf-8", "surrogateescape") if trigger.is_file() else ""
     tests = [part.split("\n") for part in text.split("--- ")[1:]]

@@ -1,7 +1,6 @@
-"""`functions`: masked Python functions, to be written from their specification (kind ``implement``).
+"""`functions`: masked Python functions, to be written from signature and docstring (kind ``implement``).
 
-The issue is signature and docstring; a comment replaces the function. The answer is compared with the original by any
-reward, and run by the docstring's examples.
+Docstring examples check the answer.
 """
 
 from __future__ import annotations
@@ -58,16 +57,12 @@ _PROGRAM = resources.files(__package__) / "programs/examples.py"
 
 
 class _Tree(NamedTuple):
-    """Files that belong together, contents by path."""
-
     name: str
     files: Mapping[str, bytes]
     licence: str
 
 
 class _Masked(NamedTuple):
-    """A function of a file that is decoded."""
-
     path: str
     source: str
     function: Function
@@ -76,14 +71,9 @@ class _Masked(NamedTuple):
 class Functions(LoadedSource):
     """Functions specified by docstrings, each masked in a copy of its files (options: docs/guides/kinds.md).
 
-    `path` is a Python file, a folder, or a file of rows like The Stack's: ``content``, ``path`` (or
-    ``max_stars_repo_path``), and the group ``package`` (or ``max_stars_repo_name``). Left out, and counted in
-    `left_out`, are nested functions, with `quality` those that make poor tasks (`masking.Function.problem`), and with
-    `examples` those without an example that passes with the function and fails without it. A quarter is split ``test``,
-    by id (``functions/PATH:NAME``).
-
-    Raises `ConfigError` for unusable options, `TaskError` for unusable code or no function, `SandboxFault`,
-    `PrerequisiteError`, and what `environment.build` does.
+    `left_out` counts omitted functions. A quarter is split ``test``, by id (``functions/PATH:NAME``). Raises
+    `ConfigError` for unusable options, `TaskError` for unusable code, `SandboxFault`, `PrerequisiteError`, and as
+    `project_environment.build`.
     """
 
     name = "functions"
@@ -111,14 +101,14 @@ class Functions(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read, mask, run the examples, and write missing workspaces."""
+        """Mask functions, run their examples, and write missing workspaces."""
         try:
-            found = [task for tree in self._trees() for task in self._of(tree)]
+            tasks = [task for tree in self._trees() for task in self._of(tree)]
         except OSError as error:
             raise TaskError(f"{self.path}: {error}", fix="give what you may read; the cache: set CRRL_CACHE") from error
         fix = "quality=false takes poor docstrings, too, examples=false those without examples"
-        log_left_out(str(self.path), "function", found, self.left_out, fix=fix)
-        return found
+        log_left_out(str(self.path), "function", tasks, self.left_out, fix=fix)
+        return tasks
 
     def _trees(self) -> list[_Tree]:
         if self.path.name.endswith(ENDINGS) and not self.path.is_dir():
@@ -132,26 +122,26 @@ class Functions(LoadedSource):
         imports, environment, files = source_folder(tree.files), "", dict(tree.files)
         if chosen and self.examples:
             command = ("python3", "-B", CHECK)
-            there = build(files, command, self.requirements, self.cache / "projects") if self.environment else None
-            if there:
-                imports, environment = there.imports, str(there.specification)
-                files |= there.built
-            told = self._told_apart(files, chosen, imports, environment)
-            self.left_out.update(problem for problem in told if problem)
-            chosen = [each for each, problem in zip(chosen, told, strict=True) if not problem]
-        taken = Counter[str]()
-        return [self._task(tree, files, each, imports, environment, taken) for each in chosen]
+            project = build(files, command, self.requirements, self.cache / "projects") if self.environment else None
+            if project:
+                imports, environment = project.imports, str(project.specification)
+                files |= project.built
+            problems = self._told_apart(files, chosen, imports, environment)
+            self.left_out.update(problem for problem in problems if problem)
+            chosen = [each for each, problem in zip(chosen, problems, strict=True) if not problem]
+        id_counts = Counter[str]()
+        return [self._task(tree, files, each, imports, environment, id_counts) for each in chosen]
 
     def _chosen(self, path: str, data: bytes) -> Iterator[_Masked]:
         if not path.endswith(".py") or is_test(path):
             return
         try:
             source = data.decode("utf-8")
-            found = functions(source)
+            candidates = functions(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             self.left_out["files cannot be parsed"] += 1
             return
-        for function in found:
+        for function in candidates:
             if problem := self._unfit(function, source):
                 self.left_out[problem] += 1
             else:
@@ -169,14 +159,14 @@ class Functions(LoadedSource):
     def _told_apart(
         self, files: Mapping[str, bytes], chosen: Sequence[_Masked], imports: str, environment: str
     ) -> list[str]:
-        asked = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
+        probed = [[_module(path, imports), function.name, function.docstring] for path, _, function in chosen]
         where = (self.sandbox, self.sandbox_options)
-        key = [_PROGRAM.read_text(), digest(files), asked, imports, environment, where]
+        key = [_PROGRAM.read_text(), digest(files), probed, imports, environment, where]
 
         async def find(backend: SandboxBackend) -> list[str]:
             healthy = f"dir:{store(self.cache / 'workspaces', files)}"
             task = Task("functions/whole", "run examples", "python", healthy, b"", environment=environment)
-            return await _probe(backend, task, json.dumps([imports or ".", asked]))
+            return await _probe(backend, task, json.dumps([imports or ".", probed]))
 
         problems: list[str] = cached_json(self.cache / "examples", key, find, *where)
         return problems
@@ -223,11 +213,11 @@ async def _probe(backend: SandboxBackend, task: Task, asked: str) -> list[str]:
         )
     last = done.output.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
     try:
-        found: list[str] = json.loads(last)
+        problems: list[str] = json.loads(last)
     except ValueError:
         how = "took too long" if done.timed_out else f"ended with {done.exit_code}: {last[-300:]}"
         raise TaskError(f"the examples of {task.workspace} {how}", fix="leave them out: examples=false") from None
-    return found
+    return problems
 
 
 def _module(path: str, imports: str) -> str:

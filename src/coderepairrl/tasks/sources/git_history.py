@@ -1,7 +1,7 @@
 """`git_history`: bugs mined from a local repository's repair commits that touch tests.
 
-After SWE-bench (arXiv 2310.06770) and SWE-Gym (arXiv 2412.21139), but without issues: the prompt is the commit's
-message, whose author knew the repair.
+Follows SWE-bench (arXiv 2310.06770) and SWE-Gym (arXiv 2412.21139), with the commit message as the prompt; its author
+knew the repair.
 """
 
 from __future__ import annotations
@@ -52,19 +52,8 @@ _AT_ONCE = 64
 class GitHistory(LoadedSource):
     """A task for each repair commit of a local repository that changes tests and code.
 
-    `path` is a repository, bare or not. Commits are reachable from HEAD, have one parent, a date from `since` to before
-    `before` (``YYYY-MM-DD``) and a message that `match` (a regular expression) finds; the newest `n` usable ones (0:
-    all) are taken. The reference is their change without tests, of at most `max_files` files and `max_lines` changed
-    lines; the workspace is the parent.
-
-    `command` runs the commit's test modules (``{tests}``) within `timeout` seconds. If it starts Python, an environment
-    is specified (unless `environment` is false): version `python` (the sandbox's), the parent's declared test needs,
-    `requirements`, the project's `extras` (``test``), and `edits` before its build (`environments.Specification`).
-    Packages are those of `packages_before`, else of the commit's day, or of the day when packages supported that
-    Python.
-
-    The newest quarter is ``test``, the others ``train``. `repository` is its name in ids and reports (the folder's).
-    `left_out` counts reasons for omitted commits.
+    Options: docs/guides/own-repositories.md. The workspace is the commit's only parent, the reference the change
+    without tests. The newest quarter is ``test``. `left_out` counts reasons for omitted commits.
     """
 
     name = "git_history"
@@ -116,14 +105,14 @@ class GitHistory(LoadedSource):
         self.left_out = Counter[str]()
 
     def load(self) -> list[Task]:
-        """Read the history. Raises `TaskError`, also without usable commits."""
-        with history(self.path) as known:
-            name = self.repository or known.name.name.removesuffix(".git")
-            found = list(self._mined(known, name))
+        """Mine the history. Raises `TaskError`, also without usable commits."""
+        with history(self.path) as repository:
+            name = self.repository or repository.name.name.removesuffix(".git")
+            tasks = list(self._mined(repository, name))
         fix = "other dates, match='' for all messages, larger max_files and max_lines"
-        log_left_out(str(self.path), "commit", found, self.left_out, fix=fix)
-        test = len(found) // 4
-        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(found)]
+        log_left_out(str(self.path), "commit", tasks, self.left_out, fix=fix)
+        test = len(tasks) // 4
+        return [replace(task, split="test" if at < test else "train") for at, task in enumerate(tasks)]
 
     def _mined(self, known: History, name: str) -> Iterator[Task]:
         if not (commits := known.commits()):
@@ -135,7 +124,7 @@ class GitHistory(LoadedSource):
         reverted = tuple(sha for commit in commits for sha in _REVERTS.findall(commit.message))
         recent = [commit for commit in commits if self._of_that_time(commit)]
         patches = set[bytes]()
-        taken = 0
+        count = 0
         for start in range(0, len(recent), _AT_ONCE):
             some = [commit for commit in recent[start : start + _AT_ONCE] if self._matches(commit, reverted)]
             changes = known.changes(some)
@@ -149,8 +138,8 @@ class GitHistory(LoadedSource):
                     continue
                 patches.add(task.reference)
                 yield task
-                taken += 1
-                if taken == self.n:
+                count += 1
+                if count == self.n:
                     return
 
     def _of_that_time(self, commit: Commit) -> bool:
@@ -196,7 +185,6 @@ class GitHistory(LoadedSource):
         )
 
     def _check(self, tests: Sequence[Change], rest: Sequence[Change]) -> None:
-        """Raise `LeftOut` for what these changes say alone."""
         if not tests:
             raise LeftOut("change no tests")
         if not rest:
@@ -234,7 +222,7 @@ class GitHistory(LoadedSource):
 
 
 def cleaned(message: str) -> str:
-    r"""A commit's message without trailers (sign-offs, reviewers), with links to issues.
+    r"""Commit message without trailers (sign-offs, reviewers), with links to issues.
 
     >>> cleaned("Fix add()\n\nIt subtracted. Closes #3\n\nSigned-off-by: A <a@b>\nCo-authored-by: C <c@d>\n")
     'Fix add()\n\nIt subtracted. Closes #3'
@@ -243,7 +231,7 @@ def cleaned(message: str) -> str:
 
 
 def _restored(known: History, commit: Commit, tests: Sequence[Change]) -> dict[str, str]:
-    """The commit's changed tests, and Python code in test folders that they may use."""
+    """Changed tests, and other Python code in test folders."""
     blobs = {change.path: change.blob for change in tests if change.blob}
     for path, blob in known.files(commit.sha).items():
         if is_test(path) and not is_test_module(path) and PurePosixPath(path).suffix == ".py":

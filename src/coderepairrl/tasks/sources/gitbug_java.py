@@ -28,10 +28,8 @@ cd "$0" && for each in *~; do [ ! -e "$each" ] || mv "$each" "$each.xml"; done
 class GitBugJava(Repositories):
     """GitBug-Java: the commit before the repair, without its tests (options: docs/guides/benchmarks.md).
 
-    `path` is a checkout, or a file of rows (``repo``, ``base_commit``, ``patch``). The prompt is the linked issue, else
-    the commit's message. Upstream runs a bug's workflow with ``act`` in Docker, which no sandbox here can; with
-    `command` or `image`, the checks run the same tests: as many as on the repaired commit, without failure. Not run on
-    an upstream environment.
+    `path` is a checkout, or a file of rows. Upstream runs workflows with ``act`` in Docker, which no sandbox here can.
+    Checks need `command` or `image`. Not run on an upstream environment.
     """
 
     name = "gitbug_java"
@@ -43,12 +41,12 @@ class GitBugJava(Repositories):
         self.image_name, self.command = image, command
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
-        made = super().task(row)
+        """Task of a row."""
+        task = super().task(row)
         if self.image_name:
             bug = row.maybe("bid") or row.text("instance_id").removeprefix("gitbug-java__")
-            made = replace(made, workspace=image_workspace(self.image_name.format(id=bug)))
-        return replace(made, checks=self._checks(row)) if self.image_name or self.command else made
+            task = replace(task, workspace=image_workspace(self.image_name.format(id=bug)))
+        return replace(task, checks=self._checks(row)) if self.image_name or self.command else task
 
     def _checks(self, row: Row) -> Checks:
         tool = row.maybe("build_tool") or "maven"
@@ -75,7 +73,7 @@ def _checkout(bugs: Path) -> Iterator[Row]:
 
 
 def _values(bug: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a row: tests repaired (with the new tests in place), and tests that passed before and after."""
+    """Row values, with tests repaired (given the new tests) and tests that always pass."""
     before, after = (_passed(bug["actions_runs"][at]) for at in (1, 2))
     repaired = bug["actions_runs"][2][0]
     passing = [name for name, good in after.items() if good]

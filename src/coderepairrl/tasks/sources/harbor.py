@@ -1,12 +1,9 @@
 """`harbor`: tasks in the format of Harbor (harbor-framework/harbor), one folder each.
 
-Layout and rules follow harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``,
-``verifier/verifier.py``, ``agents/oracle.py``, ``environments/definition.py``. A task has ``task.toml``,
-``instruction.md``, ``environment/`` (a ``Dockerfile``, or ``environment.docker_image``), ``tests/test.sh``, run as
-``/tests/test.sh`` in the working folder, which writes a number to ``/logs/verifier/reward.txt`` or numbers to
-``reward.json``, and optionally ``solution/solve.sh``, run as ``/solution/solve.sh``. Exit codes are ignored.
-
-Not run on a published task with an image.
+Follows harbor 0.25.0 (schema 1.4; Apache-2.0): ``models/task/{config,paths}.py``, ``verifier/verifier.py``,
+``agents/oracle.py``, ``environments/definition.py``. ``/tests/test.sh`` writes a number to
+``/logs/verifier/reward.txt`` or numbers to ``reward.json``; exit codes are ignored. Not run on a published task with an
+image.
 """
 
 from __future__ import annotations
@@ -46,11 +43,9 @@ exit 0
 
 
 class Harbor(Benchmark):
-    """Tasks of `path`: one task's folder, or a folder with tasks at most six levels down (docs/guides/harbor.md).
+    """Tasks of `path`: a task's folder, or one with tasks at most six levels down (docs/guides/harbor.md).
 
-    A workspace is the prebuilt image, or one built from the Dockerfile (`environments.dockerfile`). Checks run
-    ``tests/test.sh``: a reward of 1 or more passes. `row` has settings without a field (limits, resources, tags).
-    Refused settings are an error, or with `usable` leave the task out with a warning.
+    A reward of 1 or more passes. Refused settings raise an error, or with `usable` leave the task out.
     """
 
     name = "harbor"
@@ -60,19 +55,19 @@ class Harbor(Benchmark):
         self.split, self.kind, self.usable = split, kind, usable
 
     def task(self, row: Row) -> Task:
-        """The task of a folder."""
+        """Task of a folder."""
         folder = Path(row.text("folder"))
-        about = _Settings(row)
-        about.check(folder)
-        metadata = about.table("metadata")
+        settings = _Settings(row)
+        settings.check(folder)
+        metadata = settings.table("metadata")
         reference = _bytes(folder / str(metadata["reference"])) if "reference" in metadata else b""
         return Task(
-            id=str(about.table("task").get("name") or folder.name),
+            id=str(settings.table("task").get("name") or folder.name),
             prompt=_instruction(folder / "instruction.md"),
             language=str(metadata.get("language") or language(reference, "text")),
-            workspace=_workspace(folder, about),
+            workspace=_workspace(folder, settings),
             reference=reference,
-            checks=Checks(*_tests(folder, about)),
+            checks=Checks(*_tests(folder, settings)),
             split=self.split or str(metadata.get("split") or "train"),
             licence=str(metadata.get("license") or ""),
             difficulty=_difficulty(metadata.get("difficulty")),
@@ -82,25 +77,25 @@ class Harbor(Benchmark):
         )
 
     def oracle(self, task_id: str) -> Checks | None:
-        """Checks that run the task's solution first; None without one. Raises KeyError."""
+        """Checks that first run the task's solution; None without one. Raises KeyError."""
         row = self.row(task_id)
         folder = Path(str(row["folder"]))
         if not (folder / "solution/solve.sh").is_file():
             return None
-        about = _Settings(Row(self.name, str(folder), row))
+        settings = _Settings(Row(self.name, str(folder), row))
         files, script = _moved(folder / "solution", "/solution")
-        script += f"{_exports(about, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
-        seconds = float(about.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
+        script += f"{_exports(settings, 'solution')}export DEBIAN_FRONTEND=noninteractive\n/solution/solve.sh\nexit 0\n"
+        seconds = float(settings.table("agent").get("timeout_sec") or SOLUTION_SECONDS)
         first = Command(("sh", f"{FOLDER}/solve"), seconds)
-        commands, restore = _tests(folder, about)
+        commands, restore = _tests(folder, settings)
         return Checks((first, *commands), {**files, f"{FOLDER}/solve": script, **restore})
 
     def _read(self) -> list[Row]:
         assert self.path is not None
-        found = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
-        if not found:
+        folders = [self.path] if (self.path / "task.toml").is_file() else _below(self.path)
+        if not folders:
             raise TaskError(f"harbor: {self.path} has no folder with a task.toml", fix="name a folder of Harbor tasks")
-        rows = [_row(folder.absolute()) for folder in found]
+        rows = [_row(folder.absolute()) for folder in folders]
         return [row for row in rows if self._can(row)] if self.usable else rows
 
     def _can(self, row: Row) -> bool:
@@ -113,23 +108,23 @@ class Harbor(Benchmark):
 
 
 class _Settings:
-    """Contents of ``task.toml``. Raises `TaskError` for malformed and unsupported settings."""
+    """``task.toml``. Raises `TaskError` for malformed and unsupported settings."""
 
     def __init__(self, row: Row) -> None:
         self.row = row
 
     def table(self, *names: str) -> Mapping[str, Any]:
         """The named table, or empty."""
-        found: Any = self.row.values
+        table: Any = self.row.values
         for name in names:
-            found = found.get(name) or {}
-            if not isinstance(found, Mapping):
+            table = table.get(name) or {}
+            if not isinstance(table, Mapping):
                 raise self.row.wrong(f"[{'.'.join(names)}] is no table")
-        checked: Mapping[str, Any] = found
+        checked: Mapping[str, Any] = table
         return checked
 
     def check(self, folder: Path) -> None:
-        """Raise `TaskError` for settings without which the task would differ."""
+        """Raise `TaskError` for unsupported settings."""
         environment, verifier = self.table("environment"), self.table("verifier")
         wrong = {
             "several steps": self.row.values.get("steps"),
@@ -142,22 +137,23 @@ class _Settings:
             "a health check": environment.get("healthcheck"),
             "docker-compose.yaml": (folder / "environment/docker-compose.yaml").exists(),
         }
-        if asked := [name for name, there in wrong.items() if there]:
+        if unsupported := [name for name, value in wrong.items() if value]:
             raise TaskError(
-                f"harbor: {folder} needs {', '.join(asked)}, which is not there", fix="leave the task's folder out"
+                f"harbor: {folder} needs {', '.join(unsupported)}, which is not there",
+                fix="leave the task's folder out",
             )
 
 
 def _below(root: Path) -> list[Path]:
-    found = []
+    task_folders = []
     for parent, folders, files in os.walk(root):
-        here = Path(parent)
+        folder = Path(parent)
         if "task.toml" in files:
-            found.append(here)
+            task_folders.append(folder)
             folders.clear()
-        deep = len(here.relative_to(root).parts) >= 6
+        deep = len(folder.relative_to(root).parts) >= 6
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-    return found
+    return task_folders
 
 
 def _row(folder: Path) -> Row:
@@ -169,7 +165,7 @@ def _row(folder: Path) -> Row:
 
 
 def _instruction(path: Path) -> str:
-    """Text without leading canary lines, which mark benchmarks for filters of training data."""
+    """Prompt without leading canary lines, which mark benchmarks for filters of training data."""
     lines = _bytes(path).decode("utf-8", "replace").split("\n")
     while lines and _CANARY.fullmatch(lines[0].strip()):
         del lines[0]
@@ -186,7 +182,7 @@ def _difficulty(given: object) -> float | None:
 
 
 def _workspace(folder: Path, about: _Settings) -> str:
-    """Workspace in Harbor's order: a prebuilt image wins; without a Dockerfile, files go to its workdir."""
+    """Prebuilt image, else the Dockerfile's; without a Dockerfile, files go to the image's workdir."""
     settings, context = about.table("environment"), folder / "environment"
     prebuilt = str(settings.get("docker_image") or "")
     written = (context / dockerfile.NAME).is_file()
@@ -212,8 +208,8 @@ def _workspace(folder: Path, about: _Settings) -> str:
 
 
 def _variables(about: _Settings, section: str) -> dict[str, str]:
-    found = {str(name): str(value) for name, value in about.table(section, "env").items()}
-    for name, value in found.items():
+    variables = {str(name): str(value) for name, value in about.table(section, "env").items()}
+    for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise about.row.wrong(f"[{section}.env] {name!r} is no name of a variable")
         if "${" in value or "\n" in value:
@@ -221,7 +217,7 @@ def _variables(about: _Settings, section: str) -> dict[str, str]:
                 f"harbor: {about.row.where}: [{section}.env] {name} is a variable of the host: {value!r}",
                 fix="write its value into task.toml: no variable of the host is shown to a sandbox",
             )
-    return found
+    return variables
 
 
 def _quoted(value: str) -> str:
@@ -256,9 +252,9 @@ def _moved(source: Path, target: str) -> tuple[dict[str, str], str]:
         if path.is_dir():
             lines.append(f"mkdir -p {at}")
             continue
-        here = f"{FOLDER}{target}/{name}"
-        files[here] = _bytes(path).decode("utf-8", "surrogateescape")
-        lines.append(f"cp {shlex.quote(here)} {at} || exit 1")
+        staged = f"{FOLDER}{target}/{name}"
+        files[staged] = _bytes(path).decode("utf-8", "surrogateescape")
+        lines.append(f"cp {shlex.quote(staged)} {at} || exit 1")
         if path.stat().st_mode & 0o100 or path.suffix == ".sh":
             lines.append(f"chmod +x {at}")
     return files, "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """`humaneval`: the 164 functions of HumanEval (arXiv 2107.03374, ``openai/human-eval``) as repair.
 
-HumanEval has no bugs. ``bug=mutant`` uses the first mutation of the solution (`tasks.mutants.mutations`), in a seeded
-order, that fails the problem's tests; ``bug=stub`` replaces the body by ``pass``, the original completion task.
+``bug=mutant`` uses the first mutation (`tasks.mutants.mutations`), in seeded order, that fails the tests; ``bug=stub``
+replaces the body by ``pass``, the original completion task.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ _LIMITS = (
 class HumanEval(Files):
     """HumanEval with a bug in each solution.
 
-    `path` is ``HumanEval.jsonl.gz``, or ``human_eval``, the installed package that has it; without it rows are the
-    hub's. Mutants are tried once in `sandbox` (``auto``: the strongest that works), with results in `cache`. With
-    ``bug=stub`` the kind is ``implement``.
+    `path` is ``HumanEval.jsonl.gz`` or ``human_eval`` (the installed package); default: the hub.
     """
 
     name = "humaneval"
@@ -65,16 +63,16 @@ class HumanEval(Files):
         self._broken: dict[str, str] = {}
 
     def described(self) -> list[Task]:
-        """Tasks of all rows, after making the bugs. Raises `TaskError` and `PrerequisiteError`."""
+        """Tasks of all rows, with bugs. Raises `TaskError` and `PrerequisiteError`."""
         if self.bug == "mutant" and not self._broken:
             self._broken = self._mutants()
         return super().described()
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         fixed, function = _fixed(row), row.text("entry_point")
         broken = self._broken[fixed] if self.bug == "mutant" else row.text("prompt") + "    pass\n"
-        what = "gives wrong results" if self.bug == "mutant" else "is not written yet"
+        problem = "gives wrong results" if self.bug == "mutant" else "is not written yet"
         tree = ast.parse(fixed)
         defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
         described = next((ast.get_docstring(node) or "" for node in defined if node.name == function), "")
@@ -82,7 +80,7 @@ class HumanEval(Files):
         check = f"from solution import {names}\n{row.text('test')}\n\ncheck({function})\n"
         return Task(
             id=row.text("task_id"),
-            prompt=f"`{function}` in {PROGRAM} {what}. It should do this:\n\n{described}\n",
+            prompt=f"`{function}` in {PROGRAM} {problem}. It should do this:\n\n{described}\n",
             language="python",
             workspace=self.stored({PROGRAM: broken}),
             reference=unified(PROGRAM, broken, fixed),
@@ -93,15 +91,14 @@ class HumanEval(Files):
         )
 
     def _mutants(self) -> dict[str, str]:
-        """The broken program of each whole one."""
         rows = self.rows()
         key = [self.seed, [(_fixed(row), row.text("test")) for row in rows]]
         folder = (self.cache or user_cache()) / "benchmarks" / self.name
         try:
-            found: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
+            broken_programs: dict[str, str] = cached_json(folder, key, partial(self._found, rows), self.sandbox)
         except OSError as error:
             raise TaskError(f"the bugs cannot be written to {folder}: {error}", fix="set CRRL_CACHE") from error
-        return found
+        return broken_programs
 
     async def _found(self, rows: Sequence[Row], backend: SandboxBackend) -> dict[str, str]:
         place = Task("humaneval/trial", "find a bug", "python", self.stored({PROGRAM: ""}), b"")
@@ -116,12 +113,12 @@ class HumanEval(Files):
     async def _mutant(self, row: Row, sandbox: Sandbox) -> str:
         fixed = _fixed(row)
         tests = f"{row.text('test')}\n\ncheck({row.text('entry_point')})\n"
-        made = [mutation.apply(fixed) for mutation in mutations(fixed)]
-        Random(f"{row.text('task_id')}/{self.seed}").shuffle(made)
-        for broken in made:
+        candidates = [mutation.apply(fixed) for mutation in mutations(fixed)]
+        Random(f"{row.text('task_id')}/{self.seed}").shuffle(candidates)
+        for broken in candidates:
             if await _fails(sandbox, f"{broken}\n{tests}"):
                 return broken
-        raise row.wrong(f"its tests notice none of {len(made)} mutations")
+        raise row.wrong(f"its tests notice none of {len(candidates)} mutations")
 
 
 def _fixed(row: Row) -> str:
@@ -129,7 +126,7 @@ def _fixed(row: Row) -> str:
 
 
 async def _fails(sandbox: Sandbox, program: str) -> bool:
-    """Whether the program soon fails by an exception; timeouts make poor bugs."""
+    """Whether the program fails by an exception; timeouts make poor bugs."""
     argv = ("python3", "-S", "-E", "-B", "-")
     done = await sandbox.exec(argv, stdin=(_LIMITS + program).encode(), timeout=_TRIAL_SECONDS)
     return done.exit_code == 1 and not done.timed_out

@@ -1,6 +1,6 @@
 """`humaneval_java`: HumanEval in Java with injected bugs (``lin-tan/clm``, arXiv 2302.05020).
 
-A checkout is of the fork ``ASSERT-KTH/human-eval-java``, which has JUnit tests.
+Checkouts are of the fork ``ASSERT-KTH/human-eval-java``, which has JUnit tests.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ NOT_SINCE_JDK_11 = ("DO_ALGEBRA", "STRING_TO_MD5")
 
 
 class HumanEvalJava(Files):
-    """HumanEval-Java: 161 of 163 classes with a bug and JUnit 4 tests; two do not run on current Java.
+    """HumanEval-Java: 161 of 163 classes with a bug; two do not run on current Java.
 
-    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``, ``test_class``). The prompt is the
-    class's comment, else HumanEval's text. Tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
+    `path` is a checkout, or a file of rows. Tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "humaneval_java"
@@ -34,7 +33,7 @@ class HumanEvalJava(Files):
         self.jars = jars
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         files = row.texts("files")
         tests = {name: content for name, content in files.items() if name != row.text("buggy_file")}
         checks = junit.checks(
@@ -81,13 +80,13 @@ def _checkout(root: Path) -> list[Row]:
 
 
 def _described(path: Path) -> dict[str, str]:
-    found = {}
+    statements = {}
     for row in read("humaneval_java", path):
         tree = ast.parse(row.text("prompt") + row.text("canonical_solution"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         function = row.text("entry_point")
-        found[function.upper()] = ast.get_docstring(functions[function]) or ""
-    return found
+        statements[function.upper()] = ast.get_docstring(functions[function]) or ""
+    return statements
 
 
 def _plain(comment: str) -> str:

@@ -1,7 +1,7 @@
 """`multi_swe_bench`: Multi-SWE-bench (arXiv 2504.02605), issues in Java, TypeScript, JavaScript, Go, Rust, C and C++.
 
-Columns and rules from its public code (``multi-swe-bench/multi-swe-bench`` 1.1.2, ``harness/pull_request.py``,
-``dataset.py``, ``image.py``, ``gen_report.py``). Not run against the hub or on a published image.
+Follows ``multi-swe-bench/multi-swe-bench`` 1.1.2 (``harness/pull_request.py``, ``dataset.py``, ``image.py``,
+``gen_report.py``). Not run against the hub or on a published image.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _HUB = {"bench": "ByteDance-Seed/Multi-SWE-bench", "rl": "ByteDance-Seed/Multi-S
 class MultiSweBench(Repositories):
     """Multi-SWE-bench: `name` is ``bench`` (1,632 issues), or ``rl``, similar issues for training.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training`: see `swe_bench.SweBench`. With
-    ``workspace=image`` agents work in the published image without the repair that upstream leaves in ``/home``
-    (repository: `folder` with ``{repository}``). Checks run ``fix-run.sh`` in the full image, judged by the benchmark's
-    package.
+    ``workspace=image`` hides the repair that upstream leaves in ``/home``. Other options: `swe_bench.SweBench`.
     """
 
     name = "multi_swe_bench"
@@ -57,29 +54,28 @@ class MultiSweBench(Repositories):
         self.evaluation_set = "Multi-SWE-bench" if measured else ""
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
-        made = super().task(_as_swe_bench(row))
-        return replace(made, checks=_checks(row)) if self._is_judged(row) else made
+        """Task of a row."""
+        task = super().task(_as_swe_bench(row))
+        return replace(task, checks=_checks(row)) if self._is_judged(row) else task
 
     def _is_judged(self, row: Row) -> bool:
         return self.workspace == "image" and "test_patch_result" in row
 
     def made_images(self, row: Row) -> Images | None:
-        """The image without what agents must not see, and without the repair."""
+        """Images without what agents must not see, and without the repair."""
         if not self._is_judged(row):
             return None
         base, go = self.image(_as_swe_bench(row)), f"WORKDIR {self.folder.format(repository=row.text('repo'))}"
-        shown = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
-        return Images(shown, derived_image(base, "RUN rm -rf /home/fix.patch", go))
+        visible = derived_image(base, f"RUN rm -rf {_HIDDEN}", go)
+        return Images(visible, derived_image(base, "RUN rm -rf /home/fix.patch", go))
 
     def image(self, row: Row) -> str:
-        """The published image."""
+        """Published image."""
         owner, _, name = row.text("repo").lower().partition("/")
         return f"mswebench/{owner}_m_{name}:pr-{row.values['number']}"
 
 
 def _as_swe_bench(row: Row) -> Row:
-    """The row with the columns of SWE-bench."""
     issues = [dict(each) for each in row.values.get("resolved_issues") or ()]
     statement = "\n\n".join(f"{each.get('title', '')}\n{each.get('body') or ''}".strip() for each in issues)
     columns = {
@@ -93,14 +89,14 @@ def _as_swe_bench(row: Row) -> Row:
 
 
 def _checks(row: Row) -> Checks:
-    """Rules of ``gen_report.py``: all recorded repairs recur, and no test that passed before fails."""
+    """Rules of ``gen_report.py``: all repairs recur, and no passing test fails."""
     run, test = (_statuses(row.mapping(column)) for column in ("run_result", "test_patch_result"))
     columns = [f"{kind}_tests" for kind in ("p2p", "f2p", "s2p", "n2p")]
     passed, failed, skipped, new = (tuple(row.mapping(each)) if each in row else () for each in columns)
     repaired = failed + skipped + new
     if not repaired:
         raise row.wrong("no test that the repair makes pass (f2p_tests, s2p_tests, n2p_tests)")
-    about = {
+    settings = {
         "org": row.text("org"),
         "repo": row.text("repo"),
         "tag": row.maybe("tag"),
@@ -110,7 +106,7 @@ def _checks(row: Row) -> Checks:
         "skip": skipped,
         "ran": sorted(name for name, status in run.items() if status == "PASS" and test.get(name, "SKIP") == "SKIP"),
     }
-    command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(about)}")
+    command = Command(("bash", "-c", _RUN), TIMEOUT, f"multi_swe_bench:{json.dumps(settings)}")
     return Checks((command,), {}, repaired, passed)
 
 

@@ -1,12 +1,7 @@
 """`primevul`: pairs of vulnerable and repaired C and C++ functions (PrimeVul, arXiv 2403.18624).
 
-Rows are one version each, in three layouts: the original release (``func``, ``target``, ``project``, ``commit_id``,
-``hash``, ``idx``, ``cwe``), v0.1 (with ``func_hash``, ``commit_url``, ``file_name``, ``cve_desc``), and the hub copy of
-the original training code (``func``, ``is_vulnerable``, ``cwe``, ``cwe_description``, ``hash``). In the copy both
-versions share `hash`; in the releases they share the commit. Order is ignored: the original's loader shuffled the
-rows, then paired neighbours.
-
-Labels of the hub copy are reported as swapped; `vulnerabilities.check_direction` tests it.
+Reads the original release, v0.1, and the hub copy of the original training code, whose labels are reported as swapped
+(`vulnerabilities.check_direction`). Versions of a function share `hash` in the copy, the commit in the releases.
 """
 
 from __future__ import annotations
@@ -50,8 +45,8 @@ _NAMED = re.compile(r"([\w~:]+)\s*\(")
 class PrimeVul(Vulnerabilities):
     """PrimeVul's paired functions.
 
-    `path` is a folder with the ``*_paired`` files, or one of them; without it rows are from `hub`. ``classes`` default
-    to the thesis's for ``ask="weakness"``, else all. `inverted` swaps the labels; if unset, swapped labels are refused.
+    `path` is a folder with the ``*_paired`` files, or one of them; default: `hub`. ``classes`` default to the thesis's
+    for ``ask="weakness"``. `inverted` swaps the labels; None refuses swapped ones.
     """
 
     name = "primevul"
@@ -78,15 +73,15 @@ class PrimeVul(Vulnerabilities):
 
     def pairs(self) -> list[tuple[Row, Pair]]:
         """Pairs of all splits with the vulnerable version's row. Raises as `rows`."""
-        found = [
+        pairs = [
             (vulnerable, pair)
             for split, rows in self._published()
             for vulnerable, fixed in self._matched(rows)
             if (pair := _pair(vulnerable, fixed, split)) is not None
         ]
         if self.inverted is None:
-            check_direction(self.name, (pair for _, pair in found))
-        return found
+            check_direction(self.name, (pair for _, pair in pairs))
+        return pairs
 
     def _published(self) -> Iterator[tuple[str, list[Row]]]:
         if self.path is None:
@@ -118,7 +113,7 @@ class PrimeVul(Vulnerabilities):
             yield from self._pairs_of(group)
 
     def _pairs_of(self, group: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-        """Match the most similar first, since a repair leaves most of a function unchanged."""
+        """Match the most similar first: a repair leaves most of a function unchanged."""
         vulnerable = [row for row in group if self._vulnerable(row)]
         fixed = [row for row in group if not self._vulnerable(row)]
         if len(vulnerable) != len(fixed):
@@ -133,10 +128,10 @@ class PrimeVul(Vulnerabilities):
             for at, one in enumerate(vulnerable)
             for to, other in enumerate(fixed)
         )
-        taken: set[tuple[str, int]] = set()
+        used: set[tuple[str, int]] = set()
         for _, _, _, at, to in near:
-            if not {("v", at), ("f", to)} & taken:
-                taken |= {("v", at), ("f", to)}
+            if not {("v", at), ("f", to)} & used:
+                used |= {("v", at), ("f", to)}
                 yield vulnerable[at], fixed[to]
 
     def _vulnerable(self, row: Row) -> bool:
@@ -168,8 +163,8 @@ def _pair(vulnerable: Row, fixed: Row, split: str) -> Pair | None:
     if not weaknesses or None in weaknesses:
         return None
     code = vulnerable.text("func")
-    found = _NAMED.search(code)
-    function = found[1] if found else ""
+    match = _NAMED.search(code)
+    function = match[1] if match else ""
     described = vulnerable.values.get("cwe_description") or ""
     digest = hashlib.sha256(f"{code}\0{fixed.text('func')}".encode()).hexdigest()[:12]
     return Pair(

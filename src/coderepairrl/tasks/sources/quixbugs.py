@@ -1,6 +1,6 @@
 """`quixbugs`: 40 classic algorithms with one-line bugs, in Python and Java (``jkoppel/QuixBugs``).
 
-Tests may loop, so each has upstream's time limit: 5 s in Python, 3 s in Java.
+Tests may loop; upstream's limits are 5 s in Python, 3 s in Java.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _LICENCE = "MIT"
 class QuixBugs(Files):
     """QuixBugs in `language`: a workspace is a program, its tests and their classes.
 
-    `path` is a checkout, or a file of rows (``files``, ``buggy_file``, ``patch``). Python tests need pytest: from an
-    environment built once (`tasks.prepare`) or, without `environment`, the sandbox's python3. Java tests need a JDK,
-    and JUnit 4 and Hamcrest at `jars`.
+    `path` is a checkout, or a file of rows. Java tests need a JDK, and JUnit 4 and Hamcrest at `jars`.
     """
 
     name = "quixbugs"
@@ -48,7 +46,7 @@ class QuixBugs(Files):
         self.language, self.environment, self.jars = language, environment, jars
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         files = row.texts("files")
         buggy = row.text("buggy_file")
         tests = {name: content for name, content in files.items() if name != buggy}
@@ -72,16 +70,13 @@ class QuixBugs(Files):
 
     def _read(self) -> list[Row]:
         if self.path is not None and (self.path / "python_programs").is_dir():
-            made = _python(self.path) if self.language == "python" else _java(self.path)
-            return [Row(self.name, str(values["buggy_file"]), values) for values in made]
+            checkout_rows = _python(self.path) if self.language == "python" else _java(self.path)
+            return [Row(self.name, str(values["buggy_file"]), values) for values in checkout_rows]
         return [row for row in super()._read() if row.values.get("language", self.language) == self.language]
 
 
 def _python(root: Path) -> list[dict[str, object]]:
-    """Rows of a checkout, whose references are the corrected code with the original's docstring.
-
-    Upstream's corrected files drop the docstring and append other solutions.
-    """
+    """Rows of a checkout; references keep the docstring, which upstream's corrected files drop."""
     shared = {"conftest.py": text_of(root / "conftest.py")}
     rows = []
     for test in sorted((root / "python_testcases").glob("test_*.py")):
@@ -102,7 +97,7 @@ def _python(root: Path) -> list[dict[str, object]]:
 
 
 def _java(root: Path) -> list[dict[str, object]]:
-    """Rows of a checkout; the issue is the Python program's docstring, since Java's have none."""
+    """Rows of a checkout; Java has no docstrings, so issues are the Python ones."""
     rows = []
     for test in sorted((root / _JAVA_TESTS).glob("*_TEST.java")):
         program = test.name.removesuffix("_TEST.java")

@@ -1,7 +1,7 @@
 """`r2e_gym`: R2E-Gym (arXiv 2504.07164), commits of 13 Python repositories with synthetic issue texts.
 
-Columns and rules from its public code (``R2E-Gym/R2E-Gym``, ``agenthub/runtime/docker.py`` and
-``commit_models/diff_classes.py``). Not run against the hub or on a published image.
+Follows ``R2E-Gym/R2E-Gym`` (``agenthub/runtime/docker.py``, ``commit_models/diff_classes.py``). Not run against the hub
+or on a published image.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ mv run_tests.sh /root/run_tests.sh && PATH={_PATH} bash /root/run_tests.sh
 class R2EGym(Benchmark):
     """R2E-Gym: `name` is ``full``, ``subset`` or ``lite``.
 
-    A workspace is the row's image without hidden tests. Checks run in the full image, and every test must end as on the
-    repaired commit (``expected_output_json``). As upstream, the reference is the commit without tests and files other
-    than Python. `path`, `split` and `revision`: see `swe_gym`.
+    A workspace is the row's image without hidden tests. In the full image every test must end as on the repaired
+    commit. As upstream, the reference omits tests and non-Python files.
     """
 
     name = "r2e_gym"
@@ -64,7 +63,7 @@ class R2EGym(Benchmark):
         super().__init__(path, hub=_HUB[name], split=split, revision=revision)
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         commit = row.mapping("parsed_commit_content")
         diffs = [_patch(row, each) for each in commit.get("file_diffs", ()) if _counts(row, each)]
         reference = patch_bytes("".join(diffs))
@@ -85,13 +84,13 @@ class R2EGym(Benchmark):
         )
 
     def made_images(self, row: Row) -> Images:
-        """The row's image as upstream shows it to agents, and unchanged."""
+        """Image as upstream shows it to agents, and unchanged."""
         image = row.text("docker_image")
         return Images(derived_image(image, *_STEPS), image_workspace(image) if "expected_output_json" in row else "")
 
 
 def _checks(row: Row) -> Checks:
-    """None where the row has no expected results."""
+    """Checks, empty without expected results."""
     if "expected_output_json" not in row:
         return Checks()
     expected = row.mapping("expected_output_json")

@@ -1,7 +1,6 @@
 """`repair`: one-file repairs in one turn, with the code in the prompt (kind ``repair``).
 
-They come from contents before and after, or from another source's tasks, if search/replace blocks (`agents.blocks`)
-can make them.
+Search/replace blocks (`agents.blocks`) must be able to express them.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ KIND = "repair"
 class Repair(LoadedSource):
     """One-file repairs whose prompts have the code (options: docs/guides/kinds.md).
 
-    Rows of `path` have ``before``, and ``after`` or ``patch``; else `source` gives issues, workspaces and checks. Ids
-    of rows are ``repair/ID``. Left out, and counted in `left_out`, are changes of several files or of none, files that
-    are missing (prepare the source first) or not text, and changes beyond search/replace blocks. Raises `ConfigError`
-    for unusable options, `TaskError` without tasks, and what the source raises.
+    `left_out` counts changes of several files or none, unavailable or non-text files, and changes beyond search/replace
+    blocks. Raises `ConfigError` for unusable options, `TaskError` without tasks, and as the source.
     """
 
     name = "repair"
@@ -65,13 +62,13 @@ class Repair(LoadedSource):
             self.evaluation_set = self._source.evaluation_set
 
     def load(self) -> list[Task]:
-        """Read the rows, or prepare the source, and write prompts."""
+        """Read rows, or prepare the source, and write prompts."""
         if self._source is not None:
             self._source.prepare()
-        what = self._source.name if self._source else str(self.path)
-        found = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
-        log_left_out(f"repair, of {what}", "task", found, self.left_out, fix="prepare it, or name another source")
-        return found
+        origin = self._source.name if self._source else str(self.path)
+        tasks = [task for each in self._source or read(self.name, self.path) if (task := self._taken(each)) is not None]
+        log_left_out(f"repair, of {origin}", "task", tasks, self.left_out, fix="prepare it, or name another source")
+        return tasks
 
     def _taken(self, given: Task | Row) -> Task | None:
         try:
@@ -85,10 +82,10 @@ class Repair(LoadedSource):
         if len(changed) != 1:
             raise LeftOut("change several files" if changed else "have no reference")
         [path] = changed
-        there = files_at_hand(task.workspace, changed)
-        if path not in there:
+        contents = files_at_hand(task.workspace, changed)
+        if path not in contents:
             raise LeftOut("have a workspace that is not at hand")
-        before = there[path]
+        before = contents[path]
         after = patched(before or b"", task.reference)
         if before is None or after is None:
             raise LeftOut("create, remove or rename their file")
@@ -121,7 +118,6 @@ class Repair(LoadedSource):
         )
 
     def _prompt(self, issue: str, path: str, before: bytes, after: bytes) -> str:
-        """The issue and the code. Raises `LeftOut`."""
         if before == after:
             raise LeftOut("change nothing")
         try:
@@ -133,8 +129,8 @@ class Repair(LoadedSource):
         except Inexpressible:
             raise LeftOut("cannot be written as search/replace blocks") from None
         text = text.replace("\r\n", "\n")
-        shown = [text] if self.context_lines is None else [block.old for block in blocks]
-        code = "\n...\n".join(map(_fenced, filter(None, shown)))
+        excerpts = [text] if self.context_lines is None else [block.old for block in blocks]
+        code = "\n...\n".join(map(_fenced, filter(None, excerpts)))
         return f"{issue.rstrip()}\n\n{path}\n{code}\n" if code else issue
 
 

@@ -1,8 +1,6 @@
 """`sven`: 803 function pairs of security fixes (SVEN, arXiv 2302.05319, ``eth-sri/sven``).
 
-Rows are pairs: ``pair_id``, ``split``, ``cwe``, ``language``, ``func_name``, ``file_name``, ``commit_url``,
-``func_vulnerable``, ``func_fixed``. Nine weaknesses in Python, C and C++; three (CWE-125, 416, 476) are among
-PrimeVul's most frequent nine.
+Nine weaknesses in Python, C and C++; three (CWE-125, 416, 476) are among PrimeVul's most frequent nine.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ _COMMIT = re.compile(r"https?://[^/]+/(?P<repository>[^/]+/[^/]+)/commit/(?P<com
 class Sven(Vulnerabilities):
     """SVEN's pairs, from a file of rows.
 
-    The published validation part and everything related (`vulnerabilities.apart`) is split ``test``, since the
-    published parts share commits.
+    Published parts share commits, so split ``test`` is the validation part and everything related
+    (`vulnerabilities.apart`).
     """
 
     name = "sven"

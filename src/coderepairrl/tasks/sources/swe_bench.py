@@ -1,6 +1,6 @@
 """`swe_bench`: issues of public repositories with their pull requests (arXiv 2310.06770).
 
-Columns of the repository's tables (``SWE-bench/SWE-bench``, ``data/`` of 2026) and of the hub.
+Reads tables of the hub and of ``SWE-bench/SWE-bench`` (``data/`` of 2026).
 """
 
 from __future__ import annotations
@@ -55,12 +55,8 @@ NATIVE = frozenset((resources.files(__package__) / "swe_bench_native.txt").read_
 class SweBench(Repositories):
     """SWE-bench: `name` is ``verified`` (500), ``lite`` (300), ``multilingual`` (300) or ``full`` (2,294).
 
-    `path` is a file or folder of rows; without it they are the hub's, of `split` (``test``, ``dev``, ``train``) and
-    `revision`. `workspace` and `clone`: see `benchmark.Repositories`; with ``native`` a task is a commit in an
-    environment built on this machine, for instances in `NATIVE`, or with `all_native` all with a specification.
-    `images` names images elsewhere, with ``{instance}`` for the id and ``{key}`` for the harness's form of it.
-    Verified's difficulty is 1 (less than 15 minutes) to 4 (more than 4 hours). `for_training` makes the split
-    ``train``; without it, a run refuses to train on Verified, Lite and the full test split.
+    Options: docs/guides/benchmarks.md. `images` names other images, with ``{instance}`` for the id and ``{key}`` for
+    the harness's form. Without `for_training`, runs refuse to train on Verified, Lite and the full test split.
     """
 
     name = "swe_bench"
@@ -87,20 +83,20 @@ class SweBench(Repositories):
         self.evaluation_set = "" if for_training or split != "test" else chosen.evaluation
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
-        made = super().task(row)
-        if self.variant == "multilingual" and made.repository in _OF_SWE_BENCH:
-            raise row.wrong(f"{made.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
+        """Task of a row."""
+        task = super().task(row)
+        if self.variant == "multilingual" and task.repository in _OF_SWE_BENCH:
+            raise row.wrong(f"{task.repository} is not in SWE-bench Multilingual: name=verified, lite or full")
         effort = row.maybe("difficulty")
         if effort and effort not in _EFFORT:
             raise row.wrong(f"column 'difficulty' is none of {', '.join(_EFFORT)}: {effort!r}")
-        made = replace(made, difficulty=_EFFORT.get(effort))
+        task = replace(task, difficulty=_EFFORT.get(effort))
         if self.workspace == "image":
-            return replace(made, checks=swe_bench_native.checks(row, image=True))
+            return replace(task, checks=swe_bench_native.checks(row, image=True))
         if not self.native:
-            return made
+            return task
         environment = swe_bench_native.environment(row, self.clone.format(repository=row.text("repo")))
-        return replace(made, environment=environment, checks=swe_bench_native.checks(row, image=False))
+        return replace(task, environment=environment, checks=swe_bench_native.checks(row, image=False))
 
     def _read(self) -> list[Row]:
         rows = super()._read()

@@ -1,7 +1,7 @@
-"""SWE-bench and similar instances without images, in environments built on this machine.
+"""SWE-bench and similar instances in environments built on this machine.
 
-Environments follow the specifications of swebench 4.1.0, the last version that has them; the harness pinned by
-`grading.packages` judges test logs. Both are MIT-licensed and installed on demand.
+Specifications are of swebench 4.1.0, the last version with them; the harness of `grading.packages` judges logs. Both
+are MIT-licensed and installed on demand.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _published() -> dict[str, Any]:
 
 
 def constants(python: Path, file: Path) -> dict[str, Any]:
-    """Output of `swebench_specifications.py` for a harness's `file`, run by `python`."""
+    """Specifications in the harness's `file`, read by `python` (`swebench_specifications.py`)."""
     command = [str(python), "-I", "-c", _SPECIFICATIONS, str(file)]
     done = subprocess.run(command, capture_output=True, check=True, timeout=120)
     published: dict[str, Any] = json.loads(done.stdout)
@@ -91,16 +91,15 @@ def constants(python: Path, file: Path) -> dict[str, Any]:
 
 
 def specified(row: Row) -> bool:
-    """Whether the instance has a specification that `environment` can build."""
+    """Whether `environment` can build the instance's specification."""
     spec = _published()["specifications"].get(row.text("repo"), {}).get(row.text("version"))
     return spec is not None and "no-build-isolation" not in spec["install"]
 
 
 def environment(row: Row, url: str) -> str:
-    """`Task.environment` of the instance `row`, whose repository is at `url`.
+    """`Task.environment` of an instance whose repository is at `url`.
 
-    Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError` if the specifications
-    cannot be installed.
+    Raises `TaskError` without a specification of Python packages alone, and `PrerequisiteError`.
     """
     published = _published()
     instance, version = row.text("instance_id"), row.text("version")
@@ -109,8 +108,8 @@ def environment(row: Row, url: str) -> str:
     spec = published["specifications"][row.text("repo")][version]
     listed = spec.get("packages", "")
     conda, setup = published["environments"].get(row.text("repo"), ()), row.maybe("environment_setup_commit")
-    found = _EXTRAS.search(spec["install"])
-    asked = Specification(
+    extras = _EXTRAS.search(spec["install"])
+    specification = Specification(
         workspace=f"git:{url}@{row.text('base_commit')}",  # what the project needs changes within a version
         python=spec["python"],
         conda=CondaFile(paths=conda, workspace=f"git:{url}@{setup}" if setup else "")
@@ -118,12 +117,12 @@ def environment(row: Row, url: str) -> str:
         else None,
         requirements=(*_words(listed), *spec.get("pip_packages", ()), *_HTTPBIN.get(row.text("repo"), ())),
         files=tuple(published["requirements"].get(row.text("repo"), ())) if listed == "requirements.txt" else (),
-        extras=(found and found[1]) or "",
+        extras=(extras and extras[1]) or "",
         before=BEFORE,
         edits=tuple(step for step in spec.get("pre_install", ()) if not _SYSTEM.search(step)),
         version=f"{version}.0.dev0",
     )
-    return str(asked)
+    return str(specification)
 
 
 def _words(packages: str) -> list[str]:
@@ -131,10 +130,7 @@ def _words(packages: str) -> list[str]:
 
 
 def checks(row: Row, *, image: bool) -> Checks:
-    """The instance's script, judged by the harness: unchanged in its `image`, else by `script`.
-
-    Empty for rows without a script (older SWE-bench tables).
-    """
+    """The instance's script (see `script`; unchanged in its `image`), judged by the harness; empty without one."""
     if "eval_script" not in row:
         return Checks()
     query = urlencode({name: row.text(name) for name in ("eval_type", "instance_id", "version")})
@@ -144,13 +140,13 @@ def checks(row: Row, *, image: bool) -> Checks:
 
 
 def script(row: Row) -> str:
-    """Adapt the row's ``eval_script`` to a workspace whose only commit is the instance's.
+    """Adapt ``eval_script`` to a workspace with one commit.
 
     It applies the test patch, runs its tests, and writes the harness's marks.
     """
     text = row.text("eval_script").replace(row.text("base_commit"), "HEAD")
-    kept = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
+    lines = [line for line in text.splitlines() if not _LEFT_OUT.match(line)]
     if row.text("repo") in _HTTPBIN:
-        kept[1:1] = [_SERVE]
-        kept.insert(kept.index(": '>>>>> Start Test Output'"), _ADDRESSES)
-    return _TOX.sub(_PYTEST, "\n".join(kept))
+        lines[1:1] = [_SERVE]
+        lines.insert(lines.index(": '>>>>> Start Test Output'"), _ADDRESSES)
+    return _TOX.sub(_PYTEST, "\n".join(lines))

@@ -1,7 +1,7 @@
 """`swe_bench_pro`: SWE-bench Pro (arXiv 2509.16941), longer issues of 11 public repositories.
 
-Columns and rules from its public code (``scaleapi/SWE-bench_Pro-os``, ``swe_bench_pro_eval.py`` and ``helper_code``).
-Not run against the hub or on a published image.
+Follows ``scaleapi/SWE-bench_Pro-os`` (``swe_bench_pro_eval.py``, ``helper_code``). Not run against the hub or on a
+published image.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ python "$d/parser.py" "$d/stdout.log" "$d/stderr.log" "$0"
 
 
 class SweBenchPro(Repositories):
-    """SWE-bench Pro, the public set. As upstream, a prompt is the issue, requirements and new interfaces.
+    """SWE-bench Pro, the public set; prompts have issue, requirements and new interfaces, as upstream.
 
-    `path`, `split`, `revision`, `workspace`, `clone` and `for_training`: see `swe_bench.SweBench`. Checks need
-    ``workspace=image`` and `scripts`, a checkout of upstream's repository with a script and parser per instance. Test
-    files are made by the row's ``test_patch``, since images lack upstream's repair commit.
+    Checks need ``workspace=image`` and `scripts`, a checkout of upstream's repository. Images lack the repair commit,
+    so ``test_patch`` makes the test files. Other options: `swe_bench.SweBench`.
     """
 
     name = "swe_bench_pro"
@@ -50,7 +49,7 @@ class SweBenchPro(Repositories):
         self.evaluation_set = "" if for_training else "SWE-bench Pro"
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         parts = [row.text("problem_statement")]
         for title, column in (("Requirements", "requirements"), ("New interfaces introduced", "interface")):
             if text := row.maybe(column).strip():
@@ -61,18 +60,18 @@ class SweBenchPro(Repositories):
     def _checks(self, row: Row, scripts: Path) -> Checks:
         folder = scripts / row.text("instance_id")
         try:
-            own = {
+            programs = {
                 name: (folder / name).read_text("utf-8", "surrogateescape") for name in ("run_script.sh", "parser.py")
             }
         except OSError as error:
             raise TaskError(
                 f"{self.name}: {error.filename}: {error.strerror}", fix="scripts=CHECKOUT of SWE-bench_Pro-os"
             ) from error
-        script, restore = after_tests(_RUN, row.text("test_patch"), **own)
+        script, restore = after_tests(_RUN, row.text("test_patch"), **programs)
         chosen = ",".join(row.names("selected_test_files_to_run"))
         command = Command(("bash", "-c", script, "{results}", chosen), TIMEOUT, "swe_bench_pro:")
         return Checks((command,), restore, *row.tests("fail_to_pass", "pass_to_pass"))
 
     def image(self, row: Row) -> str:
-        """The published image."""
+        """Published image."""
         return f"jefzda/sweap-images:{row.text('dockerhub_tag')}"

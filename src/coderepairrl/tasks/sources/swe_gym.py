@@ -1,9 +1,7 @@
 """`swe_gym`: SWE-Gym (arXiv 2412.21139), issues of 11 Python repositories for training.
 
-Columns from its evaluation code (``SWE-Gym/SWE-Bench-Fork``), in SWE-bench's form. Not run against the hub.
-
-Native environments follow ``swebench/harness/constants.py`` of the fork (MIT licence, commit 242429c); it is in no
-package index, so the user names a copy. Scripts and test commands follow ``swebench/harness/test_spec.py`` there.
+Follows ``SWE-Gym/SWE-Bench-Fork`` (MIT licence, commit 242429c): ``swebench/harness/constants.py``, which is in no
+package index, and ``test_spec.py``. Not run against the hub.
 """
 
 from __future__ import annotations
@@ -40,9 +38,8 @@ _END = "EOF_114329324912"
 class SweGym(Repositories):
     """SWE-Gym: `name` is ``full`` (2,438 issues) or ``lite`` (230).
 
-    `path`, `split` and `revision`: see `swe_bench.SweBench`; `workspace` and `clone`: see `benchmark.Repositories`.
-    With ``native`` a task is a commit in an environment built on this machine from the file `specifications`, for
-    instances that need only packages.
+    `workspace` ``native`` adds environments built on this machine from the file `specifications`, for instances that
+    need only packages. Other options: `swe_bench.SweBench`.
     """
 
     name = "swe_gym"
@@ -66,12 +63,12 @@ class SweGym(Repositories):
         self.specifications = Path(specifications).expanduser().resolve()
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
-        made = super().task(row)
+        """Task of a row."""
+        task = super().task(row)
         if not self.native:
-            return made
+            return task
         spec, conda = self._specified(row)
-        asked = Specification(
+        specification = Specification(
             workspace=f"git:{self.clone.format(repository=row.text('repo'))}@{row.text('base_commit')}",
             python=spec.get("python", ""),
             conda=CondaFile(paths=conda, edits=spec.get("env_patches", ())) if conda else None,
@@ -82,7 +79,7 @@ class SweGym(Repositories):
         )
         query = urlencode({"instance_id": row.text("instance_id"), "version": row.text("version")})
         command = Command(("bash", "-c", _script(row, spec)), TIMEOUT, f"swebench:{_PARSER}?{query}")
-        return replace(made, environment=str(asked), checks=Checks((command,), {}, *row.tests()))
+        return replace(task, environment=str(specification), checks=Checks((command,), {}, *row.tests()))
 
     def _read(self) -> list[Row]:
         rows = super()._read()
@@ -95,14 +92,14 @@ class SweGym(Repositories):
         return spec, tuple(published["environments"].get(repository, ())) if named else ()
 
     def _can_build(self, row: Row) -> bool:
-        """Whether packages suffice for an environment, and the fork's pytest parser reads the log."""
+        """Whether packages suffice, and the fork's pytest parser reads the log."""
         spec, conda = self._specified(row)
         if not spec or row.text("repo").lower() in _OTHER_PARSER:
             return False
         return (spec.get("packages") != "environment.yml" or bool(conda)) and not _UNABLE.search(_commands(spec))
 
     def image(self, row: Row) -> str:
-        """The fork's published image of the issue."""
+        """The fork's published image."""
         if "image" in row:
             return row.text("image")
         return f"xingyaoww/sweb.eval.x86_64.{row.text('instance_id').lower().replace('__', '_s_')}"
@@ -110,10 +107,7 @@ class SweGym(Repositories):
 
 @cache
 def _published(file: Path) -> dict[str, Any]:
-    """``specifications`` in `file` by repository and version, and paths of conda ``environments``.
-
-    Raises `ConfigError` if it cannot be read.
-    """
+    """Specifications in `file`, and paths of conda ``environments``. Raises `ConfigError`."""
     try:
         return constants(Path(sys.executable), file)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:

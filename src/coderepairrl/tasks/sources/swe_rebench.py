@@ -1,7 +1,7 @@
 """`swe_rebench`: machine-mined issues for training (arXiv 2505.20411; V2, 20 languages: arXiv 2602.23866).
 
-Columns and rules from public code (``SWE-rebench/SWE-rebench-V2-OpenRewardEnv``, ``server.py``) and the data set's
-description. Not run against the hub or on a published image.
+Follows ``SWE-rebench/SWE-rebench-V2-OpenRewardEnv`` (``server.py``) and the data set's description. Not run against the
+hub or on a published image.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ _SPLIT = {"v1": "filtered", "v2": "train", "leaderboard": "test"}
 class SweRebench(Repositories):
     """SWE-rebench: `name` is ``v1`` (21,302 issues), ``v2`` (32,079), or ``leaderboard`` (evaluation only).
 
-    Of ``v1``, split ``filtered`` has images. `row` has known defects (``meta`` and others); ``select.after`` excludes
-    issues that a model may have seen. With ``workspace=image`` checks run ``test_cmd`` on the tests of ``test_patch``
-    with the parser that the row names, from the package ``swebench``; V2 tasks with other parsers are a fault, never a
-    zero. `path`, `split` and `revision`: see `swe_gym`; `workspace` and `clone`: see `benchmark.Repositories`.
+    Only split ``filtered`` of ``v1`` has images. `row` has known defects (``meta`` and others). Logs are read by the
+    row's parser from the package ``swebench``; other parsers are a fault, never a zero. Other options: `swe_gym`.
     """
 
     name = "swe_rebench"
@@ -49,15 +47,15 @@ class SweRebench(Repositories):
         self.evaluation_set = "SWE-rebench's leaderboard" if measured and not for_training else ""
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
-        made = super().task(row)
+        """Task of a row."""
+        task = super().task(row)
         if self.workspace != "image" or "install_config" not in row:
-            return made
+            return task
         settings = Row(row.benchmark, row.where, row.mapping("install_config"))
-        given = settings.values.get("test_cmd")
-        tests = "\n".join(map(str, given)) if isinstance(given, list) else settings.text("test_cmd")
+        test_command = settings.values.get("test_cmd")
+        tests = "\n".join(map(str, test_command)) if isinstance(test_command, list) else settings.text("test_cmd")
         if self.named != "v2":  # whose commands name files themselves
             tests += "".join(f" {path}" for path in paths(patch_bytes(row.text("test_patch"))) if is_test_module(path))
         script, restore = after_tests(tests, row.text("test_patch"))
         command = Command(("bash", "-lc", script), TIMEOUT, f"swebench:{settings.text('log_parser')}")
-        return replace(made, checks=Checks((command,), restore, *row.tests()))
+        return replace(task, checks=Checks((command,), restore, *row.tests()))

@@ -1,7 +1,7 @@
 """`swe_smith`: bugs injected into public repositories (SWE-smith, arXiv 2504.21798), for training.
 
-Columns and rules from its public code (``SWE-bench/SWE-smith`` 0.0.9, ``swesmith/harness/gather.py`` and ``utils.py``).
-Not run against the hub or on a published image.
+Follows ``SWE-bench/SWE-smith`` 0.0.9 (``swesmith/harness/gather.py``, ``utils.py``). Not run against the hub or on a
+published image.
 """
 
 from __future__ import annotations
@@ -31,11 +31,8 @@ _BUG = "bug.patch"
 class SweSmith(Repositories):
     """SWE-smith. A row's patch makes the bug, so the reference is its inverse.
 
-    With `workspace` ``git`` a task is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), with the bug
-    and without tests that it breaks. With ``image`` it is ``image_name`` with the bug, without files of broken tests
-    and without history; checks run all tests in the full image, by the command and parser of upstream's package. Each
-    task's image shares all but a few files with the published one. Without an issue text, the prompt has the failing
-    tests. `path`, `revision` and `clone`: see `swe_gym`.
+    `workspace` ``git`` is the row's commit of the mirror (``swesmith/OWNER__NAME.COMMIT``), without tests that the bug
+    breaks; ``image`` is ``image_name`` with the bug, without these tests and history. Other options: `swe_gym`.
     """
 
     name = "swe_smith"
@@ -54,15 +51,15 @@ class SweSmith(Repositories):
         self._profiles: dict[str, dict[str, Any]] = {}
 
     def task(self, row: Row) -> Task:
-        """The task of a row."""
+        """Task of a row."""
         failing = "\n".join(row.names("FAIL_TO_PASS"))
         prompt = row.maybe("problem_statement").strip() or f"A bug makes these tests fail:\n\n{failing}\n"
         reference = patch_bytes(turned_round(row.text("patch")))
-        made = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
-        made = replace(made, reference=reference, language=language(reference))
+        task = super().task(Row(row.benchmark, row.where, {**row.values, "problem_statement": prompt}))
+        task = replace(task, reference=reference, language=language(reference))
         if self.workspace != "image":
-            return made
-        return replace(made, checks=Checks((), {}, *row.tests()))
+            return task
+        return replace(task, checks=Checks((), {}, *row.tests()))
 
     def ready(self, tasks: Sequence[Task]) -> list[Task]:
         """Put tasks into images, with commands from one request to upstream's package."""
@@ -71,24 +68,24 @@ class SweSmith(Repositories):
         rows = [self._described[task.id][1] for task in tasks]
         answers = SWE_SMITH.ask([{**_about(row), **_named(row)} for row in rows])
         self._profiles |= {task.id: answer for task, answer in zip(tasks, answers, strict=True)}
-        made = zip(super().ready(tasks), rows, strict=True)
-        return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in made]
+        placed = zip(super().ready(tasks), rows, strict=True)
+        return [replace(task, checks=replace(task.checks, commands=(self._command(row),))) for task, row in placed]
 
     def made_images(self, row: Row) -> Images | None:
-        """The row's image with the bug; agents do not see the tests that it breaks."""
+        """Images with the bug; agents do not see the tests that it breaks."""
         if self.workspace != "image":
             return None
         broken, _ = self._profile(row)["files"]
         bug = {_BUG: patch_bytes(row.text("patch"))}
         gone = [f"RUN rm -rf {' '.join(f'/testbed/{path}' for path in broken)}"] if broken else []
-        shown = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
-        return Images(shown, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
+        visible = derived_image(self.image(row), *gone, f"PATCH {_BUG}", files=bug)
+        return Images(visible, derived_image(self.image(row), f"PATCH {_BUG}", files=bug))
 
     def _command(self, row: Row) -> Command:
         profile = self._profile(row)
-        broken, kept = profile["files"]
+        broken, passing_files = profile["files"]
         script = _SCRIPT.replace("COMMAND", profile["command"])
-        script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *kept])) or ".")
+        script = script.replace("FILES", " ".join(dict.fromkeys([*broken, *passing_files])) or ".")
         return Command(("bash", "-c", script), float(profile["seconds"]), f"swe_smith:{json.dumps(_about(row))}")
 
     def _profile(self, row: Row) -> dict[str, Any]:
@@ -100,5 +97,5 @@ def _about(row: Row) -> dict[str, str]:
 
 
 def _named(row: Row) -> dict[str, list[str]]:
-    repaired, kept = row.tests()
-    return {"fail_to_pass": list(repaired), "pass_to_pass": list(kept)}
+    repaired, passing = row.tests()
+    return {"fail_to_pass": list(repaired), "pass_to_pass": list(passing)}

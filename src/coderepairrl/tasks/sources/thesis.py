@@ -1,6 +1,6 @@
 """`thesis`: the thesis's mixed curriculum, 1,000 issues of SWE-Gym and SWE-bench Multilingual.
 
-Selection from its public code (``ASSERT-KTH/CodeRepairRL``, ``src/train_grpo.py``). Not run against the hub.
+Follows ``ASSERT-KTH/CodeRepairRL`` (``src/train_grpo.py``). Not run against the hub.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ DROPPED = "fastlane/fastlane"
 
 
 class Thesis(LoadedSource):
-    """`from_swe_gym` issues of SWE-Gym and `from_multilingual` of SWE-bench Multilingual, shuffled by `seed`.
+    """`from_swe_gym` and `from_multilingual` issues, shuffled; the latter's rest is split ``test``.
 
-    The rest of the latter is held out (split ``test``). Excluded are `DROPPED` and issues of more than `max_prompt`
-    characters, which would leave few tokens for the episode. `rows` ``drawn`` is a sample after exclusions (1,000, and
-    43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50 held out), of few projects
-    since rows are sorted by repository. Options: docs/guides/reproduce-the-thesis.md.
+    Excluded are `DROPPED` and prompts of more than `max_prompt` characters. `rows` ``drawn`` samples after exclusions
+    (1,000, and 43 held out); ``first`` excludes from the first rows, as the thesis did (993, and 50). Options:
+    docs/guides/reproduce-the-thesis.md.
     """
 
     name = "thesis"
@@ -63,28 +62,28 @@ class Thesis(LoadedSource):
 
         Raises `TaskError` and `PrerequisiteError` that name replacements of the hub, and `TaskError` for too few rows.
         """
-        there, problems = dict[str, list[Task]](), list[CodeRepairError]()
+        by_source, problems = dict[str, list[Task]](), list[CodeRepairError]()
         for name, source in self._sources.items():
             try:
-                there[name] = list(source)
+                by_source[name] = list(source)
             except CodeRepairError as error:
                 problems.append(error if source.path else _without_hub(error, name))
         if problems:
             raise several(problems)
         if self._drawn:
-            there = {name: self._usable(tasks) for name, tasks in there.items()}
-            for tasks in there.values():
+            by_source = {name: self._usable(tasks) for name, tasks in by_source.items()}
+            for tasks in by_source.values():
                 Random(self._seed).shuffle(tasks)
-        for name, tasks in there.items():
+        for name, tasks in by_source.items():
             if len(tasks) < self._asked[name]:
                 raise TaskError(
                     f"thesis: {name} has {len(tasks)} issues to draw from, and {self._asked[name]} are asked for",
                     fix=f"name all of its rows, or ask for less: from_{name}={len(tasks)}",
                 )
-        taken = {name: tasks for name, tasks in there.items() if self._only in ("", name)}
-        train = [task for name, tasks in taken.items() for task in tasks[: self._asked[name]]]
+        chosen = {name: tasks for name, tasks in by_source.items() if self._only in ("", name)}
+        train = [task for name, tasks in chosen.items() for task in tasks[: self._asked[name]]]
         Random(self._seed).shuffle(train)
-        held_out = taken.get("multilingual", [])[self._asked["multilingual"] :]
+        held_out = chosen.get("multilingual", [])[self._asked["multilingual"] :]
         for split, tasks in ((TRAIN, train), (HELD_OUT, held_out)):
             yield from (replace(task, split=split) for task in self._usable(tasks))
 

@@ -49,7 +49,7 @@ def yes_no(text: str) -> bool:
 
 
 def percent(x: int, total: int) -> int:
-    """`x` in percent of `total`, 0 if there is none."""
+    """`x` in percent of `total`; 0 if `total` is 0."""
     if total == 0:
         return 0
     return 100 * x // total

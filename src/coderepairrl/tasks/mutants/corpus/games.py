@@ -2,7 +2,7 @@
 
 
 def winner(a: int, b: int) -> str:
-    """Who has more points."""
+    """Player with more points."""
     if a > b:
         return "a"
     if b > a:
@@ -32,7 +32,7 @@ def streak(xs: list[int]) -> int:
 
 
 def move(x: int, step: int, size: int) -> int:
-    """Where a piece stands after `step` on a ring."""
+    """Position of a piece after `step` on a ring."""
     return (x + step) % size
 
 

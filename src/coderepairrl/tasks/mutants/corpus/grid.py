@@ -38,7 +38,7 @@ def diagonal(a: int, b: int, x: int, y: int) -> bool:
 
 
 def count_inside(xs: list[int], ys: list[int], size: int) -> int:
-    """How many points lie on a square board."""
+    """Number of points on a square board."""
     count = 0
     for i in range(len(xs)):
         if max(xs[i], ys[i]) < size and min(xs[i], ys[i]) >= 0:

@@ -62,7 +62,7 @@ def every_other(xs: list[int]) -> list[int]:
 
 
 def interleave(xs: list[int], ys: list[int]) -> list[int]:
-    """One of each in turn, as long as both last."""
+    """Alternate values of both, up to the shorter."""
     out = []
     for i in range(min(len(xs), len(ys))):
         out.append(xs[i])

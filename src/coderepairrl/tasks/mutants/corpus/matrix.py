@@ -52,7 +52,7 @@ def dot(xs: list[int], ys: list[int]) -> int:
 
 
 def count_cells(rows: list[list[int]], value: int) -> int:
-    """How many cells hold `value`."""
+    """Number of cells equal to `value`."""
     count = 0
     for row in rows:
         for x in row:

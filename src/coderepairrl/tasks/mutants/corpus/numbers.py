@@ -69,7 +69,7 @@ def sign(x: int) -> int:
 
 
 def count_divisors(n: int) -> int:
-    """How many numbers divide `n`."""
+    """Number of divisors of `n`."""
     count = 0
     for i in range(1, n + 1):
         if n % i == 0:

@@ -12,7 +12,7 @@ def contains(lo: int, hi: int, x: int) -> bool:
 
 
 def shared(a: int, b: int, x: int, y: int) -> int:
-    """How much two intervals share."""
+    """Length of the overlap of two intervals."""
     start = max(a, x)
     end = min(b, y)
     return max(0, end - start)
@@ -37,7 +37,7 @@ def steps(lo: int, hi: int, step: int) -> list[int]:
 
 
 def scale(x: float, lo: float, hi: float) -> float:
-    """Where `x` lies in the interval, from 0 to 1."""
+    """Position of `x` in the interval, from 0 to 1."""
     if hi == lo:
         return 0.0
     return (x - lo) / (hi - lo)

@@ -35,7 +35,7 @@ def variance(xs: list[float]) -> float:
 
 
 def count_above(xs: list[int], limit: int) -> int:
-    """How many values are greater than `limit`."""
+    """Number of values greater than `limit`."""
     count = 0
     for x in xs:
         if x > limit:

@@ -1,4 +1,4 @@
-"""Boxes, shelves and orders."""
+"""Stock on shelves."""
 
 
 def boxes(n: int, size: int) -> int:
@@ -7,14 +7,14 @@ def boxes(n: int, size: int) -> int:
 
 
 def reorder(count: int, limit: int, size: int) -> int:
-    """How many to order so that the shelf is full again."""
+    """Number to order to fill the shelf."""
     if count > limit:
         return 0
     return size - count
 
 
 def total_price(prices: list[int], counts: list[int]) -> int:
-    """What an order costs."""
+    """Total price of an order."""
     total = 0
     for i in range(len(prices)):
         total += prices[i] * counts[i]

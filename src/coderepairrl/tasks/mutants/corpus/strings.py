@@ -2,7 +2,7 @@
 
 
 def count_vowels(text: str) -> int:
-    """How many vowels `text` has."""
+    """Number of vowels in `text`."""
     count = 0
     for char in text.lower():
         if char in "aeiou":
@@ -38,7 +38,7 @@ def longest_word(text: str) -> str:
 
 
 def prefix(a: str, b: str) -> str:
-    """What both begin with."""
+    """Longest common prefix."""
     i = 0
     while i < len(a) and i < len(b) and a[i] == b[i]:
         i += 1
@@ -61,7 +61,7 @@ def pad(text: str, size: int) -> str:
 
 
 def count_char(text: str, char: str) -> int:
-    """How often `char` occurs."""
+    """Number of occurrences of `char`."""
     count = 0
     for x in text:
         if x == char:

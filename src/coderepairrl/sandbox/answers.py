@@ -1,7 +1,7 @@
-"""Folders of this project that hold answers: references, unbroken originals, other runs' tasks. No sandbox shows them.
+"""Folders of this project with answers (references, unbroken originals, other runs' tasks), hidden from sandboxes.
 
-They come into view where the package is installed below a folder that sandboxes are shown: by pip as root, in an image
-of Python, in conda, or in a checkout below ``/usr``. So do those of another version, whichever one runs.
+They are visible where the package, in any version, lies below a folder shown to sandboxes: installed by pip as root, in
+a Python image, in conda, or as a checkout below ``/usr``.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from coderepairrl.processes import caches
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DEPTH = 3
-"""How far below a folder that is shown environments are looked for; further, where one of these is on the way."""
+"""Levels below a shown folder searched for environments; deeper below one of `_ENVIRONMENTS`."""
 _ENVIRONMENTS = ("envs", "pipx", "venvs", "uv", "tools")
 
 IN_IMAGES = tuple(
     f"{way}/lib*/python3*/*-packages/coderepairrl"
     for way in ("", "/*", "/usr/*", "/opt/*", "/opt/*/*", "/opt/*/*/*", "/root/*", "/home/*/*", "/srv/*")
 )
-"""Where an image of containers may have the package."""
+"""Places of the package in container images."""
 
 
 def folders() -> tuple[Path, ...]:
-    """The package, the checkout that it may lie in, and the caches that it may have."""
+    """The package, its checkout and its caches, as far as they exist."""
     checkout = _PACKAGE.parents[1]
     own = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
     return (*own, _PACKAGE, *caches.folders())
 
 
 def outermost_first(folders: Iterable[str]) -> list[str]:
-    """The order to show `folders` in: one that lies in a folder of ours, which is hidden, comes into view again.
+    """Sort `folders` in mounting order, so that one inside a hidden folder of ours becomes visible again.
 
-    That is an agent's own, in a cache.
+    An agent installed in a cache is such a folder.
     """
     return sorted(folders, key=lambda folder: len(Path(folder).parts))
 
 
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
-    """Each of `shown` (paths of the host) with the path, by way of it, of a folder of ours that lies in it."""
+    """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
     found: list[tuple[str, str]] = []
     for path in dict.fromkeys(shown):
         real = Path(path).resolve()
@@ -56,7 +56,7 @@ def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
 
 @cache
 def installed(shown: Path) -> tuple[Path, ...]:
-    """Copies of the package below `shown`, wherever pip, conda, pipx and uv put packages. Takes a tenth of a second."""
+    """Copies of the package below `shown` in places used by pip, conda, pipx and uv. Takes 0.1 s."""
     found = [
         shown / "coderepairrl",
         *shown.glob("*-packages/coderepairrl"),

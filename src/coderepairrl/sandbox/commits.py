@@ -1,4 +1,4 @@
-"""Commits of repositories elsewhere, in a cache on this machine."""
+"""Local cache of commits of remote repositories."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from coderepairrl.processes.hostgit import bare, git, reason
 _COMMIT = re.compile(r"[0-9a-fA-F]{40}([0-9a-fA-F]{24})?")
 _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can be written"
 _NOT_THERE = ("not our ref", "couldn't find remote ref", "does not exist", "not found", "unadvertised object")
-"""How git and servers say that they have not got a commit, or hand it out to nobody."""
+"""Messages of git and servers for a commit that is missing or not served."""
 _LATER = "run it again, where that host can be reached: what was fetched is kept"
 _LOGIN = re.compile(r"(?P<scheme>https?://)(?P<login>[^/?#@]+)@", re.IGNORECASE)
 
 
 @contextmanager
 def commit_folder(url: str, commit: str) -> Iterator[Path]:
-    """A git directory in the cache that has `commit` of `url`, fetched unless it is there already.
+    """A cached git directory that contains `commit` of `url`, fetched if necessary.
 
-    Raises `TaskError` for a commit that there is not, `SandboxFault` where fetching failed for reasons that may pass,
-    and `PrerequisiteError` where the cache cannot be written or is full.
+    Raises `TaskError` for a missing commit, `SandboxFault` if fetching failed for possibly transient reasons, and
+    `PrerequisiteError` if the cache is full or not writable.
     """
     fetch_commits(url, [commit])
     yield cache_of(url)
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
-    """Bring `commits` of `url` to the cache, those that are not there in one fetch: all of them or none.
+    """Fetch the missing ones of `commits` of `url` into the cache at once: all or none.
 
     Raises as `commit_folder`; a `TaskError` may be about any of them.
     """
@@ -61,7 +61,7 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
 
 
 def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
-    """Fetch `commits`, but those that another process just did, on top of what one that was killed left."""
+    """Fetch missing `commits` under the lock, after cleaning up after a killed process."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -79,9 +79,9 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
 
 
 def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
-    """Which of `commits` of `url` the cache has, so that opening them needs no network.
+    """Those of `commits` of `url` in the cache, which need no network to open.
 
-    None is ever taken away, so nobody has to be kept out meanwhile.
+    Commits are never removed, so no lock is needed.
     """
     cache = cache_of(url)
     if not cache.exists():
@@ -92,7 +92,7 @@ def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
 
 
 def cache_of(url: str) -> Path:
-    """Where the commits of `url` are, or will be."""
+    """Cache folder for commits of `url`, which may not exist yet."""
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
@@ -121,7 +121,7 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
 
 
 def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
-    """Bring `commits` from `url` to `cache`, whose `lock` we hold. Raises `TaskError` and what `git` raises."""
+    """Fetch `commits` of `url` into `cache`; the caller holds `lock`. Raises `TaskError` and what `git` raises."""
 
     def fetch(place: str, env: dict[str, str]) -> None:
         # in a pack, which is there at once: of loose objects, a commit is there before its files

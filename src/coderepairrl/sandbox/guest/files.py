@@ -1,4 +1,4 @@
-"""Files of the workspace: reading and writing one, and filling it from an archive."""
+"""Files of the workspace: reading and writing one, and unpacking an archive of all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LINKS = 40  # as many as the kernel follows
 
 
 class Files:
-    """Regular files of the workspace, never one outside. Paths are relative to `workdir`, or absolute."""
+    """Regular files of the workspace. Paths are relative to `workdir`, or absolute; none leads outside."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
 
     def read(self, path: str) -> bytes:
-        """The content of a file. Raises OSError."""
+        """Read a file. Raises OSError."""
         descriptor = os.open(self._enter(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             info = os.fstat(descriptor)
@@ -35,7 +35,7 @@ class Files:
             return file.read(READ_BYTES)
 
     def write(self, path: str, body: bytes, follow: bool) -> None:
-        """Write a file, its folders too; its mode stays, and all of it where that fails. Raises OSError."""
+        """Write a file, creating its folders and keeping its mode. Raises OSError and leaves the file as it was."""
         name, had = (self._enter(path, make=True), 0) if follow else self._enter_without_links(path)
         try:
             mode = os.lstat(name).st_mode
@@ -73,9 +73,9 @@ class Files:
             file.truncate()
 
     def _enter(self, path: str, make: bool = False) -> str:
-        """Go to the folder of the file `path`, links followed; its name there. `make`: folders that lack are made.
+        """Change to the folder of file `path`, following links; return the file's name. `make` creates missing folders.
 
-        The kernel says where that is. A call for each folder of a path would take minutes for the deepest ones.
+        ``chdir`` and ``getcwd`` resolve the path: one call per folder would take minutes for the deepest ones.
         """
         for _ in range(LINKS):
             folder, name = os.path.split(os.path.join(self.workdir, path))
@@ -111,8 +111,9 @@ class Files:
             raise PermissionError(13, "outside the workspace")
 
     def _enter_without_links(self, path: str) -> tuple[str, int]:
-        """Go to the folder of the file `path`, every link on the way replaced by a folder, and take away what else
-        leads to its content: a link in its place, or further names. Its name there, and the mode that it had then.
+        """Change to the folder of file `path`, replacing links on the way by folders; return name and mode to restore.
+
+        Removes the file if it is a link or has further names, so that writing changes no other file.
         """
         full = os.path.join(self.workdir, path)
         *folders, name = os.path.relpath(full, self.workdir).split("/")
@@ -133,7 +134,7 @@ class Files:
 
 
 def unpack(archive: int, root: str) -> None:
-    """Fill the folder `root` from what `packing` wrote, to be read from a descriptor, which is closed."""
+    """Fill folder `root` from an archive of `packing`, read from a descriptor, which is closed."""
     folders = []
     with open(archive, "rb") as source:
         while length := source.read(4):

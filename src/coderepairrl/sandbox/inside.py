@@ -1,4 +1,4 @@
-"""Paths in the tree of an image, whose symbolic links lead nowhere but into it."""
+"""Path resolution in the tree of an image, confined to it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 from pathlib import Path
 
 LINKS = 40
-"""As many as the kernel follows."""
+"""Most links followed, like the kernel."""
 
 
 def resolve(tree: Path, path: str, base: str = "") -> str | None:
-    """Where `path`, absolute or from the folder `base`, is, as a path from `tree` without links; None: nowhere.
+    """Resolve `path`, absolute or relative to `base`, to a link-free path relative to `tree`; None if missing.
 
-    Nobody changes the tree meanwhile.
+    Assumes that the tree does not change meanwhile.
     """
     here: list[str] = []
     left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
@@ -45,7 +45,7 @@ def resolve(tree: Path, path: str, base: str = "") -> str | None:
 
 
 def text(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
-    """What the file there holds, the first `longest` bytes; nothing without a regular file."""
+    """Read up to `longest` bytes of a regular file; empty if there is no such file."""
     found = resolve(tree, path, base)
     if not found or not stat.S_ISREG((tree / found).lstat().st_mode):
         return ""

@@ -1,9 +1,9 @@
-"""The archive that a guest fills its workspace from by itself: starting a program to unpack one takes longer.
+"""The archive a guest unpacks into its workspace, which is faster than starting a program for it.
 
-A list of entries, folders before what is in them: the length of a JSON object in 4 bytes, big endian, the object, and
-the content of a regular file. The object has ``path`` (with surrogates for bytes that are no UTF-8), ``mode`` and
-``time`` (of the last change, in nanoseconds), of a regular file its ``size``, of a symbolic link its ``target``, and of
-a further name of a file only ``same``, its first one. What reads it is `guest.files.unpack`.
+A list of entries, folders before their contents: the length of a JSON object (4 bytes, big endian), the object, and the
+content of a regular file. The object has ``path`` (surrogates for bytes that are not UTF-8), ``mode`` and ``time``
+(last change, in nanoseconds); regular files have ``size``, symbolic links ``target``, and further hard links to a file
+only ``same``, its first name. `guest.files.unpack` reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import IO, Any
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write all that is in `folder` to the file `archive`, but for owners and extended attributes. Raises OSError."""
+    """Write the contents of `folder` to `archive`, without owners and extended attributes. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error

@@ -1,5 +1,4 @@
-"""Folders of the host that no task may name as its workspace: a file of tasks may come from anybody, and an agent would
-be shown all that is in them."""
+"""Host folders that no task may use as its workspace: a task file may be untrusted, and agents see the whole folder."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from coderepairrl.errors import PrerequisiteError, TaskError
 from coderepairrl.processes.caches import folders, git_cache
 
 _SYSTEM = ("/etc", "/proc", "/sys", "/dev", "/boot", "/run/secrets")
-"""Closed with all that is in them."""
+"""Closed, with everything below."""
 _WHOLE = ("/bin", "/home", "/lib", "/mnt", "/opt", "/root", "/run", "/sbin", "/srv", "/tmp", "/usr", "/var")
-"""Closed as a whole: what is in them may be a project."""
+"""Closed themselves; a project may lie below."""
 _OF_A_USER = (
     ".aws",
     ".azure",
@@ -28,15 +27,15 @@ _OF_A_USER = (
     ".password-store",
     ".ssh",
 )
-"""In a home, with all that is in them."""
+"""In a home: closed, with everything below."""
 _KEPT_SECONDS = 60
 
 
 def check_shown(folder: Path) -> None:
-    """Raise `TaskError` unless `folder` may be shown to an agent.
+    """Raise `TaskError` unless an agent may see `folder`.
 
-    It may not be, nor contain, the user's home, a cache of ours or a folder of the system, nor lie in one that holds
-    secrets: those of the system, keys and settings in the home, repositories that were fetched.
+    It must not be or contain the home, one of our caches or a system folder, nor lie in a folder with secrets: system
+    folders, keys and settings in the home, fetched repositories.
     """
     place = folder.resolve()
     home: Path | None = None
@@ -58,11 +57,10 @@ def check_shown(folder: Path) -> None:
 def _private(
     home: Path | None, caches: tuple[Path, ...], period: int
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
-    """By each folder that is or contains a private one: that one, as it is called and where it is. By each folder of
-    which all that is in it is closed (the first of `caches` is): what it is called.
+    """Map folders that are or contain a private one to its (name, path), and fully closed folders to their name.
 
-    Kept for a `period`: a folder is checked whenever a sandbox is opened, a thousand for a plan, and there are a
-    hundred of these. Not longer, since they may be moved, and links be set elsewhere.
+    The first of `caches` is fully closed. Results are reused within a `period`, since a plan checks a thousand folders
+    against a hundred of these; folders and links may change later.
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []

@@ -1,8 +1,7 @@
-"""A Python of this machine in a folder of its own: what the guest runs by in an image, which may have none.
+"""A relocated copy of this machine's Python that runs the guest in images, which may have none.
 
-Only what the guest loads is there, found by loading it once: the interpreter, the modules, the shared libraries, and
-the loader, which is started first, since the image's own may be older or another. Some 10 MB, copied in a hundredth of
-a second.
+It contains only what the guest loads: interpreter, modules, shared libraries, and the loader, which is started
+directly, as the image's may be older or different. Some 10 MB, copied in 10 ms.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefi
 
 
 def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
-    """Fill the folder `target`, which the sandbox sees as `seen`; the beginning of a command line that runs Python.
+    """Copy Python to `target`, seen by the sandbox as `seen`; return the start of a command line that runs it.
 
-    The module `guest` lies where `user` can read it. Raises `PrerequisiteError` where no interpreter can be taken
-    apart so.
+    `user` must be able to read the module `guest`. Raises `PrerequisiteError` if no interpreter can be relocated.
     """
     _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
     found = json.loads(printed)
@@ -62,7 +60,7 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
 
 
 def _names(library: Path) -> list[str]:
-    """What else a library is called: programs name it by its version of the interface."""
+    """Links to a library: programs load it by its interface version."""
     return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 
 

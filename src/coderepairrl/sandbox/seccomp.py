@@ -1,10 +1,9 @@
-"""A seccomp filter, assembled by hand: what namespaces, or their absence, leave open is closed here.
+"""A hand-assembled seccomp filter that closes what namespaces, or their absence, leave open.
 
 Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, both little
-endian. An allow-list would break compilers and interpreters of the many languages that tasks are written in, so
-this is a deny-list of what no repair needs: other namespaces and mounts, other processes' memory, kernel
-interfaces with a record of escapes, socket families that no network namespace confines, and memory that none of
-the limits would count or that all sandboxes of a user share.
+endian. An allow-list would break compilers and interpreters of many languages, so this deny-list covers what no repair
+needs: namespaces and mounts, other processes' memory, kernel interfaces with a record of escapes, socket families
+outside network namespaces, and memory that limits do not count or that all sandboxes of a user share.
 """
 
 from __future__ import annotations
@@ -104,14 +103,14 @@ def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
 
 
 def _on(number: int, body: bytes) -> bytes:
-    """Run `body` (which must return) for the system call `number`, skip it for others."""
+    """Run `body` (which must return) for system call `number`, skip it for others."""
     return _op(_EQUAL, number, 0, len(body) // 8) + body
 
 
 def program(machine: str = "", *, shared: bool = False) -> bytes:
-    """The filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
+    """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
-    `shared`: the sandbox has no namespaces of its own, so what those would confine is refused as well.
+    `shared`: the sandbox has no namespaces, so also refuse what they would confine.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

@@ -46,9 +46,8 @@ REFUSES = "inside, nothing can listen or use /tmp (docs/guides/sandbox.md)"
 def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBackend:
     """Create the backend `name`: one of `SHIPPED`, or your own ``module:Class``; `options` go to its constructor.
 
-    `show` lists host folders that commands must see (`SandboxBackend.show`). Starts and checks nothing. Errors of your
-    own class outside its contract become a `SandboxFault` that names it. Raises `ConfigError` for an unknown name or
-    option, naming the nearest.
+    `show` lists host folders that commands must see. Starts and checks nothing. A class of your own is `Guarded`.
+    Raises `ConfigError` for an unknown name or option.
     """
     with contextlib.nullcontext() if name in SHIPPED else guard(name):
         backend: SandboxBackend = registry.make("sandbox", name, SHIPPED, SandboxBackend, options)
@@ -60,7 +59,7 @@ def make(name: str, show: Sequence[str] = (), /, **options: Any) -> SandboxBacke
 
 
 def available() -> list[Finding]:
-    """Report whether each backend works here, strongest first, with the command that helps. Takes up to 2 s."""
+    """Report whether each backend works here, strongest first. Takes up to 2 s."""
     detail = "no isolation: commands run as you; only when named"
     return [*_isolating(), *_containers(), Finding("unsafe-local", True, detail, required=False)]
 
@@ -106,7 +105,7 @@ def choose(name: str = "auto") -> Choice:
 def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
     """Raise `PrerequisiteError` if `agent` does not work in the chosen backend; `not_in` maps backends to reasons.
 
-    Raises `ConfigError` if `not_in` names an unknown backend.
+    Raises `ConfigError` for an unknown backend in `not_in`.
     """
     for name in not_in:
         resolve("sandbox", name, SHIPPED)
@@ -119,7 +118,7 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
 
 
 def _containers() -> Iterator[Finding]:
-    """Check the container backends with their default image; `choose` never picks one."""
+    # never chosen by `choose`: the image is an option
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
     for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):

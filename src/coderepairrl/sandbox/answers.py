@@ -1,7 +1,7 @@
-"""Folders of this project with answers (references, unbroken originals, other runs' tasks), hidden from sandboxes.
+"""Folders with answers (references, unbroken originals, other runs' tasks), hidden from sandboxes.
 
-They are visible where the package, in any version, lies below a folder shown to sandboxes: installed by pip as root, in
-a Python image, in conda, or as a checkout below ``/usr``.
+They would be visible where a copy of the package lies below a shown folder: installed by pip as root, in a Python
+image, in conda, or as a checkout below ``/usr``.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ def folders() -> tuple[Path, ...]:
 
 
 def outermost_first(folders: Iterable[str]) -> list[str]:
-    """Sort `folders` in mounting order, so that one inside a hidden folder of ours becomes visible again.
-
-    An agent installed in a cache is such a folder.
-    """
+    """Sort `folders` in mounting order: an agent's folder inside a hidden cache must become visible again."""
     return sorted(folders, key=lambda folder: len(Path(folder).parts))
 
 

@@ -57,10 +57,9 @@ NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
 
 
 class StateFolder:
-    """A folder under ``$TMPDIR``, removed with this process or, if it was killed, by the next one.
+    """A folder under ``$TMPDIR``, removed with this process or, if it was killed, in the background of the next.
 
-    The next process removes it in the background, but does not exit before that is done. With `group`, members of that
-    group may traverse it (an unprivileged sandbox must).
+    Members of `group` may traverse it (an unprivileged sandbox must).
     """
 
     def __init__(self, group: int | None = None) -> None:
@@ -94,7 +93,7 @@ class StateFolder:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove unlocked and half-created folders left by killed processes. Logs once what cannot be removed."""
+    """Remove leftovers of killed processes: folders that are unlocked or half-created."""
     for stale in folder.glob("crrl-new-*"):
         with contextlib.suppress(OSError):
             about = stale.lstat()
@@ -127,7 +126,7 @@ def _remove(stale: Path) -> None:
 def _end_half_started(folder: Path) -> None:
     """Kill every bubblewrap that was opening a sandbox in `folder`, whose owner is dead.
 
-    If killed during startup, as by its owner's death, it leaves a child that waits for its user ids.
+    Killed during startup, it leaves a child that waits for its user ids.
     """
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
@@ -137,13 +136,13 @@ def _end_half_started(folder: Path) -> None:
 
 
 def _destroy_state(state: Path) -> None:
-    """Delete a state folder, its lock last, so that leftovers of an interrupted deletion are recognized."""
+    # the lock last, so that leftovers of an interrupted deletion are recognized
     destroy(*(path for path in state.glob("*") if path.name != _LOCK))
     destroy(state)
 
 
 def destroy(*folders: Path) -> None:
-    """Delete trees an agent worked in, once its processes are dead. Handles trees too deep for Python to recurse."""
+    """Delete trees an agent worked in, possibly deeper than Python can recurse."""
     if not folders:
         return
     if subprocess.run(["rm", "-rf", "--", *folders], stderr=subprocess.DEVNULL).returncode != 0:
@@ -175,12 +174,12 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def isolated(self) -> bool:
-        """Whether the guest is pid 1 of its own pid namespace."""
+        """Whether the guest is pid 1 of a pid namespace."""
         return True
 
     @property
     def archive(self) -> str:
-        """`Prepared.archive` as seen by the guest, which unpacks it; empty if ``box/work`` is copied instead."""
+        """`Prepared.archive` as seen by the guest; empty if ``box/work`` is copied instead."""
         return ""
 
     @property
@@ -205,18 +204,15 @@ class GuestBackend(SandboxBackend, ABC):
 
     @property
     def held(self) -> Sequence[str]:
-        """In-memory file systems, by path in the sandbox."""
+        """Paths of in-memory file systems in the sandbox."""
         return ()
 
     @abstractmethod
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start a guest in `group`, like `StartedGuest.spawn`; files may still be arriving in ``box/work``.
-
-        The guest sees `environment`, the task's own (`environment_of`), read-only.
-        """
+        """Start a guest in `group` that sees `environment` read-only; files may still be arriving in ``box/work``."""
 
     def reader(self, box: Path) -> Callable[[], GuestProcess] | None:
-        """Factory of a guest outside the sandbox that takes the diff; None if the one inside does."""
+        """Factory of a guest outside the sandbox for the diff; None to use the one inside."""
         return None
 
     @abstractmethod
@@ -224,7 +220,7 @@ class GuestBackend(SandboxBackend, ABC):
         """``box/work`` as seen by the guest."""
 
     def clean(self, box: Path) -> None:
-        """Remove leftovers started by others, after the last process of the sandbox was killed."""
+        """Remove leftovers started by others, after the guest was killed."""
 
     @property
     def state(self) -> Path:
@@ -234,7 +230,7 @@ class GuestBackend(SandboxBackend, ABC):
         return self._state.path
 
     def open(self, task: Task) -> contextlib.AbstractAsyncContextManager[GuestSandbox]:
-        """Implement `SandboxBackend.open`. Reads a workspace when it is first opened, then remembers it."""
+        """Implement `SandboxBackend.open`; workspaces are read once."""
         return self._open(task)
 
     @asynccontextmanager
@@ -304,14 +300,14 @@ class GuestBackend(SandboxBackend, ABC):
         )
 
     def how_limits_are_kept(self) -> str:
-        """Describe how limits are enforced here and which are not, for the exam and ``crrl check``."""
+        """Describe which limits are enforced, for the exam and ``crrl check``."""
         if not (missing := self.ungrouped):
             return "limits by control groups"
         words = {"pids": "threads", "memory": "memory at once", "cpu": "CPUs at a time"}
         return f"limits per process, none on {', '.join(words[name] for name in missing)} ({self.groups_need})"
 
     def how_workspaces_open(self) -> str:
-        """Describe how workspaces are opened here, for the exam."""
+        """Describe how workspaces are opened, for the exam."""
         return "copied"
 
     def _check_limits(self) -> None:
@@ -321,9 +317,7 @@ class GuestBackend(SandboxBackend, ABC):
             )
 
     def _group(self, name: str, held: int = 0) -> Group | None:
-        """Create the control group of sandbox `name`, with `held` bytes of files in memory; None if unavailable. Raises
-        OSError.
-        """
+        """Create the control group of a sandbox with `held` bytes of files in memory. Raises OSError."""
         if not self.groups.parents:
             return None
         limits = self.limits
@@ -342,7 +336,6 @@ class GuestBackend(SandboxBackend, ABC):
     async def _end(
         self, sandbox: GuestSandbox | None, box: Path, prepared: Prepared, grouping: asyncio.Task[Group | None]
     ) -> None:
-        """Close and remove everything that was opened."""
         if sandbox is not None:
             await sandbox.close()
             process = sandbox.guest.process
@@ -385,7 +378,6 @@ class GuestBackend(SandboxBackend, ABC):
 
 
 def _in(environment: Path | None, settings: dict[str, Any]) -> dict[str, object]:
-    """Adjust the guest's settings so that commands find the programs of `environment` first."""
     if environment is None:
         return settings
     path = settings["env"].get("PATH", os.defpath)

@@ -2,19 +2,17 @@
 
 Layers, each with a probe in ``tests/sandbox`` that fails without it:
 
-- *user*: root first becomes an unprivileged user id without groups; bubblewrap then drops every capability and the
-  right to gain any;
+- *user*: an unprivileged user id (root switches to one) without groups, capabilities or the right to gain any;
 - *namespaces*: user, pid, network (loopback only), ipc, uts, mount, cgroup;
-- *files*: read-only ``/usr`` and the files of ``/etc`` that programs need; a bounded ``/tmp``; read-only ``/dev`` and
-  ``/``; no home, ``/run`` or ``/sys``; a private ``/proc`` with read-only ``/proc/sys``; an empty folder over each copy
-  of this package (`answers`);
+- *files*: read-only ``/usr``, needed files of ``/etc``, ``/dev``, ``/`` and ``/proc/sys``; a bounded ``/tmp``; a
+  private ``/proc``; no home, ``/run`` or ``/sys``; an empty folder over each copy of this package (`answers`);
 - *system calls*: the filter of `seccomp`;
 - *limits*: `ResourceLimits`, set inside, where the kernel counts processes per user namespace (Linux 5.14+), and
   again by a control group where possible (`cgroups`); the workspace is an in-memory file system of a fixed size;
 - *lifetime*: the guest is pid 1, so its end ends everything; and it dies with us.
 
-If sandboxes differ only in their in-memory files, bubblewrap is started once and guests are forked inside it
-(`template`) into nested namespaces, with the same capabilities (none), filter and limits.
+Sandboxes that differ only in their in-memory files share one bubblewrap, in which guests are forked (`template`) into
+nested namespaces with the same capabilities (none), filter and limits.
 
 The kernel is shared: this is no virtual machine.
 """
@@ -78,13 +76,12 @@ _FILES = {
 class Bubblewrap(GuestBackend):
     """Sandboxes of bubblewrap.
 
-    `binds` are further host paths to show read-only (such as a tool chain under ``/opt``), not below `_OWN`; `env` are
-    variables for every command; `commands`, if given, are the only available programs besides ``bash``; `copy` disables
-    overlays for large workspaces; without `fork`, every sandbox starts its own bubblewrap; the rest are the fields of
-    `ResourceLimits`. Prerequisites are checked when a sandbox is first opened.
+    `binds` are further host paths to show read-only, not below `_OWN`; `env` are variables for every command;
+    `commands`, if given, are the only programs besides ``bash``; `copy` disables overlays for large workspaces; without
+    `fork`, every sandbox starts its own bubblewrap; the rest are the fields of `ResourceLimits`.
 
-    `commands` makes a task look like another tool set. It is not a security boundary: the guest's interpreter exists
-    and can be called by its path, and a shell can write files without any program.
+    `commands` is not a security boundary: the guest's interpreter can be called by its path, and a shell can write
+    files without any program.
     """
 
     name = "bwrap"
@@ -162,7 +159,7 @@ class Bubblewrap(GuestBackend):
         return (WORKDIR, "/tmp", "/dev/shm")
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless bubblewrap is installed, can create namespaces and finds an interpreter."""
+        """Raise `PrerequisiteError` unless bubblewrap and an interpreter work here."""
         with self._checking:
             if self._python is not None:
                 return
@@ -181,7 +178,7 @@ class Bubblewrap(GuestBackend):
             self._python = python
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start bubblewrap, unprivileged, with the guest as pid 1; or fork a guest if only in-memory files differ."""
+        """Start bubblewrap with the guest as pid 1, or fork a guest if only in-memory files differ."""
         if self._forks and environment is None and prepared.image is None and prepared.packed:
             sizes = self._sizes | {WORKDIR: prepared.size + self.limits.disk_bytes}
             return self._template().fork(sizes, prepared.archive, group, log=box / "guest.log")
@@ -204,7 +201,6 @@ class Bubblewrap(GuestBackend):
         return StartedGuest.spawn(command, log=log, user=self.user, group=group, first=first, info=info_read)
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
-        """Command line of bubblewrap for a workspace among this machine's programs."""
         if prepared.packed:
             own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
             own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
@@ -216,7 +212,7 @@ class Bubblewrap(GuestBackend):
         return [*self._arguments, *_OWN_SETTINGS, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
 
     def _template(self) -> Template:
-        """This thread's template, replaced if it has died."""
+        # per thread: a template dies with the thread that started it
         found = self._templates.get(threading.get_ident())
         if found is not None and not found.alive:
             found.close()
@@ -236,11 +232,9 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _sizes(self) -> dict[str, int]:
-        """Bytes of each in-memory file system except the workspace."""
         return dict.fromkeys(("/tmp", "/dev/shm"), self.limits.tmp_bytes)
 
     def _in_image(self, box: Path, prepared: Prepared, image: Image, environment: Path | None) -> list[str]:
-        """Command line of bubblewrap for a workspace in its image. Raises `TaskError`."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(
                 f"{environment}, the environment of a task, is none of image {image.name}",
@@ -254,12 +248,10 @@ class Bubblewrap(GuestBackend):
         return [self._arguments[0], *apart, *mounted]
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """Call `prepare_image`."""
         self._gather()
         return prepare_image(where, root, self.user, packed=not self._overlays)
 
     def _gather(self) -> None:
-        """Collect, once, the files the guest needs in images."""
         with self._checking:
             if not self._image_python:
                 guest = self.state / "guest"
@@ -272,7 +264,6 @@ class Bubblewrap(GuestBackend):
 
     @property
     def _inside(self) -> Path:
-        """Folder shown in images besides their own files."""
         return self.state / "inside"
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
@@ -293,10 +284,11 @@ class Bubblewrap(GuestBackend):
         self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
-        """Prefix for an argv that mounts ``lower/tree`` as ``box/merged``, with changes kept in memory.
+        """Prefix for an argv that mounts ``lower/tree`` as ``box/merged`` in a private namespace, with changes in
+        memory.
 
-        The mount lives in a private mount namespace. Root mounts before it drops its rights, since only then the kernel
-        lets folders be renamed; other users need a user namespace.
+        Root mounts before it drops its rights, since only then the kernel lets folders be renamed; others need a user
+        namespace.
         """
         for name in ("layers", "merged"):
             (box / name).mkdir()
@@ -306,7 +298,7 @@ class Bubblewrap(GuestBackend):
         return ["unshare", "--mount", *own, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
     def _view(self, python: Path) -> list[str]:
-        """Options of bubblewrap common to all sandboxes: visible files and identity."""
+        """Options of bubblewrap common to all sandboxes."""
         size = str(self.limits.tmp_bytes)
         view = [*_apart(_INNER_ID, _INNER_ID), "--ro-bind", "/usr", "/usr"]
         for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
@@ -338,8 +330,7 @@ class Bubblewrap(GuestBackend):
     def _etc(self) -> list[str]:
         """Options that show parts of ``/etc`` as a copy, since bubblewrap's work is quadratic in mounts.
 
-        Modes and owners are kept, so files closed to the sandbox's user stay unreadable; files closed to us are left
-        out.
+        Modes and owners are kept; files closed to us are left out.
         """
         etc = self.state / "etc"
         etc.mkdir(exist_ok=True)
@@ -361,7 +352,6 @@ class Bubblewrap(GuestBackend):
         return view
 
     def _only(self, python: Path) -> list[str]:
-        """Options that hide all programs except the listed ones and our own."""
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -379,7 +369,6 @@ class Bubblewrap(GuestBackend):
         return view
 
     def _probe(self, python: Path) -> None:
-        """Run the interpreter once in a sandbox without a workspace."""
         rules = _pipe_with(self._filter)
         try:
             done = subprocess.run(
@@ -400,7 +389,7 @@ class Bubblewrap(GuestBackend):
             )
 
     def _probe_template(self, python: Path) -> None:
-        """Try to fork a guest; the kernel may refuse nested namespaces.
+        """Try to fork a guest: the kernel may refuse nested namespaces.
 
         Before 5.16 it also checks who writes to a control group instead of who opened it.
         """
@@ -415,7 +404,6 @@ class Bubblewrap(GuestBackend):
                 group.remove()
 
     def _probe_overlay(self) -> None:
-        """Try to mount an overlay."""
         box, lower = self.state / "box-probe", self.state / "task-probe"
         for folder in (box, lower / "tree"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -443,7 +431,7 @@ class Bubblewrap(GuestBackend):
 class ImageBuilder(Bubblewrap):
     """Sandboxes whose commands change `tree` in place, to build an `image`; the workspace is ``image:`` and any name.
 
-    Nothing else may use `tree` meanwhile or share its files by hard links. `options` are those of `Bubblewrap`.
+    Nothing else may use `tree` meanwhile or share its files by hard links.
     """
 
     def __init__(self, tree: Path, image: Image, **options: Any) -> None:
@@ -451,7 +439,6 @@ class ImageBuilder(Bubblewrap):
         self._tree, self._image = tree, image
 
     def _prepared(self, where: str, root: Path) -> Prepared:
-        """Use the tree in place."""
         self._gather()
         root.mkdir()
         root.chmod(0o755)
@@ -460,7 +447,6 @@ class ImageBuilder(Bubblewrap):
 
 
 def _apart(user: str, group: str) -> list[str]:
-    """Isolation options of bubblewrap; commands run as `user` and `group`."""
     apart = ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     apart += ["--unshare-cgroup-try", "--uid", user, "--gid", group, "--hostname", "sandbox"]
     return [*apart, "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--cap-drop", "ALL"]
@@ -478,7 +464,7 @@ def _check_bind(bind: str) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    """A descriptor to read `data` from (the filter is 3 KB; a pipe holds 64)."""
+    # fits: the filter is 3 KB, a pipe holds 64
     read, write = os.pipe()
     try:
         os.write(write, data)

@@ -1,9 +1,8 @@
-"""Control groups: exact kernel-enforced limits on all processes of a sandbox together.
+"""Control groups: kernel-enforced limits on all processes of a sandbox together.
 
 Version 1 nests groups in our own where that is writable. Version 2 allows processes in leaves only, so groups become
-siblings of ours, under the nearest writable parent that delegates the controllers. Users without a delegated group get
-per-process resource limits only; `Groups.missing` names the missing controllers, which the exam and ``crrl check``
-report.
+siblings of ours, under the nearest writable parent that delegates the controllers. Without delegation users get
+per-process limits only; the exam and ``crrl check`` report `Groups.missing`.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class Group:
     def entrances(self) -> list[int]:
         """Open descriptors, owned by the caller; a process enters the group by writing 0 to each. Raises OSError.
 
-        The kernel checks the rights of the opener, so the process needs none, and its pid, which may be reused, is not
-        needed.
+        The kernel checks the rights of the opener, so the process needs none.
         """
         opened: list[int] = []
         try:
@@ -139,7 +137,6 @@ def find(own: Path = Path("/proc/self/cgroup"), mounts: Path = Path("/proc/self/
 
 
 def _within(point: Path, root: str, path: str) -> Path | None:
-    """Folder of group `path` in a hierarchy whose `root` is mounted at `point`."""
     prefix = root.rstrip("/")
     if path != prefix and not path.startswith(f"{prefix}/"):
         return None
@@ -164,7 +161,7 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
 
 
 def _writable(folder: Path) -> bool:
-    """Whether groups can be created in `folder` and processes moved there; tests it, as a mount may be read-only."""
+    # tried, as a mount may be read-only
     probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # others try at the same time
     try:
         if not os.access(folder / "cgroup.procs", os.W_OK):

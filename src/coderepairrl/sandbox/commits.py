@@ -41,10 +41,7 @@ def commit_folder(url: str, commit: str) -> Iterator[Path]:
 
 
 def fetch_commits(url: str, commits: Sequence[str]) -> None:
-    """Fetch the missing ones of `commits` of `url` into the cache at once: all or none.
-
-    Raises as `commit_folder`; a `TaskError` may be about any of them.
-    """
+    """Fetch the missing ones of `commits` of `url` at once: all or none. Raises as `commit_folder`."""
     named = without_login(url)
     for commit in commits:
         if not _COMMIT.fullmatch(commit):
@@ -61,7 +58,6 @@ def fetch_commits(url: str, commits: Sequence[str]) -> None:
 
 
 def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
-    """Fetch missing `commits` under the lock, after cleaning up after a killed process."""
     cache.parent.mkdir(parents=True, exist_ok=True)
     with cache.with_suffix(".lock").open("w") as lock:  # other controllers fetch too
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -79,10 +75,7 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
 
 
 def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
-    """Those of `commits` of `url` in the cache, which need no network to open.
-
-    Commits are never removed, so no lock is needed.
-    """
+    """Select those of `commits` of `url` in the cache. Needs no lock, as commits are never removed."""
     cache = cache_of(url)
     if not cache.exists():
         return []
@@ -92,7 +85,7 @@ def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
 
 
 def cache_of(url: str) -> Path:
-    """Cache folder for commits of `url`, which may not exist yet."""
+    """Cache folder for commits of `url`."""
     return git_cache() / hashlib.sha256(url.encode()).hexdigest()[:20]
 
 
@@ -121,7 +114,7 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
 
 
 def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
-    """Fetch `commits` of `url` into `cache`; the caller holds `lock`. Raises `TaskError` and what `git` raises."""
+    # the caller holds `lock`
 
     def fetch(place: str, env: dict[str, str]) -> None:
         # in a pack, which is there at once: of loose objects, a commit is there before its files

@@ -1,4 +1,4 @@
-"""`docker` and `podman`: containers of an image with what the task needs (one code path, two programs).
+"""`docker` and `podman`: containers of an image with what the task needs.
 
 The guest is the container's pid 1 and connects to a Unix socket that only this container sees. The layers are those of
 `bwrap`:
@@ -8,10 +8,10 @@ The guest is the container's pid 1 and connects to a Unix socket that only this 
 - *files*: the image, read-only; the workspace and ``/tmp`` in memory, each of a fixed size;
 - *system calls*: the runtime's own filter, plus that of `seccomp`;
 - *limits*: control groups where the runtime may create them, and per-process resource limits;
-- *lifetime*: hanging up ends the guest, and with it the container, which is removed.
+- *lifetime*: hanging up ends the guest and removes the container.
 
-The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. Starting a container takes
-0.5 to 1 s; commands are as fast as elsewhere.
+The image must have ``python3`` (3.9 or later), ``bash`` and ``git``, and is never pulled. A container starts in 0.5 to
+1 s; commands are as fast as elsewhere.
 """
 
 from __future__ import annotations
@@ -58,10 +58,9 @@ sys.exit(" ".join(p for p in ("bash", "git") if not shutil.which(p)) or 0)
 class Container(GuestBackend):
     """Sandboxes of a container program, named by subclasses.
 
-    `image` is the image to run (default: `IMAGE`), unless the task's workspace is an image, whose working folder then
-    is the workspace. `flags` precede the program's subcommand (``["--runtime", "runc"]``), `binds` are further host
-    paths to show read-only, `env` variables for every command in addition to the image's; the rest are the fields of
-    `ResourceLimits`.
+    `image` is the image to run (default: `IMAGE`) unless the task's workspace is an image, whose working folder then is
+    the workspace. `flags` precede the program's subcommand (``["--runtime", "runc"]``), `binds` are further host paths
+    to show read-only, `env` further variables for every command; the rest are the fields of `ResourceLimits`.
     """
 
     package: str
@@ -111,12 +110,12 @@ class Container(GuestBackend):
 
     @property
     def groups(self) -> Groups:
-        """Empty: the runtime creates the groups."""
+        """Empty: the runtime creates its own."""
         return Groups({})
 
     @property
     def images(self) -> Images | None:
-        """Reader of image files from a container that is never started, so none of the image's code runs."""
+        """Reader of image files, from a container that is never started."""
         return self._files_of
 
     def workdir(self, box: Path) -> str:
@@ -131,11 +130,11 @@ class Container(GuestBackend):
 
     @property
     def _counted_apart(self) -> bool:
-        """Whether a container's processes run under other ids than ours, so that a resource limit can count them."""
+        """Whether containers have other user ids than ours, so that a resource limit can count their processes."""
         return False
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless the program is installed, its daemon answers and the image is suitable."""
+        """Raise `PrerequisiteError` unless program, daemon and image are usable."""
         with self._checking:
             if self._checked:
                 return
@@ -158,7 +157,7 @@ class Container(GuestBackend):
             self._checked = True
 
     def _check_image(self, image: str) -> str:
-        """Return the working folder of `image`. Raises `PrerequisiteError` if it is missing or unsuitable."""
+        """Return the working folder of `image`. Raises `PrerequisiteError`."""
         if image not in self._found:
             seen = self._call("image", "inspect", "--format", "{{.Config.WorkingDir}}", image)
             if seen.returncode != 0:
@@ -180,7 +179,6 @@ class Container(GuestBackend):
         return self._found[image]
 
     def _files_of(self, image: str) -> Iterator[Entry]:
-        """Files in the working folder of `image`. Raises `TaskError`, `PrerequisiteError`, `SandboxFault`."""
         workdir = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
@@ -199,7 +197,7 @@ class Container(GuestBackend):
             self._call("rm", "--force", name)
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start a container with the guest as pid 1, which connects to a socket in a mounted folder."""
+        """Start a container with the guest as pid 1."""
         if environment is not None:  # of this machine's Python, which the image has not
             raise TaskError(
                 f"{self.name} cannot use {environment}, the environment of a task",
@@ -239,7 +237,7 @@ class Container(GuestBackend):
         return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
-        """Remove the container, in case the program that should have done so was killed."""
+        """Remove the container, if the program that should have done so was killed."""
         self._call("rm", "--force", self._name(box))
 
     def close(self) -> None:
@@ -283,7 +281,7 @@ class Container(GuestBackend):
 
     @abstractmethod
     def _usable(self, info: dict[str, Any]) -> Set[str]:
-        """Control group controllers available to the runtime, from its ``info``."""
+        """Available controllers, from the runtime's ``info``."""
 
     @abstractmethod
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
@@ -293,7 +291,7 @@ class Container(GuestBackend):
 class Docker(Container):
     """Sandboxes of Docker; options as in `Container`. ``DOCKER_HOST`` selects another daemon.
 
-    Rootless daemons are rejected: they map our user to another id, so the guest could not connect to its socket.
+    Rootless daemons are rejected: they map our user to another id, which could not connect to the guest's socket.
     """
 
     name = "docker"
@@ -333,7 +331,6 @@ class Podman(Container):
 
 
 def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    """Files and links of a tar stream, without ``.git`` and ``__pycache__``. Raises `TaskError`."""
     contents: dict[str, tuple[str, bytes]] = {}
     with tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
         for member in archive:

@@ -1,6 +1,6 @@
 """Exact files of a workspace: from a folder, a commit or an image, never through a checkout.
 
-No line ending conversion, filters or hooks; no access to later commits, remotes or reference patches.
+No line ending conversion, filters or hooks.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ def no_images(workspace: str) -> TaskError:
 def files_at_hand(workspace: str, paths: Iterable[str]) -> dict[str, bytes | None]:
     """Read those of `paths` in `workspace` that are available locally; None for a missing file.
 
-    Fetches and unpacks nothing. Omits paths that lead outside; empty if the image or commit is not cached, or the
-    folder is missing or dirty.
+    Omits paths that lead outside; empty if the image or commit is not cached, or the folder is missing or dirty.
     """
     kind, _, where = workspace.partition(":")
     safe = [path for path in paths if "\n" not in path and not {"", ".", ".."} & set(path.split("/"))]
@@ -104,10 +103,9 @@ def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes
 
 
 def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda _: None) -> None:
-    """Raise `TaskError` early for a ``dir:`` workspace that is missing, dirty or an unusable repository.
+    """Raise `TaskError` for a ``dir:`` workspace that is missing, dirty or an unusable repository.
 
-    For images calls `check_image` (`SandboxBackend.check_image`). Fetches and copies nothing, so other errors appear
-    only when the workspace is opened.
+    For images calls `check_image`. Fetches and copies nothing, so other errors appear only on opening.
     """
     kind, _, where = workspace.partition(":")
     if kind == "image":
@@ -149,10 +147,7 @@ def plain(folder: Path) -> Iterator[Entry]:
 
 
 def _is_repository(folder: Path) -> bool:
-    """Whether `folder` is a git repository rather than plain files.
-
-    Raises `TaskError` unless it is a folder that agents may see (`check_shown`).
-    """
+    """Whether `folder` is a git repository. Raises `TaskError` unless it is a folder that agents may see."""
     try:
         if folder.is_dir():
             check_shown(folder)
@@ -183,7 +178,7 @@ def _from_url(url: str, commit: str) -> Iterator[Entry]:
 
 
 def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
-    """Exact files of `commit`, without submodules, which belong to other repositories."""
+    # no submodules: they belong to other repositories
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
     rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
     wanted = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]

@@ -18,7 +18,7 @@ BUILT = "built"
 def environment_of(task: Task) -> Path | None:
     """Virtual environment named by the task, if any. Raises `TaskError` if it is missing.
 
-    A ``bin`` folder is not enough: a task file from elsewhere could expose a user's home to an agent.
+    A ``bin`` folder is not enough: a task file could expose a user's home to an agent.
     """
     kind, _, where = task.environment.partition(":")
     if kind == "python":
@@ -45,10 +45,7 @@ def environment_of(task: Task) -> Path | None:
 
 
 def interpreter_of(environment: Path) -> Path | None:
-    """Python installation of `environment` if it is in the cache; sandboxes see ``/usr`` anyway.
-
-    No other is shown, as a task file from elsewhere could name any folder.
-    """
+    """Python installation of `environment` if it is in the cache; a task file could name any other folder."""
     found = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
     folder = Path(found[1]) if found else None
     shown = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."

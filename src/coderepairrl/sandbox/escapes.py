@@ -1,8 +1,7 @@
 """Escape attempts run inside a sandbox: ``python -c TEXT SECRET OUTSIDE SOCKET PORT OTHER_PORT``.
 
-Prints one line per attempt, ending in ``works`` or ``refused``, and last what must work. The targets are open to all
-users of this machine: a file to read, one to write, a Unix socket, a port the sandbox may connect to and one it may
-not. Imports nothing of this project, as only the text enters the sandbox.
+Prints one line per attempt, ending in ``works`` or ``refused``, and last what must work. Targets, open to all users: a
+file to read, one to write, a Unix socket, a permitted port and a forbidden one. Imports nothing of this project.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ScriptedSandbox(Sandbox):
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Return the scripted answer, by the full command line first, then by the program."""
+        """Look the answer up by the full command line, then by the program."""
         self._alive()
         line = tuple(argv)
         self.calls.append(line)
@@ -71,7 +71,7 @@ class ScriptedSandbox(Sandbox):
         return answer if isinstance(answer, ExecResult) else answer(line, self)
 
     async def read(self, path: str) -> bytes:
-        """Read a file of the dict. Raises FileNotFoundError, PermissionError (outside)."""
+        """Read a file of the dict. Raises FileNotFoundError, PermissionError."""
         self._alive()
         name = self._inside(path)
         if name not in self.files:
@@ -79,7 +79,7 @@ class ScriptedSandbox(Sandbox):
         return self.files[name]
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Put a file into the dict. Raises PermissionError (outside)."""
+        """Put a file into the dict. Raises PermissionError."""
         self._alive()
         self.files[self._inside(path)] = data
 
@@ -90,7 +90,7 @@ class ScriptedSandbox(Sandbox):
         return "http://127.0.0.1:1"
 
     async def diff(self) -> bytes:
-        """A unified diff of text files against the initial ones, by difflib."""
+        """A unified diff of text files, by difflib."""
         self._alive()
         parts = []
         for name in sorted({*self._before, *self.files}):
@@ -111,7 +111,7 @@ class ScriptedSandbox(Sandbox):
         return b"".join(parts)
 
     def kill(self) -> None:
-        """Make every later call raise `SandboxFault`, as after the death of a guest."""
+        """Make every later call raise `SandboxFault`."""
         self.dead = True
 
     def _alive(self) -> None:
@@ -126,10 +126,7 @@ class ScriptedSandbox(Sandbox):
 
 
 class ScriptedBackend(SandboxBackend):
-    """Opens a `ScriptedSandbox` per task with these files and this script.
-
-    `sandboxes` lists those opened; `fault`, if set, is raised on opening instead.
-    """
+    """Opens a `ScriptedSandbox` per task, listed in `sandboxes`; `fault`, if set, is raised instead."""
 
     name = "scripted"
 

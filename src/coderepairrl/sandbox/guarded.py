@@ -1,4 +1,4 @@
-"""Wrapper for a user's sandbox class: its bugs become faults that name it, so the run and its record go on."""
+"""A user's sandbox class, wrapped so that its bugs become faults that name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @contextmanager
 def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Turn errors of `what`, a user's class or method, into `SandboxFault`, except `allowed` ones and our own."""
+    """Turn errors of `what`, except `allowed` ones and our own, into `SandboxFault`."""
     try:
         yield
     except Exception as error:
@@ -32,7 +32,7 @@ def guard(what: str, *allowed: type[Exception]) -> Iterator[None]:
 
 
 class Guarded(SandboxBackend):
-    """Wraps backend `inner` of class `path` (``module:Class``); its bugs become faults."""
+    """Wraps backend `inner` of class `path` (``module:Class``)."""
 
     def __init__(self, inner: SandboxBackend, path: str) -> None:
         self.name = inner.name
@@ -40,32 +40,32 @@ class Guarded(SandboxBackend):
         self._path = path
 
     def check_image(self, name: str) -> None:
-        """Forward to the wrapped backend."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.check_image"):
             self._inner.check_image(name)
 
     def show(self, folders: Sequence[str]) -> None:
-        """Forward to the wrapped backend."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.show"):
             self._inner.show(folders)
 
     def require(self) -> None:
-        """Forward to the wrapped backend, with its errors. Raises `SandboxFault`."""
+        """Forward to `inner`. Raises its errors and `SandboxFault`."""
         with guard(f"{self._path}.require"):
             self._inner.require()
 
     def info(self) -> SandboxInfo:
-        """Forward to the wrapped backend."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.info"):
             return self._inner.info()
 
     def close(self) -> None:
-        """Forward to the wrapped backend."""
+        """Forward to `inner`."""
         with guard(f"{self._path}.close"):
             self._inner.close()
 
     def open(self, task: Task) -> AbstractAsyncContextManager[Sandbox]:
-        """Open a guarded sandbox of the wrapped backend."""
+        """Open a guarded sandbox of `inner`."""
         return self._open(task)
 
     @asynccontextmanager

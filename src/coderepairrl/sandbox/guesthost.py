@@ -40,8 +40,8 @@ def started(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Start ``command(fd)``, with fd its end of a socket, as `user` in `group`; return the process and our end.
 
-    `first` precedes the command line: a program that uses our rights and then execs the rest. Call it from the event
-    loop's own thread: the process dies with the *thread* that started it. Raises `SandboxFault`.
+    `first` precedes the command line: a program that uses our rights and execs the rest. Call it from the event loop's
+    thread: the process dies with its starting *thread*. Raises `SandboxFault`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     argv, descriptors = command(theirs.fileno())
@@ -67,9 +67,9 @@ def started(
 
 
 class GuestProcess:
-    """The guest of one sandbox behind one socket, with one request at a time; subclasses differ in how it starts.
+    """The guest of one sandbox behind one socket, with one request at a time, on one event loop.
 
-    All methods belong to one event loop. After a `SandboxFault` the guest is dead for good.
+    A `SandboxFault` means that the guest is dead.
     """
 
     process: subprocess.Popen[bytes] | None = None
@@ -90,7 +90,7 @@ class GuestProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the starting process, or of the guest itself if it was forked."""
+        """Id of the starting process; of the guest itself if forked."""
         assert self.process is not None
         return self.process.pid
 
@@ -134,7 +134,7 @@ class GuestProcess:
             raise await self.died() from error
 
     async def receive(self) -> tuple[Header, bytes]:
-        """Receive the next reply. Raises `SandboxFault` if the guest is dead or the frame is invalid."""
+        """Receive the next reply. Raises `SandboxFault`."""
         header_size, body_size = _FRAME.unpack(await self._exactly(_FRAME.size))
         if header_size > _MAX_HEADER or body_size > _MAX_BODY:
             raise await self.died("sent a frame beyond all measure")
@@ -145,7 +145,7 @@ class GuestProcess:
         return header, await self._exactly(body_size)
 
     def take_descriptor(self) -> int:
-        """Take ownership of the descriptor sent with the last reply. Raises `SandboxFault`."""
+        """Take the descriptor sent with the last reply. Raises `SandboxFault`."""
         if not self._descriptors:
             raise SandboxFault("the guest sent no descriptor")
         return self._descriptors.pop()
@@ -162,7 +162,7 @@ class GuestProcess:
         return SandboxFault(f"the sandbox {how}" + (f": {words}" if words else ""))
 
     async def close(self) -> None:
-        """Kill everything inside and wait for its end. Safe to call twice."""
+        """Kill everything inside and wait. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -234,9 +234,8 @@ class StartedGuest(GuestProcess):
         first: Sequence[str] = (),
         info: int | None = None,
     ) -> StartedGuest:
-        """Start as `started` does; `doors` are those of the guest.
-
-        `info` is a descriptor from which to read the pid that bubblewrap gave its pid 1. Takes ownership of both.
+        """Start as `started` does; bubblewrap writes the pid of its pid 1 to `info`. Takes ownership of both `doors`
+        and `info`.
         """
         try:
             process, ours = started(command, log=log, user=user, env=env, group=group, first=first)
@@ -263,7 +262,7 @@ class StartedGuest(GuestProcess):
 
 
 class AwaitedGuest(GuestProcess):
-    """A guest that connects to us because it cannot inherit a descriptor, as in a container."""
+    """A guest that connects to us, as from a container, which inherits no descriptors."""
 
     def __init__(self, process: subprocess.Popen[bytes], listener: socket.socket, log: Path) -> None:
         super().__init__(listener, log)
@@ -271,7 +270,7 @@ class AwaitedGuest(GuestProcess):
 
     @classmethod
     def spawn(cls, listener: socket.socket, argv: Sequence[str], *, log: Path) -> AwaitedGuest:
-        """Start `argv`, whose guest connects to `listener`, which we now own. Raises `SandboxFault`."""
+        """Start `argv`, whose guest connects to `listener`; takes ownership of it. Raises `SandboxFault`."""
         try:
             with log.open("ab") as sink:
                 process = subprocess.Popen(
@@ -288,7 +287,7 @@ class AwaitedGuest(GuestProcess):
         return cls(process, listener, log)
 
     async def _arrive(self) -> None:
-        """Accept its connection, necessarily the first one: it runs nothing before a request."""
+        # the first connection is the guest: it runs nothing before a request
         loop, listener = asyncio.get_running_loop(), self._socket
         ended = os.pidfd_open(self._bringing.pid)
         accepting = loop.create_task(loop.sock_accept(listener))
@@ -312,10 +311,7 @@ class AwaitedGuest(GuestProcess):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and its children.
-
-    A bubblewrap killed during startup leaves a child that waits forever for its user ids.
-    """
+    """Kill the process and its children: a half-started bubblewrap leaves one that waits forever."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or about to be
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The view of an unpacked image in a sandbox of bubblewrap: all of its files, and little else.
+"""An unpacked image as seen in a sandbox of bubblewrap.
 
 The root is an overlay with changes in memory or, if the kernel allows none, read-only except for the working folder.
 Programs run as one user id, that of ``USER``, which owns all files and has no capabilities, even as root: owners cannot
@@ -29,7 +29,7 @@ def options(
 ) -> list[str]:
     """Options of bubblewrap that mount the `files` of `image`, our folder `inside`, and the user's `binds`.
 
-    Raises `TaskError` if a bind would be mounted through a link in the image, or has no mount point.
+    Raises `TaskError` if a bind crosses a link in the image, or has no mount point.
     """
     size = str(limits.tmp_bytes)
     view = ["--ro-bind" if prepared.packed else "--bind", str(files), "/"]
@@ -52,13 +52,13 @@ def options(
 
 
 def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: our defaults, overridden by the image's, then by the user's (`given`)."""
+    """Environment of commands: defaults, then the image's variables, then the user's (`given`)."""
     home = "/tmp" if prepared.packed else image.home  # which could not be written
     return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **given}
 
 
 def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:
-    """Reject links on the path: bubblewrap follows them, resolved on the host."""
+    # bubblewrap follows links, resolved on the host: reject them
     at = prepared.tree
     for part in Path(folder).parts[1:]:
         at = at / part

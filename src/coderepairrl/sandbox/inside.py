@@ -1,4 +1,4 @@
-"""Path resolution in the tree of an image, confined to it."""
+"""Path resolution confined to the tree of an image."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ LINKS = 40
 
 
 def resolve(tree: Path, path: str, base: str = "") -> str | None:
-    """Resolve `path`, absolute or relative to `base`, to a link-free path relative to `tree`; None if missing.
-
-    Assumes that the tree does not change meanwhile.
-    """
+    """Resolve `path`, from `base` unless absolute, to a link-free path relative to `tree`; None if missing."""
     here: list[str] = []
     left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
     while left:
@@ -45,7 +42,7 @@ def resolve(tree: Path, path: str, base: str = "") -> str | None:
 
 
 def text(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
-    """Read up to `longest` bytes of a regular file; empty if there is no such file."""
+    """Read up to `longest` bytes of a regular file; empty without one."""
     found = resolve(tree, path, base)
     if not found or not stat.S_ISREG((tree / found).lstat().st_mode):
         return ""

@@ -14,10 +14,7 @@ from coderepairrl.sandbox.privileges import command_as
 
 
 def find_python(work: Path, user: int | None) -> Path:
-    """Find a Python that the sandbox's user can run, by compiling the guest to ``work/guest.pyc``.
-
-    Raises `PrerequisiteError`.
-    """
+    """Find a Python that `user` can run, by compiling the guest to ``work/guest.pyc``. Raises `PrerequisiteError`."""
     compile_it = "import py_compile,sys; py_compile.compile(sys.argv[1], sys.argv[2], doraise=True)"
     work.mkdir(exist_ok=True)
     (work / "guest.py").write_text(guest.source(), "utf-8")
@@ -33,10 +30,7 @@ def find_python(work: Path, user: int | None) -> Path:
 
 
 def first_python(user: int | None, arguments: Sequence[str]) -> tuple[Path, bytes]:
-    """Return the first Python that `user` can run with these `arguments`, and its output.
-
-    Runs it through ``env``, as setpriv itself may still open what root can. Raises `PrerequisiteError`.
-    """
+    """Return the first Python that `user` can run with `arguments`, and its output. Raises `PrerequisiteError`."""
     tried = []
     for python in dict.fromkeys((Path(sys.executable).resolve(), Path("/usr/bin/python3").resolve())):
         argv = command_as(user, ["/usr/bin/env", str(python), *arguments])

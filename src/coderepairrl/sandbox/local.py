@@ -1,7 +1,6 @@
 """`unsafe-local`: commands run as you, on this machine, in a temporary copy. No isolation whatsoever.
 
-For machines without any sandbox (macOS, Colab) and trusted models; must be named explicitly. The guest is the usual
-one, so timeouts, output caps, process clean-up and diffs work as elsewhere.
+For machines without any sandbox (macOS, Colab) and trusted models; never chosen automatically.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _KEPT = ("PATH", "HOME", "USER", "TMPDIR", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class UnsafeLocal(GuestBackend):
-    """Runs commands with your rights in a copy of the workspace, without the API keys of your environment."""
+    """Runs commands with your rights in a copy of the workspace, without your API keys."""
 
     name = "unsafe-local"
 
@@ -36,7 +35,7 @@ class UnsafeLocal(GuestBackend):
 
     @property
     def isolated(self) -> bool:
-        """False: your other processes are visible, so neither processes nor memory can be counted."""
+        """False: your other processes are visible, so nothing can be counted."""
         return False
 
     def show(self, folders: Sequence[str]) -> None:

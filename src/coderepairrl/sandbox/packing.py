@@ -1,9 +1,9 @@
-"""The archive a guest unpacks into its workspace, which is faster than starting a program for it.
+"""The archive a guest unpacks itself, which is faster than starting a program.
 
-A list of entries, folders before their contents: the length of a JSON object (4 bytes, big endian), the object, and the
-content of a regular file. The object has ``path`` (surrogates for bytes that are not UTF-8), ``mode`` and ``time``
-(last change, in nanoseconds); regular files have ``size``, symbolic links ``target``, and further hard links to a file
-only ``same``, its first name. `guest.files.unpack` reads it.
+A list of entries, folders first: the length of a JSON object (4 bytes, big endian), the object, and the content of a
+regular file. The object has ``path`` (surrogates for bytes that are not UTF-8), ``mode`` and ``time`` (last change,
+ns); regular files have ``size``, symbolic links ``target``, further hard links only ``same``, the first name. Read by
+`guest.files.unpack`.
 """
 
 from __future__ import annotations

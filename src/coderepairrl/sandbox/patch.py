@@ -1,13 +1,12 @@
 """The canonical diff.
 
-Git never sees the tree an agent worked in, so nothing left there (hooks, filters, fsmonitor, textconv, nested
-repositories, a broken or missing ``.git``) can run or hide anything. The guest lists the files whose bytes or modes
-differ from the task's commit; they become a second commit with temporary objects, and ``git diff-tree`` compares both.
+Git never sees the tree an agent worked in, so nothing left there (hooks, filters, textconv, nested repositories, a
+broken ``.git``) can run or hide anything. The guest lists the files that differ from the task's commit; they become a
+second, temporary commit, and ``git diff-tree`` compares both.
 
-For every backend: all files count, including ignored ones (``add -A -f``), except untracked caches of tools
-(``__pycache__``, ``*.pyc``, ``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames appear as deletion and
-creation, independent of similarity heuristics; full object ids; binary patches; three lines of context; bytes, never
-text.
+All files count, including ignored ones (``add -A -f``), except untracked caches of tools (``__pycache__``, ``*.pyc``,
+``.pytest_cache``, ``.mypy_cache``, ``.ruff_cache``); renames appear as deletion and creation, independent of similarity
+heuristics; full object ids; binary patches; three lines of context; bytes, never text.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def compose(
 ) -> bytes:
     """Diff `prepared`'s commit against it with `changed` files added and `deleted` ones removed.
 
-    Blocks for two git commands (as `user` if we are root), unless nothing changed or the diff is cached. `scratch` is a
-    temporary path, unique among the sandboxes of `prepared`. Raises `SandboxFault`.
+    Blocks for two git commands, unless nothing changed or the diff is cached. `scratch` is a unique temporary path.
+    Raises `SandboxFault`.
     """
     if not changed and not deleted:
         return b""

@@ -1,4 +1,4 @@
-"""Host folders that no task may use as its workspace: a task file may be untrusted, and agents see the whole folder."""
+"""Host folders that untrusted task files may not name as a workspace, which agents see as a whole."""
 
 from __future__ import annotations
 
@@ -57,10 +57,9 @@ def check_shown(folder: Path) -> None:
 def _private(
     home: Path | None, caches: tuple[Path, ...], period: int
 ) -> tuple[dict[Path, tuple[Path, Path]], dict[Path, Path]]:
-    """Map folders that are or contain a private one to its (name, path), and fully closed folders to their name.
+    """Map folders that are or contain a private one to its (name, path), and closed folders to their name.
 
-    The first of `caches` is fully closed. Results are reused within a `period`, since a plan checks a thousand folders
-    against a hundred of these; folders and links may change later.
+    Cached for a `period`: a plan checks a thousand folders, but links may change later.
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []

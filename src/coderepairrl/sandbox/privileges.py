@@ -15,8 +15,7 @@ SANDBOX_USER = 65533
 def command_as(user: int | None, argv: Sequence[str]) -> list[str]:
     """Prefix `argv` to run as user and group `user`, without other groups or a way back; None changes nothing.
 
-    A program, as ``Popen(user=...)`` cannot use vfork: copying the controller's page tables takes longer than
-    ``setpriv`` and blocks its event loop. Raises `PrerequisiteError`.
+    ``Popen(user=...)`` cannot use vfork, so it would copy the controller's page tables. Raises `PrerequisiteError`.
     """
     if user is None:
         return list(argv)

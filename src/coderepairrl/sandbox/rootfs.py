@@ -75,14 +75,14 @@ def store(user: int | None) -> Path:
 
 
 def record_of(where: str) -> Path:
-    """Record file of image `where` (``NAME`` or ``NAME@DIGEST``), keyed by the digest alone if there is one."""
+    """Record file of image `where` (``NAME`` or ``NAME@DIGEST``)."""
     name, _, digest = where.rpartition("@")
     key = digest.replace(":", "-") if name and DIGEST.fullmatch(digest) else hashlib.sha256(where.encode()).hexdigest()
     return images_cache() / "names" / f"{key}.json"
 
 
 def pinned(where: str) -> str:
-    """Add the digest recorded at preparation to `where`; unchanged if it has one or was not prepared."""
+    """Add the digest recorded at preparation to `where`, if any."""
     if DIGEST.fullmatch(where.rpartition("@")[2]):
         return where
     try:
@@ -105,10 +105,7 @@ def find(where: str, user: int | None) -> tuple[Path, Image]:
 
 
 def check_present(where: str, user: int | None) -> None:
-    """Raise `TaskError` unless the image is prepared and its working folder and our repository are complete.
-
-    Does not check contents or the rest of the image, which takes seconds.
-    """
+    """Raise `TaskError` unless the image's working folder and our repository are complete; ignores contents."""
     folder, image = find(where, user)
     work = folder / "tree" / image.workdir.lstrip("/")
     try:
@@ -125,7 +122,6 @@ def check_present(where: str, user: int | None) -> None:
 
 
 def _mode(path: Path) -> str:
-    """Git's mode of a file; empty for anything else."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return "120000"

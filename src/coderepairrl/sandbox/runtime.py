@@ -1,7 +1,7 @@
 """A relocated copy of this machine's Python that runs the guest in images, which may have none.
 
-It contains only what the guest loads: interpreter, modules, shared libraries, and the loader, which is started
-directly, as the image's may be older or different. Some 10 MB, copied in 10 ms.
+It has what the guest loads: interpreter, modules, shared libraries, and the loader, which is started directly, as the
+image's may be older or different. Some 10 MB, copied in 10 ms.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ print(json.dumps({"modules": modules, "mapped": mapped, "prefix": sys.base_prefi
 
 
 def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
-    """Copy Python to `target`, seen by the sandbox as `seen`; return the start of a command line that runs it.
+    """Copy Python to `target`, seen inside as `seen`; return the start of a command line that runs it.
 
-    `user` must be able to read the module `guest`. Raises `PrerequisiteError` if no interpreter can be relocated.
+    `user` must be able to read the module `guest`. Raises `PrerequisiteError`.
     """
     _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
     found = json.loads(printed)
@@ -60,7 +60,7 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
 
 
 def _names(library: Path) -> list[str]:
-    """Links to a library: programs load it by its interface version."""
+    # links to it: programs load a library by its interface version
     return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 
 

@@ -2,24 +2,21 @@
 
 PyPI ``sandlock`` on Linux 6.12 or later (Landlock ABI 6). Layers, each with a probe in ``tests/sandbox``:
 
-- *user*: root first becomes an unprivileged user id without groups or capabilities;
-- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, also ``$HOME``) are writable;
+- *user*: an unprivileged user id (root switches to one) without groups or capabilities;
+- *files*: Landlock, default deny: the workspace and one temporary folder (``$TMPDIR``, ``$HOME``) are writable;
   ``/usr``, ``/proc`` and a few files of ``/etc`` and ``/dev`` readable. The supervisor changes modes and times, which
-  Landlock does not govern, on behalf of commands in those two folders only; owners and attributes never;
-- *network*: no UDP, no servers, Unix sockets in the workspace only; TCP only to the bridge's ports on 127.0.0.1, with
-  the address checked by the supervisor;
+  Landlock does not govern, in those two folders only; owners and attributes never;
+- *network*: no UDP, no servers, Unix sockets in the workspace only; TCP only to the bridge's ports on 127.0.0.1;
 - *system calls*: the filter of `seccomp`, plus what namespaces would otherwise cover;
-- *processes*: signals and tracing end at a Landlock domain. Domains are nested (supervisor, guest, command): each can
-  kill everything below it, and nothing above;
-- *lifetime*: the guest ends what outlives a command, the supervisor what outlives the guest, and the guest what
-  outlives the supervisor.
+- *processes*: nested Landlock domains (supervisor, guest, command) confine signals and tracing: each can kill what is
+  below, and nothing above;
+- *lifetime*: the guest ends what outlives a command; guest and supervisor end what outlives the other.
 
 Weaker than `bwrap`, as there are no namespaces:
 
 - existence and size of files can be probed by guessing paths, but not contents or listings;
-- ``/proc`` is filtered by the supervisor, not the kernel; host tables such as mounts and connections are readable. The
-  kernel protects memory, environment and descriptors of other processes. Commands can read, but not change, the guest's
-  memory, which holds nothing they do not know;
+- ``/proc`` is filtered by the supervisor, not the kernel; host tables such as mounts and connections are readable, but
+  not memory, environment or descriptors of other processes. Commands can read the guest's memory, which has no secrets;
 - the bridge listens on the host's loopback, where other users can connect (without the episode's key); nothing inside
   can listen, so a test that starts a local server fails;
 - ``/tmp``, ``/dev/shm`` and so POSIX semaphores are refused rather than private;
@@ -71,10 +68,7 @@ _ENV = {"USER": "agent", "LOGNAME": "agent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_AT
 
 
 class Sandlock(GuestBackend):
-    """Sandboxes of sandlock; options as for `Bubblewrap`, without disk limits, which cannot be enforced.
-
-    Prerequisites are checked when a sandbox is first opened.
-    """
+    """Sandboxes of sandlock; options as for `Bubblewrap`, without disk limits, which cannot be enforced."""
 
     name = "sandlock"
     slowdown = 10.0
@@ -106,7 +100,7 @@ class Sandlock(GuestBackend):
         return str((box / "work").resolve())
 
     def require(self) -> None:
-        """Raise `PrerequisiteError` unless package and kernel are suitable and no escape works in a trial."""
+        """Raise `PrerequisiteError` unless package and kernel are suitable and every escape attempt fails."""
         with self._checking:
             if self._python is not None:
                 return
@@ -129,10 +123,7 @@ class Sandlock(GuestBackend):
             self._python = python
 
     def reader(self, box: Path) -> Callable[[], GuestProcess]:
-        """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8.
-
-        It runs after all commands are dead and executes only our code.
-        """
+        """Factory of an unsandboxed guest, as sandlock cannot open file names that are not UTF-8."""
         argv = [str(self._python), *_FLAGS, str(self.state / "guest/guest.pyc")]
 
         def start() -> GuestProcess:
@@ -143,7 +134,7 @@ class Sandlock(GuestBackend):
         return start
 
     def launch(self, box: Path, prepared: Prepared, group: Group | None, environment: Path | None) -> GuestProcess:
-        """Start the supervisor, which starts the guest; reserve ports for its bridges."""
+        """Start the supervisor, which starts the guest; reserves ports for its bridges."""
         self._make_tmp(box)
         doors = [_door() for _ in range(PORTS)]
         guest = self.state / "guest"
@@ -194,7 +185,7 @@ class Sandlock(GuestBackend):
         return [sys.executable, "-I", "-B", "-X", "utf8", str(_SUPERVISOR), json.dumps(settings)]
 
     def _try(self, python: Path) -> None:
-        """Run `escapes` under sandlock. Raises `PrerequisiteError` if it fails to start or an escape works."""
+        """Run `escapes` under sandlock. Raises `PrerequisiteError` if one works."""
         box = self.state / "trial"
         destroy(box)
         (box / "work").mkdir(parents=True)
@@ -236,7 +227,6 @@ class Sandlock(GuestBackend):
 
 
 def _find_package() -> str:
-    """Folder from which sandlock is imported."""
     found = importlib.util.find_spec("sandlock")
     if found is None or found.origin is None:
         if platform.machine() not in MACHINES:
@@ -264,7 +254,7 @@ def _instead() -> str:
 
 
 def _door() -> socket.socket:
-    """Reserve a loopback port; it refuses connections until it listens."""
+    # reserves a port; it refuses connections until it listens
     door = socket.socket()
     try:
         door.bind(("127.0.0.1", 0))

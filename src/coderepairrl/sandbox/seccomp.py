@@ -1,9 +1,9 @@
 """A hand-assembled seccomp filter that closes what namespaces, or their absence, leave open.
 
-Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, both little
-endian. An allow-list would break compilers and interpreters of many languages, so this deny-list covers what no repair
-needs: namespaces and mounts, other processes' memory, kernel interfaces with a record of escapes, socket families
-outside network namespaces, and memory that limits do not count or that all sandboxes of a user share.
+Classic BPF over ``struct seccomp_data {int nr; u32 arch; u64 ip; u64 args[6]}``; x86_64 and aarch64, little endian. An
+allow-list would break compilers and interpreters, so this denies what no repair needs: namespaces and mounts, other
+processes' memory, kernel interfaces with a record of escapes, socket families outside network namespaces, and memory
+that limits do not count or that sandboxes of a user share.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ def _op(code: int, k: int, jump_true: int = 0, jump_false: int = 0) -> bytes:
 
 
 def _on(number: int, body: bytes) -> bytes:
-    """Run `body` (which must return) for system call `number`, skip it for others."""
+    # `body` must return
     return _op(_EQUAL, number, 0, len(body) // 8) + body
 
 
 def program(machine: str = "", *, shared: bool = False) -> bytes:
     """Assemble the filter as ``struct sock_filter[]`` for `machine` (default: this one). Raises `PrerequisiteError`.
 
-    `shared`: the sandbox has no namespaces, so also refuse what they would confine.
+    `shared`: also refuse what namespaces would confine.
     """
     machine = machine or platform.machine()
     if machine not in _MACHINES:

@@ -71,7 +71,7 @@ class ResourceLimits:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
-        """Parse a backend's options. Raises `ConfigError` for unknown names and all but positive whole numbers."""
+        """Parse a backend's options. Raises `ConfigError`."""
         known = [limit.name for limit in fields(cls)]
         for name, value in options.items():
             if name not in known:
@@ -81,7 +81,7 @@ class ResourceLimits:
         return cls(**options)
 
     def rlimits(self, *, per_user: bool) -> dict[str, int]:
-        """Resource limits for the guest, by name. `per_user`: count processes in the sandbox, not all of the user's."""
+        """Resource limits by name. `per_user`: the kernel counts only this sandbox's processes."""
         limits = {"DATA": self.memory, "FSIZE": self.file_bytes, "NOFILE": self.open_files}
         limits |= {"CPU": self.cpu_seconds, "CORE": 0}
         return limits | ({"NPROC": self.processes, "SIGPENDING": QUEUED_SIGNALS} if per_user else {})
@@ -107,7 +107,7 @@ class GuestSandbox:
     _diffs: int = 0
 
     async def configure(self, settings: Mapping[str, object], timeout: float) -> None:
-        """Send the guest its `settings` and wait until it is ready. Raises `SandboxFault`."""
+        """Send the guest its `settings` and wait. Raises `SandboxFault`."""
         await self.guest.configure(settings, timeout)
 
     # -- the protocol
@@ -122,7 +122,7 @@ class GuestSandbox:
         max_bytes: int = 1 << 20,
         cwd: str | None = None,
     ) -> ExecResult:
-        """Run as `Sandbox.exec`. Exit codes as in a shell: 127 not found, 128 + signal, 124 timed out."""
+        """Run as `Sandbox.exec`. Exit codes: 127 not found, 128 + signal, 124 timed out."""
         if not argv:
             raise ValueError("exec needs a command")
         request: Header = {"op": "exec", "argv": list(argv), "env": dict(env or {}), "timeout": timeout}
@@ -145,9 +145,8 @@ class GuestSandbox:
         return data
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Write as `Sandbox.write`; a failed write leaves the file as it was.
-
-        Raises OSError for too large a file (EFBIG) or a full workspace (ENOSPC), `SandboxFault` for a full host disk.
+        """Write as `Sandbox.write`. Raises OSError (EFBIG, ENOSPC), keeping the file; `SandboxFault` if the host's disk
+        is full.
         """
         reply, _ = await self._ask({"op": "write", "path": path, "follow": follow}, data)
         self._refuse(reply, path)
@@ -188,7 +187,7 @@ class GuestSandbox:
         return await asyncio.to_thread(compose, self.prepared, changed, last["deleted"], scratch, user=self.user)
 
     async def close(self) -> None:
-        """Close every bridge, kill everything inside and wait for its end."""
+        """Close every bridge and kill everything inside."""
         for task in (*self._bridges, *self._running):
             task.cancel()
         await asyncio.gather(*self._bridges, *self._running, return_exceptions=True)
@@ -200,7 +199,7 @@ class GuestSandbox:
         return await self._exclusively(self._once(request, body, timeout))
 
     def _refuse(self, reply: Header, path: str) -> None:
-        """Raise the error in `reply`, if any: OSError for the agent's, `SandboxFault` for the host's disk."""
+        """Raise the error in `reply`: OSError for the agent's, `SandboxFault` for the host's disk."""
         if "errno" not in reply:
             return
         code = reply["errno"]
@@ -284,7 +283,7 @@ def _full(folder: Path) -> bool:
 
 
 async def _bridge(listener: socket.socket, address: str, most: int) -> None:
-    """Connect up to `most` connections at a time from `listener` to the Unix socket `address`."""
+    """Connect up to `most` clients of `listener` at a time to the Unix socket `address`."""
     loop = asyncio.get_running_loop()
     room = asyncio.Semaphore(most)
     open_now: set[asyncio.Task[None]] = set()
@@ -307,7 +306,6 @@ async def _bridge(listener: socket.socket, address: str, most: int) -> None:
 
 
 async def _join(connection: socket.socket, address: str) -> None:
-    """Copy between an accepted connection and `address` until both directions end."""
     writers: list[asyncio.StreamWriter] = []
     try:
         inner, inner_out = await asyncio.open_connection(sock=connection)

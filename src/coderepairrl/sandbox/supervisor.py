@@ -1,9 +1,8 @@
 """The parent of a sandlock guest: ``python -I supervisor.py SETTINGS``; imports nothing of this project.
 
-Settings are JSON: ``control`` (descriptor that becomes the guest's standard input), ``package`` (the folder sandlock is
-imported from), ``user`` (the id that root becomes), and those of `confine`. It starts the guest under sandlock,
-performs the system calls Landlock does not govern, and after the guest's end kills everything else in its Landlock
-domain, after verifying at the start that no signal leaves it.
+Settings are JSON: ``control`` (descriptor of the guest's standard input), ``package`` (folder of sandlock), ``user``
+(id that root becomes), and those of `confine`. It performs the system calls Landlock does not govern, and after the
+guest's end kills everything else in its Landlock domain.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def checked(result: int) -> int:
 
 
 def become(user: int | None) -> None:
-    """Drop root for `user`, every capability, and the right to gain any."""
+    """Drop root for `user`, and every capability for good."""
     if user is not None:
         for capability in range(64):
             libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails beyond the kernel's last one
@@ -51,7 +50,7 @@ def become(user: int | None) -> None:
 
 
 def keep_signals_in() -> None:
-    """Keep signals from us and our children from reaching any existing process. Exits if that fails."""
+    """Keep our signals from existing processes; exit if that fails."""
     read, write = os.pipe()
     outsider = os.fork()
     if outsider == 0:
@@ -135,8 +134,8 @@ def watch(memory: int, threads: int) -> None:
 def metadata(ctx: Any, name: str, writable: list[str]) -> int:
     """Perform a ``chmod`` or ``utimensat`` for a sandboxed process, if the file is in a `writable` folder.
 
-    Landlock governs neither. One descriptor pins, checks and changes the file, so no rename or link can intervene.
-    Returns the errno, 0 on success.
+    One descriptor pins, checks and changes the file, so no rename or link can intervene. Returns the errno, 0 on
+    success.
     """
     folder, path, value, flags = (AT_FDCWD, *ctx.args[:2], 0) if name == "chmod" else ctx.args[:4]
     folder = ctypes.c_int(folder).value
@@ -167,8 +166,7 @@ def confine(settings: dict[str, Any]) -> Any:
     """Run ``argv`` under sandlock and return the result.
 
     `memory`: bytes for all commands together. `readable`, `writable`: paths (the last two of `writable` are folders
-    whose metadata may change too). `ports`: of 127.0.0.1, the only permitted ones. `processes`: most at a time. `cwd`,
-    `env`.
+    whose metadata may change too). `ports`: permitted ones of 127.0.0.1. `processes`: most at a time. `cwd`, `env`.
     """
     from sandlock import Sandbox
     from sandlock.handler import ExceptionPolicy, Handler, NotifAction
@@ -189,7 +187,7 @@ def confine(settings: dict[str, Any]) -> Any:
             return NotifAction.errno(code) if code else NotifAction.returns(0)
 
     class Command(Handler):  # type: ignore[misc]
-        """Makes each command, as it starts a session, a target for the OOM killer before the guest and us."""
+        """Marks each command, as it starts a session, as the first target of the OOM killer."""
 
         def handle(self, ctx: Any) -> Any:
             with open(f"/proc/{ctx.pid}/oom_score_adj", "w") as file:  # noqa: PTH123

@@ -1,7 +1,7 @@
 """A warm guest to fork others from, at a quarter of the processor time of starting each.
 
-There is one per thread that opens sandboxes, as it dies with the thread that started it. Inside runs
-`guest.forked.ForkServer`. Each guest serves one sandbox and ends with it; the template stays.
+There is one per thread that opens sandboxes, as it dies with its starting thread. Inside runs
+`guest.forked.ForkServer`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,12 @@ class Template:
         return self._process.poll() is None
 
     def fork(self, sizes: Mapping[str, int], archive: Path, group: Group | None, *, log: Path) -> ForkedGuest:
-        """Prepare a guest in `group` for the workspace in `archive`, with in-memory file systems of these `sizes`.
-
-        It is forked when configured.
-        """
+        """Prepare a guest in `group` with in-memory file systems of these `sizes`; it is forked when configured."""
         return ForkedGuest(lambda theirs: self._ask(theirs, sizes, archive, group, log), log)
 
     def _ask(
         self, theirs: socket.socket, sizes: Mapping[str, int], archive: Path, group: Group | None, log: Path
     ) -> None:
-        """Request a guest for its end of a socket. Raises OSError."""
         entrances = group.entrances() if group is not None else []
         try:
             with archive.open("rb") as files, log.open("ab") as errors:
@@ -87,7 +83,7 @@ class Template:
 
 
 class ForkedGuest(GuestProcess):
-    """A guest forked when configured: `ask` requests it for its end of a socket, or raises OSError."""
+    """A guest that `ask` forks, when configured, for its end of a socket; it may raise OSError."""
 
     def __init__(self, ask: Callable[[socket.socket], None], log: Path) -> None:
         ours, self._theirs = socket.socketpair()
@@ -113,7 +109,7 @@ class ForkedGuest(GuestProcess):
         self.inner = self.take_descriptor()
 
     async def _leave(self) -> None:
-        """Wait until no process has the other end of our socket: a guest still forking ends when we hang up."""
+        # a guest still forking ends when we hang up: wait until no process has its end
         self._theirs.close()
         if self.inner is None:
             with contextlib.suppress(OSError, TimeoutError):

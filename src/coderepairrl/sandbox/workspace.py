@@ -2,7 +2,7 @@
 
 A workspace becomes *one commit of exact bytes* (`contents`), from which come:
 
-- ``tree/``: the files, with a decoy ``.git`` (a plain repository of that one commit) for the agent;
+- ``tree/``: the files, with a decoy ``.git`` (a repository of that commit) for the agent;
 - ``git/``: the private bare repository for diffs (`patch`), hidden from every sandbox.
 """
 
@@ -40,7 +40,7 @@ _DECOY_CONFIG = (
 
 
 def quoted(path: str) -> bytes:
-    """`path` for fast-import: raw bytes, C-quoted to preserve newlines and quotes."""
+    """`path` C-quoted for fast-import."""
     raw = os.fsencode(path)
     return b'"' + raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n") + b'"'
 
@@ -88,7 +88,7 @@ class Prepared:
 
     @property
     def archive(self) -> Path:
-        """The files packed (`packing`) for in-memory file systems, instead of `tree`."""
+        """The files packed (`packing`), instead of `tree`."""
         return self.root / "packed"
 
     @property
@@ -98,15 +98,15 @@ class Prepared:
 
     @property
     def attempts(self) -> Path:
-        """A reused repository for commits of diffs, without objects: creating one costs more than a diff."""
+        """A reused repository for commits of diffs: creating one costs more than a diff."""
         return self.root / "attempts"
 
 
 class Workspaces:
     """Prepares each workspace once under `root` and keeps the `keep` last used. Thread-safe.
 
-    `owner` is the user and group id of the files, None for ours; workspaces of up to `pack_up_to` bytes are packed;
-    `images` reads the files of an image, or `unpacked` provides unpacked ones.
+    `owner` is the user and group id of the files, None for ours; up to `pack_up_to` bytes are packed; `images` reads
+    image files, or `unpacked` provides unpacked ones.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> 
 
 
 def hand_over(root: Path, owner: int | None) -> None:
-    """Let `owner` read everything, whatever our umask, and own everything except ``git``."""
+    """Let `owner` read everything, and own everything except ``git``."""
     for folder, folders, files in os.walk(root):
         Path(folder).chmod(0o755)
         for path in (Path(folder, name) for name in files):

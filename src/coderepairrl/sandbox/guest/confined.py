@@ -14,10 +14,7 @@ PATH_BENEATH, FS_REFER, SCOPES = 1, 1 << 13, 3  # of abstract Unix sockets and s
 
 
 class Confined(Guest):
-    """A guest that shares the host's process ids and isolates commands by nested Landlock domains.
-
-    ``kill(-1)`` reaches our domain and those below, which is the sandbox.
-    """
+    """A guest that shares the host's process ids; ``kill(-1)`` reaches our Landlock domain, which is the sandbox."""
 
     def __init__(self, control: Control, rules: str) -> None:
         super().__init__(control)

@@ -18,7 +18,7 @@ LINKS = 40  # as many as the kernel follows
 
 
 class Files:
-    """Regular files of the workspace. Paths are relative to `workdir`, or absolute; none leads outside."""
+    """Regular files inside the workspace. Paths are relative to `workdir`, or absolute."""
 
     def __init__(self, workdir: str) -> None:
         self.workdir = workdir
@@ -73,9 +73,9 @@ class Files:
             file.truncate()
 
     def _enter(self, path: str, make: bool = False) -> str:
-        """Change to the folder of file `path`, following links; return the file's name. `make` creates missing folders.
+        """Change to the folder of `path`, following links; return the file's name.
 
-        ``chdir`` and ``getcwd`` resolve the path: one call per folder would take minutes for the deepest ones.
+        One call per folder of the path would take minutes for the deepest ones.
         """
         for _ in range(LINKS):
             folder, name = os.path.split(os.path.join(self.workdir, path))
@@ -111,9 +111,9 @@ class Files:
             raise PermissionError(13, "outside the workspace")
 
     def _enter_without_links(self, path: str) -> tuple[str, int]:
-        """Change to the folder of file `path`, replacing links on the way by folders; return name and mode to restore.
+        """Change to the folder of `path`, replacing links by folders; return name and mode to restore.
 
-        Removes the file if it is a link or has further names, so that writing changes no other file.
+        Removes the file if it is a link or has further names.
         """
         full = os.path.join(self.workdir, path)
         *folders, name = os.path.relpath(full, self.workdir).split("/")
@@ -134,7 +134,7 @@ class Files:
 
 
 def unpack(archive: int, root: str) -> None:
-    """Fill folder `root` from an archive of `packing`, read from a descriptor, which is closed."""
+    """Fill folder `root` from an archive of `packing`; closes the descriptor."""
     folders = []
     with open(archive, "rb") as source:
         while length := source.read(4):

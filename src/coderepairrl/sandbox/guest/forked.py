@@ -22,10 +22,10 @@ MOST_RIGHTS = 16  # descriptors in one message
 class ForkServer:
     """A process with everything preloaded that forks guests. It runs nothing of any task.
 
-    bubblewrap starts it in a sandbox without workspace or system call filter and with a bare ``/proc``. A fork enters
-    nested namespaces, mounts there what sandboxes must not share, and then drops the rights it needed
-    (`Forked.confine`). It can neither unmount nor make writable what bubblewrap mounted read-only, as another user
-    namespace owns those mounts. When the server ends, all guests end.
+    bubblewrap starts it without workspace or system call filter and with a bare ``/proc``. A fork enters nested
+    namespaces, mounts what sandboxes must not share, and drops the rights it needed (`Forked.confine`). It cannot
+    unmount or make writable what bubblewrap mounted, as another user namespace owns those mounts. When the server ends,
+    all guests end.
     """
 
     def __init__(self, asking: socket.socket, rules: int) -> None:

@@ -27,7 +27,7 @@ def decode(data: bytes) -> Any:
 
 
 def encode(value: object) -> str:
-    """Encode text, numbers, booleans, and lists and dictionaries of these as JSON."""
+    """Encode text, numbers, booleans, lists and dictionaries as JSON."""
     if isinstance(value, str):
         return str(_json.encode_basestring_ascii(value))
     if isinstance(value, dict):
@@ -46,7 +46,7 @@ class Control:
         os.set_inheritable(connection.fileno(), False)
 
     def receive(self) -> tuple[dict[str, Any], bytes | None]:
-        """Receive the next frame; its body is None if memory ran out. Exits when the host hangs up."""
+        """Receive a frame; its body is None if memory ran out. Exits when the host hangs up."""
         header, body = FRAME.unpack(self._exactly(FRAME.size))
         request = decode(self._exactly(header))
         try:
@@ -88,7 +88,7 @@ class Control:
 
 
 def connected(where: str) -> socket.socket:
-    """Our end of the socket, from an inherited descriptor or a path to connect to."""
+    """Our end of the socket, from an inherited descriptor or a path."""
     if where.isdigit():
         return socket.socket(fileno=int(where))
     connection = socket.socket(socket.AF_UNIX)

@@ -15,7 +15,7 @@ MOST_TERMINALS = 64  # of the 3,072 that all sandboxes of a machine share
 
 
 class Limits:
-    """Limits on all processes of the sandbox together, from the settings of the host."""
+    """Limits on all processes of the sandbox together."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.memory, self.sockets = settings["memory"], settings.get("sockets", 0)
@@ -33,7 +33,7 @@ class Limits:
         return "files" if self.held and self._count() > self.files else ""
 
     def used(self) -> int:
-        """Bytes held by all other processes; shared pages are counted once when near the limit."""
+        """Bytes held by all other processes; counts shared pages once when near the limit."""
         pids = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
         page, resident = resource.getpagesize(), 0
         for pid in pids:
@@ -45,12 +45,11 @@ class Limits:
         )
 
     def _count(self) -> int:
-        """Files and folders in the in-memory file systems."""
         found = (os.statvfs(path) for path in self.held)
         return sum(entry.f_files - entry.f_ffree for entry in found)
 
     def _sockets(self) -> int:
-        """Sockets in the sandbox's network, including Unix sockets and those in transit through one."""
+        # includes Unix sockets and those in transit through one
         return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
 
 
@@ -64,7 +63,7 @@ def look(path: str, gone: bytes) -> bytes:
 
 
 def descendants() -> list[int]:
-    """Processes below this one, for use without a pid namespace."""
+    """Processes below this one, without a pid namespace."""
     parents = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         if name.isdigit():

@@ -49,7 +49,7 @@ class Guest:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Set up what only Linux supports."""
+        # Linux only
         self.oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)  # closed to us once undumpable
         self.oom_own = os.pread(self.oom, 16, 0).strip()
         import ctypes
@@ -78,11 +78,8 @@ class Guest:
                 self.answer(operation, body, request)
 
     def _limit(self) -> None:
-        """Set per-process limits before the first command, but not earlier.
-
-        A listening socket is handed to the host first: with few open files allowed, the kernel refuses that while other
-        processes of our user are sending many descriptors.
-        """
+        # A listening socket is handed to the host first: with few open files allowed, the kernel refuses that while
+        # other processes of our user are sending many descriptors.
         for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]
@@ -94,7 +91,7 @@ class Guest:
         """Drop remaining rights before touching anything of the task."""
 
     def answer(self, operation: str, body: bytes | None, arguments: dict[str, Any]) -> None:
-        """Handle a request and send exactly one reply, whatever happens; otherwise all later ones are mismatched."""
+        """Handle a request and send exactly one reply; otherwise all later ones would be mismatched."""
         try:
             if body is None:
                 raise MemoryError
@@ -109,13 +106,12 @@ class Guest:
             os.close(descriptor)
 
     def _unpack(self, archive: str) -> None:
-        """Fill the workspace, an empty in-memory file system."""
         unpack(os.open(archive, os.O_RDONLY), self.workdir)
 
     def on_exec(
         self, body: bytes, argv: list[str], env: dict[str, str], timeout: float, max_bytes: int, cwd: str
     ) -> Reply:
-        """Run a command with `body` as its input; all its processes are dead when the reply is sent."""
+        """Run a command with `body` as its input; all its processes are dead before the reply."""
         started = time.monotonic()
         self._limit()
         out, child_out = os.pipe()
@@ -162,9 +158,9 @@ class Guest:
         return {}, b"", None
 
     def on_collect(self, body: bytes, max_bytes: int, max_files: int) -> Reply:
-        """Send every file that differs from the manifest (``{path: [mode, blob id]}``), then the deleted paths.
+        """Send files that differ from the manifest (``{path: [mode, blob id]}``), then the deleted paths.
 
-        Omits what exceeds the limits and what cannot be opened by its path, not even by git.
+        Omits what exceeds the limits and what cannot be opened by its path.
         """
         self.kill_all()
         base = decode(body)
@@ -227,8 +223,8 @@ class Guest:
     def kill_all(self) -> None:
         """Kill and reap every other process of the sandbox.
 
-        ``kill(-1)`` runs under the lock that forks need, so no fork bomb escapes; orphans become ours before their
-        parent can be reaped.
+        ``kill(-1)`` holds the lock that forks need, so no fork bomb escapes; orphans become ours before their parent is
+        reaped.
         """
         while True:
             try:
@@ -248,7 +244,7 @@ class Guest:
 
 
 class Run:
-    """A running command: reads its output as it arrives and watches its time and memory."""
+    """A running command: collects its output, watches its time and memory."""
 
     def __init__(self, guest: Guest, main: int, out: int, feed: int, body: bytes, deadline: float, cap: int) -> None:
         self.guest, self.main, self.out, self.feed = guest, main, out, feed
@@ -341,7 +337,6 @@ class Run:
         return bool(data)
 
     def _drain(self) -> None:
-        """Read the remaining output."""
         while True:
             before = len(self.output), self.truncated
             try:

@@ -16,10 +16,9 @@ DROPPINGS = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cac
 
 
 class Walk:
-    """Files and links under `root` that a diff may contain: no `.git`, no caches of tools.
+    """Files and links under `root` for a diff, without `.git` and caches of tools.
 
-    Visits at most `strays` entries outside `base`, as an agent can create more than there is time for. `left_out` lists
-    what was skipped.
+    Visits at most `strays` entries outside `base`, as agents can create too many. `left_out` lists what was skipped.
     """
 
     def __init__(self, root: str, base: dict[str, Any], strays: int) -> None:
@@ -46,7 +45,6 @@ class Walk:
             folders += sorted(deeper, key=lambda each: each[0] in self.homes)  # the last is next: ours before strays
 
     def _inside(self, folder: str, mode: int) -> Iterator[tuple[str, int]]:
-        """Entries of a folder as ``(path, mode)``."""
         full = os.path.join(self.root, folder)
         try:
             if mode & 0o500 != 0o500:
@@ -71,7 +69,6 @@ class Walk:
                     yield path, mode
 
     def _counts(self, path: str, name: str) -> bool:
-        """Whether to visit an entry."""
         if name.lower() == ".git":
             return False
         if path in self.base or path in self.homes:
@@ -99,7 +96,6 @@ def content(path: str, mode: str, most: int) -> bytes | None:
 
 
 def _readable(path: str) -> bytes:
-    """Read a file even if its mode forbids that."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:  # mode 000 and the like: git would not get in, and so lose the file

@@ -189,45 +189,45 @@ async def prepare_environments(
     tasks: Iterable[Task], *, jobs: int = 2, say: Callable[[str], None] = lambda _: None
 ) -> list[Environment]:
     """Build the environments of `tasks`, `jobs` at a time; existing ones are verified. Raises all errors together."""
-    wanted = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
+    specifications = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
     room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
 
     async def attempt(number: int, text: str) -> Environment | None:
         async with room:
             began = time.monotonic()
             try:
-                asked = Specification.parse(text)
-                made = await build(asked)
+                specification = Specification.parse(text)
+                built = await build(specification)
             except CodeRepairError as error:
                 problems.append(error)
-                say(f"environment {number} of {len(wanted)}: not built")
+                say(f"environment {number} of {len(specifications)}: not built")
                 return None
-            say(f"environment {number} of {len(wanted)}: {made.folder.name}, {time.monotonic() - began:.1f} s")
-            return made
+            say(f"environment {number} of {len(specifications)}: {built.folder.name}, {time.monotonic() - began:.1f} s")
+            return built
 
-    made = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(wanted, 1)))
+    built = await asyncio.gather(*(attempt(number, text) for number, text in enumerate(specifications, 1)))
     if problems:
         raise several(problems)
-    return [each for each in made if each is not None]
+    return [each for each in built if each is not None]
 
 
 async def _make(specification: Specification, partial: Path) -> None:
-    asked = await _with_conda(specification) if specification.conda else specification
-    python = await asyncio.to_thread(interpreter, asked.python)
+    resolved = await _with_conda(specification) if specification.conda else specification
+    python = await asyncio.to_thread(interpreter, resolved.python)
     partial.mkdir(mode=0o755)
     check_reachable(partial)
-    about = await _build(asked, python, partial)
-    said = json.loads(without_login(specification.model_dump_json()))
-    about |= {"specification": said, "python": str(python), "uv": version("uv")}
-    known = await asyncio.to_thread(share, partial)
-    about["digest"] = await asyncio.to_thread(digest_of, partial, known)
-    (partial / ENVIRONMENT_RECORD).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    record = await _build(resolved, python, partial)
+    fields = json.loads(without_login(specification.model_dump_json()))
+    record |= {"specification": fields, "python": str(python), "uv": version("uv")}
+    hashes = await asyncio.to_thread(share, partial)
+    record["digest"] = await asyncio.to_thread(digest_of, partial, hashes)
+    (partial / ENVIRONMENT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _built(folder: Path) -> Environment:
-    about = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
-    left_out, modules = (tuple(about.get(name, ())) for name in ("left_out", "modules"))
-    return Environment(folder, about["packages"], about["digest"], left_out, about["imports"], modules)
+    record = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))
+    left_out, modules = (tuple(record.get(name, ())) for name in ("left_out", "modules"))
+    return Environment(folder, record["packages"], record["digest"], left_out, record["imports"], modules)
 
 
 async def _with_conda(specification: Specification) -> Specification:
@@ -243,19 +243,21 @@ async def _with_conda(specification: Specification) -> Specification:
     finally:
         backend.close()
     if not done.ok:
-        why = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
-        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {why}", fix="correct its specification")
-    python, found = conda.requirements(done.output.decode("utf-8", "replace"))
-    wanted = (*found, *specification.requirements)
-    return specification.model_copy(update={"python": specification.python or python, "requirements": wanted})
+        output = printable(done.output[-_SHOWN:].decode("utf-8", "replace"))
+        raise TaskError(f"{where} has none of {', '.join(file.paths)}: {output}", fix="correct its specification")
+    python, conda_packages = conda.requirements(done.output.decode("utf-8", "replace"))
+    packages = (*conda_packages, *specification.requirements)
+    return specification.model_copy(update={"python": specification.python or python, "requirements": packages})
 
 
 async def _build(specification: Specification, python: Path, target: Path) -> dict[str, Any]:
     uv = await asyncio.to_thread(_uv)
-    shown = [str(uv.parent), *local_folders()] + ([] if python.is_relative_to("/usr") else [str(python.parent.parent)])
+    folders = [str(uv.parent), *local_folders()] + (
+        [] if python.is_relative_to("/usr") else [str(python.parent.parent)]
+    )
     choice = sandboxes.choose()
     options = {"disk_bytes": _ROOM, "tmp_bytes": 2 * _ROOM, "memory": 2 * _ROOM, "file_bytes": _ROOM}
-    backend = sandboxes.make(choice.name, binds=shown, **options)
+    backend = sandboxes.make(choice.name, binds=folders, **options)
     index = own_index()
     try:
         with scratch("environment") as home:
@@ -301,28 +303,28 @@ async def _install(
     stripped = await box.exec(stripping, env=env, stdin=_STRIP.encode(), timeout=_SECONDS, max_bytes=_OUTPUT)
     if not stripped.ok:
         raise _refused(spec, stripped, refused)
-    about = _read(stripped.output, target)
+    facts = _read(stripped.output, target)
     with tempfile.TemporaryFile() as archive:
         await _copy_out(box, archive)
         await asyncio.to_thread(_unpack, archive, target, python)
-    for path, content in about.built.items():
+    for path, content in facts.built.items():
         place = target / BUILT / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
-    return about.model_dump(include={"imports", "modules", "packages", "left_out"})
+    return facts.model_dump(include={"imports", "modules", "packages", "left_out"})
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
     """Read the last line of `output`. Raises `TaskError` for invalid text, or files outside the project."""
     try:
-        about = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
+        facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
         raise _hostile(f"no account of what was built: {error.errors()[0]['msg']}") from error
-    for path in about.built:
+    for path in facts.built:
         if "\0" in path:
             raise _hostile(f"a file {path!r}")
         check_path(path, f"the environment {target.stem}")
-    return about
+    return facts
 
 
 async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
@@ -365,9 +367,9 @@ def _inside(member: tarfile.TarInfo, target: Path, python: Path) -> tarfile.TarI
         raise _hostile(f"a {name.parts[0]} of its own")
     if member.issparse():
         raise _hostile(f"a file with holes: {member.name!r}")
-    there = PurePosixPath(os.path.normpath(member.linkname))
+    link_target = PurePosixPath(os.path.normpath(member.linkname))
     if member.issym() and member.linkname.startswith("/"):
-        if not any(there.is_relative_to(place) for place in ("/usr", python.parent.parent)):
+        if not any(link_target.is_relative_to(place) for place in ("/usr", python.parent.parent)):
             raise _hostile(f"a link to {member.linkname!r}")
         checked = tarfile.tar_filter(member, str(target))
     else:

@@ -90,18 +90,18 @@ class LayerBuilder:
 
         Raises `TaskError` for a failure or an invalid layer, `SandboxFault`, `PrerequisiteError`.
         """
-        about = {name: value for name, value in asdict(command).items() if name != "where"}
-        key = hashlib.sha256(f"{self._key}{json.dumps(about)}".encode()).hexdigest()
-        made = _kept(key)
-        if made is None:
+        fields = {name: value for name, value in asdict(command).items() if name != "where"}
+        key = hashlib.sha256(f"{self._key}{json.dumps(fields)}".encode()).hexdigest()
+        archive = _kept(key)
+        if archive is None:
             self._say(f"{command.where}: running {printable(command.argv[-1][:_SHOWN])}")
             try:
-                made = self._made(command, key)
+                archive = self._made(command, key)
             except OSError as error:
                 fix = "free some disk space, or set CRRL_CACHE"
                 raise PrerequisiteError(f"{command.where}: cannot be run: {error}", fix=fix) from error
             self._applied += 1  # by the command itself
-        self._put(Layer("", made.path.stat().st_size, made.digest), made.path)
+        self._put(Layer("", archive.path.stat().st_size, archive.digest), archive.path)
 
     def _put(self, layer: Layer, content: bytes | Path) -> None:
         self._own[layer.diff_id] = content
@@ -214,11 +214,11 @@ async def _watch(tree: Path, where: str) -> None:
 
 def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskError:
     printed = result.output.decode("utf-8", "replace").strip()
-    why = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
-    wanted = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
-    wanted = f" (it wanted {wanted}: a build reaches the package index alone)" if refused else ""
+    outcome = f"took more than {_SECONDS:.0f} s" if result.timed_out else f"ended with {result.exit_code}"
+    hosts = printable(", ".join(dict.fromkeys(refused))[:_SHOWN])
+    hosts = f" (it wanted {hosts}: a build reaches the package index alone)" if refused else ""
     return TaskError(
-        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {why}{wanted}: {printable(printed[-_SHOWN:])}",
+        f"{command.where}: RUN {printable(command.argv[-1][:_SHOWN])} {outcome}{hosts}: {printable(printed[-_SHOWN:])}",
         fix="name the image that it builds, prebuilt (docker_image), or change the command",
     )
 
@@ -228,22 +228,22 @@ def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskErr
 
 def _listing(tree: Path) -> _Listing:
     """List everything below `tree`, and open its folders to their owner, as in a layer."""
-    found: _Listing = {}
+    listing: _Listing = {}
     left = [tree]
     while left:
         with os.scandir(left.pop()) as entries:
             for entry in entries:
-                about = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(about.st_mode):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     left.append(Path(entry.path))
-                    if about.st_mode & 0o700 != 0o700:
-                        Path(entry.path).chmod(stat.S_IMODE(about.st_mode) | 0o700)
-                        about = entry.stat(follow_symlinks=False)
-                times = (about.st_mtime_ns, about.st_ctime_ns)
-                found[os.path.relpath(entry.path, tree)] = (about.st_mode, about.st_ino, about.st_size, *times)
-        if len(found) > _MOST:
+                    if status.st_mode & 0o700 != 0o700:
+                        Path(entry.path).chmod(stat.S_IMODE(status.st_mode) | 0o700)
+                        status = entry.stat(follow_symlinks=False)
+                times = (status.st_mtime_ns, status.st_ctime_ns)
+                listing[os.path.relpath(entry.path, tree)] = (status.st_mode, status.st_ino, status.st_size, *times)
+        if len(listing) > _MOST:
             raise TaskError(f"an image of more than {_MOST} files")
-    return found
+    return listing
 
 
 def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
@@ -269,23 +269,23 @@ def _is_folder(listing: _Listing, path: str) -> bool:
 
 
 def _add(archive: tarfile.TarFile, place: Path, path: str, links: dict[int, str]) -> None:
-    about = place.lstat()
+    status = place.lstat()
     entry = tarfile.TarInfo(path)
-    entry.mode = stat.S_IMODE(about.st_mode)
-    entry.pax_headers = {"mtime": f"{about.st_mtime_ns // 10**9}.{about.st_mtime_ns % 10**9:09d}"}
-    if stat.S_ISDIR(about.st_mode):
+    entry.mode = stat.S_IMODE(status.st_mode)
+    entry.pax_headers = {"mtime": f"{status.st_mtime_ns // 10**9}.{status.st_mtime_ns % 10**9:09d}"}
+    if stat.S_ISDIR(status.st_mode):
         entry.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(about.st_mode):
+    elif stat.S_ISLNK(status.st_mode):
         entry.type, entry.linkname = tarfile.SYMTYPE, os.fspath(place.readlink())
-    elif stat.S_ISFIFO(about.st_mode):
+    elif stat.S_ISFIFO(status.st_mode):
         entry.type = tarfile.FIFOTYPE
-    elif not stat.S_ISREG(about.st_mode):
+    elif not stat.S_ISREG(status.st_mode):
         return
-    elif about.st_ino in links:
-        entry.type, entry.linkname = tarfile.LNKTYPE, links[about.st_ino]
+    elif status.st_ino in links:
+        entry.type, entry.linkname = tarfile.LNKTYPE, links[status.st_ino]
     else:
-        links[about.st_ino] = path
-        entry.size = about.st_size
+        links[status.st_ino] = path
+        entry.size = status.st_size
         if not entry.mode & 0o400:  # we need not be root
             place.chmod(entry.mode | 0o400)
         with open(os.open(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:  # noqa: PTH123

@@ -102,32 +102,32 @@ def from_layout(folder: Path, reference: Reference, where: str) -> Found:
     blobs = folder / "blobs"
     index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _chosen(index, blobs, reference, where)
-    asked = digest = checked(entry.get("digest"), where)
+    requested = digest = checked(entry.get("digest"), where)
     manifest = parsed(_blob(blobs, digest, where), where)
     if _is_list(manifest):
         digest = for_this_machine(manifest, where)
         manifest = parsed(_blob(blobs, digest, where), where)
     named = reference.name if reference.transport == "docker" else f"{reference.transport}:{reference.name}"
-    return _found(where, f"{named}@{asked}", {"asked": asked, "manifest": digest}, manifest, blobs)
+    return _found(where, f"{named}@{requested}", {"asked": requested, "manifest": digest}, manifest, blobs)
 
 
 def _chosen(index: dict[str, Any], blobs: Path, reference: Reference, where: str) -> dict[str, Any]:
     entries = [entry for entry in index.get("manifests", ()) if isinstance(entry, dict)]
     if reference.digest:
-        found = [entry for entry in entries if entry.get("digest") == reference.digest]
-        if not found and (blobs / reference.digest.replace(":", "/")).is_file():
-            found = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
+        matching = [entry for entry in entries if entry.get("digest") == reference.digest]
+        if not matching and (blobs / reference.digest.replace(":", "/")).is_file():
+            matching = [{"digest": reference.digest}]  # an entry of a list, or one that lost its name
     elif reference.transport == "oci" and not reference.tag:
-        found = entries
+        matching = entries
     else:
         names = {reference.tag, f"{reference.name}:{reference.tag or 'latest'}", reference.name} - {""}
         keys = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
-        found = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
-    if not found:
+        matching = [entry for entry in entries if names & {(entry.get("annotations") or {}).get(key) for key in keys}]
+    if not matching:
         raise _NotThere(f"image {where} is not in {blobs.parent}", fix="name one by its digest (index.json)")
-    if len({entry.get("digest") for entry in found}) > 1:
+    if len({entry.get("digest") for entry in matching}) > 1:
         raise TaskError(f"image {where}: {blobs.parent} has several", fix="name one by its digest: ...@sha256:...")
-    return found[0]
+    return matching[0]
 
 
 def _is_list(manifest: dict[str, Any]) -> bool:
@@ -310,8 +310,8 @@ def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> byt
 def _explained(printed: str, where: str) -> CodeRepairError:
     lines = [line for line in printed.strip().splitlines() if line.strip()]
     words = lines[-1] if lines else "skopeo printed nothing"
-    if found := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
-        words = found[1].replace('\\"', '"')
+    if message := re.search(r'msg="((?:[^"\\]|\\.)*)"', words):
+        words = message[1].replace('\\"', '"')
     lower = printed.lower()
     host = where.partition("/")[0]
     if re.search(r"too ?many ?requests|(status|code):? 429\b", lower):

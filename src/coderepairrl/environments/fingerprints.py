@@ -48,20 +48,20 @@ def fingerprint(task: Task) -> Fingerprint:
 
 def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
     """Environments of `tasks` as plain data, each once, with the number of ``tasks``."""
-    known: dict[tuple[str, str], Fingerprint] = {}
+    by_source: dict[tuple[str, str], Fingerprint] = {}
     counts = Counter[Fingerprint]()
     for task in tasks:
         by = task.workspace if task.workspace.startswith("image:") else "", task.environment
-        counts[known[by] if by in known else known.setdefault(by, fingerprint(task))] += 1
+        counts[by_source[by] if by in by_source else by_source.setdefault(by, fingerprint(task))] += 1
     return [{**each._asdict(), "tasks": count} for each, count in sorted(counts.items())]
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return found
+    return record
 
 
 def _python(folder: Path) -> str:
@@ -70,5 +70,5 @@ def _python(folder: Path) -> str:
         text = (folder / "pyvenv.cfg").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, NotADirectoryError):
         return ""
-    found = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+)*)", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -60,10 +60,10 @@ def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
         raise TaskError(f"the repository in /{where} cannot be read: {reason(error)}") from error
     except subprocess.TimeoutExpired as error:
         raise TaskError(f"the repository in /{where} takes git more than {error.timeout:.0f} s") from error
-    own = f"{where}/.git"
+    git_folder = f"{where}/.git"
     lent = [name for name in borrowed if name.endswith("objects")]
     lent = [name.removesuffix("/objects") if (tree / name).with_name("HEAD").is_file() else name for name in lent]
-    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{own}/")]
+    removed = [name for name in dict.fromkeys((home, common, *lent)) if not f"{name}/".startswith(f"{git_folder}/")]
     for name in removed:
         shutil.rmtree(tree / name, ignore_errors=True)
     return Reduced(head, tuple(sorted({*removed, *_others(place)})) if head else tuple(removed))
@@ -123,20 +123,20 @@ def _without_links(folder: Path) -> None:
 
 def _borrowed(place: _Place, common: str) -> list[str]:
     """Folders of objects, including borrowed ones, whose own borrowing is ended."""
-    found, left = [], [(f"{common}/objects", 0)]
+    folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
         real = resolve(place.tree, folder)
-        if real is None or real in found or depth > _BORROWERS:
+        if real is None or real in folders or depth > _BORROWERS:
             continue
-        found.append(real)
+        folders.append(real)
         listed = place.tree / real / "info" / "alternates"
         for line in text(place.tree, f"{real}/info/alternates").splitlines():
             if line and not line.startswith("#"):
                 left.append((line if line.startswith("/") else f"{real}/{line}", depth + 1))
         _without_links(place.tree / real)
         listed.unlink(missing_ok=True)
-    return found
+    return folders
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
@@ -170,12 +170,12 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     if excluded := text(place.tree, f"{common}/info/exclude"):
         (new / "info" / "exclude").write_text(excluded, errors="surrogateescape")
     _own(place, new)
-    wanted = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
+    revisions = "".join(f"{id_}\n" for id_ in [head, *(id_ for id_, _ in tags)]).encode()
     pack = ("pack-objects", "--revs", "--quiet", str(new / "objects" / "pack" / "pack"))
     try:
-        ask(*pack, stdin=wanted)
+        ask(*pack, stdin=revisions)
     except subprocess.CalledProcessError:  # a clone with a filter: what is promised is not here
-        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=wanted)
+        ask(*pack[:2], "--missing=allow-any", *pack[2:], stdin=revisions)
     place.git("read-tree", "HEAD", folder=new)
     if (modules := place.tree / common / "modules").is_dir():  # without them, git fails in a tree with submodules
         modules.rename(new / "modules")
@@ -205,9 +205,9 @@ def _readable(folder: Path) -> None:
 
 def _own(place: _Place, folder: Path) -> None:
     _readable(folder)
-    about = place.tree.stat()
+    status = place.tree.stat()
     for path in (folder, *folder.rglob("*")):
-        os.chown(path, about.st_uid, about.st_gid)
+        os.chown(path, status.st_uid, status.st_gid)
 
 
 def _swap(place: _Place, new: Path | None) -> None:
@@ -222,32 +222,32 @@ def _swap(place: _Place, new: Path | None) -> None:
 
 def _others(place: _Place) -> Iterator[str]:
     """Remove other places of later commits, or packages made of them; yields the paths."""
-    own = place.tree / place.where / ".git"
-    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=own)).split()
+    git_folder = place.tree / place.where / ".git"
+    related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
     for parent, folders, files in os.walk(place.tree):
-        here = Path(parent)
-        if here == own:
+        current = Path(parent)
+        if current == git_folder:
             folders[:] = [name for name in folders if name == "modules"]
             continue
-        name = str(here.relative_to(place.tree))
+        name = str(current.relative_to(place.tree))
         if name.endswith(_CACHES) and not name.startswith(f"{place.where}/"):
-            shutil.rmtree(here)
+            shutil.rmtree(current)
             folders.clear()
             yield name
             continue
-        if "HEAD" in files and "objects" in folders and _knows(place, here, related):
-            shutil.rmtree(here)
+        if "HEAD" in files and "objects" in folders and _knows(place, current, related):
+            shutil.rmtree(current)
             folders.clear()
             yield name
             continue
         for file in files:
             if file.endswith(".bundle") and text(place.tree, f"{name}/{file}", longest=15).endswith("git bundle"):
-                (here / file).unlink()
-                yield str((here / file).relative_to(place.tree))
+                (current / file).unlink()
+                yield str((current / file).relative_to(place.tree))
 
 
 def _knows(place: _Place, repository: Path, commits: list[str]) -> bool:
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": _quoted(repository / "objects")}
-    asked = "".join(f"{commit}\n" for commit in commits).encode()
-    found = place.git("cat-file", "--batch-check", folder=place.view, stdin=asked, env=env).splitlines()
-    return not all(line.endswith(b" missing") for line in found)
+    query = "".join(f"{commit}\n" for commit in commits).encode()
+    answers = place.git("cat-file", "--batch-check", folder=place.view, stdin=query, env=env).splitlines()
+    return not all(line.endswith(b" missing") for line in answers)

@@ -37,7 +37,7 @@ class Index(NamedTuple):
         ('https://example.org:443', ('/team/simple/',))
         """
         parts = urlsplit(url)
-        pages = [parts, *(own for own in map(urlsplit, links) if origin_of(own) == origin_of(parts))]
+        pages = [parts, *(link for link in map(urlsplit, links) if origin_of(link) == origin_of(parts))]
         login = ""
         if parts.username is not None:
             words = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -64,17 +64,17 @@ def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
     """Index settings as variables of uv, for a build that reaches `index` through `proxy` (``http://HOST:PORT``),
     without login.
     """
-    found = _settings()
-    urls = [_inside(url, index, proxy) for url in _links(found)]
-    if "UV_DEFAULT_INDEX" in found:
-        found["UV_DEFAULT_INDEX"] = _inside(found["UV_DEFAULT_INDEX"], index, proxy)
-    return found | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
+    settings = _settings()
+    urls = [_inside(url, index, proxy) for url in _links(settings)]
+    if "UV_DEFAULT_INDEX" in settings:
+        settings["UV_DEFAULT_INDEX"] = _inside(settings["UV_DEFAULT_INDEX"], index, proxy)
+    return settings | ({"UV_FIND_LINKS": ",".join(urls)} if urls else {})
 
 
 def pip_settings(inside: Mapping[str, str]) -> dict[str, str]:
     """`settings_inside` as variables of pip, with lists separated by blanks."""
-    found = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
-    return found | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := found.get("PIP_FIND_LINKS")) else {})
+    settings = {other: value for name, value in inside.items() for other in _SETTINGS[name] if other[0] == "P"}
+    return settings | ({"PIP_FIND_LINKS": links.replace(",", " ")} if (links := settings.get("PIP_FIND_LINKS")) else {})
 
 
 def index_hosts() -> tuple[str, ...]:
@@ -88,11 +88,11 @@ def local_folders() -> list[str]:
 
 
 def _settings() -> dict[str, str]:
-    found = {
-        name: next((os.environ[each] for each in (name, *others) if os.environ.get(each)), "")
-        for name, others in _SETTINGS.items()
+    values = {
+        name: next((os.environ[each] for each in (name, *alternatives) if os.environ.get(each)), "")
+        for name, alternatives in _SETTINGS.items()
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def _links(settings: dict[str, str]) -> list[str]:

@@ -128,17 +128,17 @@ class Layer:
     def _parent(self, parts: list[str]) -> str:
         """Folder of `parts`, created if missing; symbolic links are followed inside the root alone."""
         key = "/".join(parts)
-        if (known := self._parents.get(key)) is not None:
-            return known
-        here, left, links = self.root, deque(parts), 0
+        if (cached := self._parents.get(key)) is not None:
+            return cached
+        current, left, links = self.root, deque(parts), 0
         while left:
             part = left.popleft()
             if part in ("", "."):
                 continue
             if part == "..":
-                here = here if here == self.root else os.path.dirname(here)  # noqa: PTH120
+                current = current if current == self.root else os.path.dirname(current)  # noqa: PTH120
                 continue
-            path = f"{here}/{part}"
+            path = f"{current}/{part}"
             try:
                 mode = os.lstat(path).st_mode
             except FileNotFoundError:
@@ -151,16 +151,16 @@ class Layer:
                 if links > LINKS:
                     raise Refused(f"too many symbolic links on the way to {key!r}")
                 target = os.readlink(path)
-                here = self.root if target.startswith("/") else here
+                current = self.root if target.startswith("/") else current
                 left.extendleft(reversed(target.split("/")))
             elif stat.S_ISDIR(mode):
-                here = path
+                current = path
                 self._added.add(path)
             else:
                 raise Refused(f"{key!r} leads through a file")
-        self._times.setdefault(here, os.lstat(here).st_mtime_ns)
-        self._parents[key] = here
-        return here
+        self._times.setdefault(current, os.lstat(current).st_mtime_ns)
+        self._parents[key] = current
+        return current
 
     def _folder(self, target: str, member: tarfile.TarInfo) -> None:
         try:
@@ -216,8 +216,8 @@ class Layer:
         left = [folder]
         while left:
             with os.scandir(left.pop()) as entries:
-                found = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-            for path, is_folder in found:
+                children = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
+            for path, is_folder in children:
                 if path not in self._added:
                     self._make_room(path)
                 elif is_folder:
@@ -309,10 +309,10 @@ def time_of(member: tarfile.TarInfo) -> int:
     text = member.pax_headers.get("mtime", "")
     seconds, _, fraction = text.partition(".")
     if text and seconds.isdigit() and (fraction.isdigit() or not fraction):
-        whole, part = int(seconds), int((fraction + "0" * 9)[:9])
+        epoch_seconds, part = int(seconds), int((fraction + "0" * 9)[:9])
     else:
-        whole, part = int(member.mtime), 0
-    return min(max(whole, EARLIEST), LATEST) * 10**9 + part
+        epoch_seconds, part = int(member.mtime), 0
+    return min(max(epoch_seconds, EARLIEST), LATEST) * 10**9 + part
 
 
 def main(folder: str, shares: str) -> int:

@@ -96,8 +96,8 @@ class _Proxy:
         plain = unquote(parts.path)
         if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
             return ""
-        known = plain.removesuffix(".metadata") in self._named
-        if not known and not f"{plain}/".startswith(self.index.paths):
+        is_named = plain.removesuffix(".metadata") in self._named
+        if not is_named and not f"{plain}/".startswith(self.index.paths):
             return ""
         return parts._replace(scheme="", netloc="", fragment="").geturl()
 
@@ -133,8 +133,8 @@ class _Proxy:
                 await writer.drain()
 
     def _rewritten(self, link: re.Match[bytes], page: str) -> bytes:
-        there = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
-        return link[0].replace(link[1], there.encode("utf-8", "surrogateescape"))
+        rewritten_url = self._own(urljoin(page, link[1].decode("utf-8", "surrogateescape")))
+        return link[0].replace(link[1], rewritten_url.encode("utf-8", "surrogateescape"))
 
     def _own(self, url: str) -> str:
         """Make `url` relative to the proxy, and allow it, if within the index."""

@@ -226,8 +226,8 @@ class _Zstandard(io.RawIOBase):
 
 
 def _mount_points(further: Sequence[str]) -> bytes:
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as archive:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, mode in (
             ("proc", 0o555),
             ("sys", 0o555),
@@ -244,7 +244,7 @@ def _mount_points(further: Sequence[str]) -> bytes:
             entry = tarfile.TarInfo(name)
             entry.size, entry.mode = len(text), 0o644
             archive.addfile(entry, io.BytesIO(text.encode()))
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 # -- what is known of the finished tree
@@ -252,8 +252,8 @@ def _mount_points(further: Sequence[str]) -> bytes:
 
 def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user: int | None) -> Image:
     tree = partial / "tree"
-    about = found.config.get("config") or {}
-    where = _working_folder(found, tree, about)
+    config = found.config.get("config") or {}
+    where = _working_folder(found, tree, config)
     work = folder(partial / "work")
     if found.patches:
         _patch(found, tree / where, work, user)
@@ -264,8 +264,8 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
     if found.patches:
         _begin(tree / where, partial / "git")
     (partial / "manifest.json").write_text(json.dumps(manifest))
-    who, group, home = user_of(tree, str(about.get("User") or ""), found.name)
-    env = dict(pair.partition("=")[::2] for pair in about.get("Env") or ())
+    who, group, home = user_of(tree, str(config.get("User") or ""), found.name)
+    env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     report = summary(reports) | {"removed": list(reduced.removed), **found.digests}
     for path in partial.glob("*.json"):
         path.chmod(0o644)
@@ -282,11 +282,11 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
 
 def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
     """Apply the patches to the working folder, and remove its repository, which shows what they undo."""
-    own = place / ".git"
-    if own.is_dir() and not own.is_symlink():
-        shutil.rmtree(own)
+    git_folder = place / ".git"
+    if git_folder.is_dir() and not git_folder.is_symlink():
+        shutil.rmtree(git_folder)
     else:
-        own.unlink(missing_ok=True)
+        git_folder.unlink(missing_ok=True)
     home = bare(work / "patching")
     for patch in found.patches:
         try:
@@ -298,17 +298,17 @@ def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
 def _begin(place: Path, source: Path) -> None:
     """Create a repository of the one commit of `source` in the working folder, with the same owner."""
     decoy(place, source)
-    about = place.stat()
+    status = place.stat()
     for path in (place / ".git", *(place / ".git").rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-        os.chown(path, about.st_uid, about.st_gid)
+        os.chown(path, status.st_uid, status.st_gid)
 
 
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
     """Folder of the repository, from the root: the image's working folder, else ``/testbed``."""
-    for asked in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
-        if asked:
-            where = inside.resolve(tree, asked)
+    for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
+        if candidate:
+            where = inside.resolve(tree, candidate)
             if where and (tree / where).is_dir():
                 return where
     raise TaskError(
@@ -318,13 +318,13 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
 
 def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
     """User id, group id and home of an image's user. Raises `TaskError` for an unknown one."""
-    wanted, _, wanted_group = (asked or "0").partition(":")
+    user_name, _, wanted_group = (asked or "0").partition(":")
     users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
-    known = next((row for row in users if len(row) > 5 and wanted in (row[0], row[2])), None)
+    user_row = next((row for row in users if len(row) > 5 and user_name in (row[0], row[2])), None)
     try:
-        user = int(known[2] if known else wanted)
-        group = int(known[3]) if known else 0
+        user = int(user_row[2] if user_row else user_name)
+        group = int(user_row[3]) if user_row else 0
         if wanted_group:
             row = next((row for row in groups if len(row) > 2 and wanted_group in (row[0], row[2])), None)
             group = int(row[2] if row else wanted_group)
@@ -332,7 +332,7 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
         raise TaskError(f"image {name} is to run as {asked!r}, whom it does not know") from None
     if not 0 <= user < (1 << 32) - 1 or not 0 <= group < (1 << 32) - 1:
         raise TaskError(f"image {name} is to run as {asked!r}, which no kernel has")
-    return user, group, known[5] if known and known[5].startswith("/") else "/"
+    return user, group, user_row[5] if user_row and user_row[5].startswith("/") else "/"
 
 
 def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
@@ -354,17 +354,17 @@ def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]]
     home = bare(target)
     quick = ("-c", "pack.compression=0")  # it is read once in a while, and compressing takes longer than all else
     git(*quick, "fast-import", "--quiet", folder=home, stdin=commit_stream("refs/heads/main", entries), timeout=3600)
-    for made in (home, *home.rglob("*")):
-        made.chmod(0o755 if made.is_dir() else 0o644)
+    for written in (home, *home.rglob("*")):
+        written.chmod(0o755 if written.is_dir() else 0o644)
     base = (home / "refs/heads/main").read_text().strip()
     return base, {path: (mode, blob_id(data)) for path, mode, data in entries}, size
 
 
 def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
     for parent, folders, files in os.walk(source):
-        here = Path(parent)
-        for name in (*files, *(name for name in folders if (here / name).is_symlink())):
-            yield str((here / name).relative_to(source)), (here / name).lstat()
+        parent_path = Path(parent)
+        for name in (*files, *(name for name in folders if (parent_path / name).is_symlink())):
+            yield str((parent_path / name).relative_to(source)), (parent_path / name).lstat()
 
 
 def _hidden(tree: Path) -> list[str]:

@@ -27,7 +27,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
 
     `known` caches hashes by device and inode.
     """
-    whole, known = hashlib.sha256(), {} if known is None else known
+    digest, known = hashlib.sha256(), {} if known is None else known
     for parent, folders, files in os.walk(folder):
         folders.sort()
         links = [name for name in folders if Path(parent, name).is_symlink()]
@@ -38,9 +38,9 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
             status = path.lstat()
             if (inode := (status.st_dev, status.st_ino)) not in known:
                 known[inode] = content_of(path, status)
-            about = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
-            whole.update(about.encode("utf-8", "surrogateescape"))
-    return whole.hexdigest()
+            line = f"{path.relative_to(folder)}\0{kind_of(status)}\0{known[inode]}\n"
+            digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def kind_of(status: os.stat_result) -> str:
@@ -65,37 +65,37 @@ def content_of(path: Path, status: os.stat_result) -> str:
 def share(folder: Path) -> dict[tuple[int, int], str]:
     """Replace files of `folder` by hard links to equal ones in a pool; returns hashes for `digest_of`."""
     # environments of one project for many commits are almost the same
-    pool, own = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
+    pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
     pool.mkdir(mode=0o755, exist_ok=True)
-    known: dict[tuple[int, int], str] = {}
+    hashes: dict[tuple[int, int], str] = {}
     for parent, _, files in os.walk(folder):
         for path in (Path(parent, name) for name in files):
-            about = path.lstat()
-            if not stat.S_ISREG(about.st_mode) or about.st_size < _SHARED:
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size < _SHARED:
                 continue
-            kind = "x" if about.st_mode & stat.S_IXUSR else ""
+            kind = "x" if status.st_mode & stat.S_IXUSR else ""
             content = path.read_bytes()
             hashed = hashlib.sha256(content).hexdigest()
-            kept = pool / f"{hashed}{kind}"
+            pooled = pool / f"{hashed}{kind}"
             try:
-                kept.hardlink_to(path)
+                pooled.hardlink_to(path)
             except FileExistsError:
-                own.hardlink_to(kept)
-                if own.read_bytes() == content:
-                    about = own.lstat()
-                    own.replace(path)
-                    own.unlink(missing_ok=True)  # names of one file are not renamed to each other
+                spare.hardlink_to(pooled)
+                if spare.read_bytes() == content:
+                    status = spare.lstat()
+                    spare.replace(path)
+                    spare.unlink(missing_ok=True)  # names of one file are not renamed to each other
                 else:  # damaged since, and so are those that share it, as their digests show
-                    own.unlink()
-                    own.hardlink_to(path)
-                    own.replace(kept)
-            known[about.st_dev, about.st_ino] = hashed
-    return known
+                    spare.unlink()
+                    spare.hardlink_to(path)
+                    spare.replace(pooled)
+            hashes[status.st_dev, status.st_ino] = hashed
+    return hashes
 
 
 def check_unchanged(*folders: Path) -> None:
     """Raise `TaskError` if a file of the environments `folders` has changed."""
-    known: dict[tuple[int, int], str] = {}
+    hashes: dict[tuple[int, int], str] = {}
     for folder in folders:
         try:
             recorded = json.loads((folder / ENVIRONMENT_RECORD).read_text(encoding="utf-8"))["digest"]
@@ -104,7 +104,7 @@ def check_unchanged(*folders: Path) -> None:
                 f"{folder} is no environment that was built to its end",
                 fix="prepare its tasks again (crrl data prepare)",
             ) from error
-        if digest_of(folder, known) != recorded:
+        if digest_of(folder, hashes) != recorded:
             raise TaskError(
                 f"the environment {folder} has changed since it was built",
                 fix="delete that folder, and prepare its tasks again (crrl data prepare)",
@@ -132,29 +132,29 @@ class State(NamedTuple):
 
 def states(tasks: Sequence[Task]) -> list[State]:
     """States of the environments and images of `tasks`. Reads every file of them."""
-    known: dict[tuple[int, int], str] = {}
+    hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))
     images = Counter(place for place in places if place.startswith("image:"))
-    found = []
+    results = []
     for text, count in needed.items():
         folder = environment_folder(text)
         try:
             check_unchanged(folder)
-            found.append(State(folder.name, "as built", count))
+            results.append(State(folder.name, "as built", count))
         except TaskError as error:
             state = "changed" if (folder / ENVIRONMENT_RECORD).is_file() else "missing"
-            found.append(State(folder.name, state, count, error.fix))
+            results.append(State(folder.name, state, count, error.fix))
     for text, count in images.items():
         where = text.removeprefix("image:")
         try:
             folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
-            same = digest_of(folder, known, IMAGE_RECORD) == image.digest
+            same = digest_of(folder, hashes, IMAGE_RECORD) == image.digest
             state = "as built" if same else "changed" if image.digest else "unknown"
             # what is damaged may be shared: unpacked again, the image would be linked with it
             command = shlex.join(["rm", "-r", str(folder), str(folder.parent / SHARES)])
             fix = "" if same else f"{command}, and prepare its tasks again (crrl data prepare)"
-            found.append(State(pinned(where), state, count, fix))
+            results.append(State(pinned(where), state, count, fix))
         except TaskError as error:
-            found.append(State(where, "missing", count, error.fix))
-    return found
+            results.append(State(where, "missing", count, error.fix))
+    return results

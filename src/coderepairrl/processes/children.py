@@ -141,18 +141,18 @@ class Child:
         env: Mapping[str, str] | None = None,
     ) -> Self:
         """Start ``python -m module args...`` with one torch thread, its output appended to `log`."""
-        ours, theirs = socket.socketpair()
+        ours, child_end = socket.socketpair()
         variables = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}  # MKL follows OMP
-        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(theirs.fileno())}
+        variables |= {**os.environ, **(env or {}), **NOT_FROM_HERE, _FD: str(child_end.fileno())}
         log.parent.mkdir(parents=True, exist_ok=True)
-        with theirs, log.open("ab") as sink:
+        with child_end, log.open("ab") as sink:
             log_start = sink.tell()
             process = subprocess.Popen(
                 [sys.executable, "-m", "coderepairrl.processes.child", str(os.getpid()), module, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 env=variables,
                 start_new_session=True,
             )
@@ -315,6 +315,6 @@ class Parent:
             if not data:
                 raise EOFError("the parent hung up")
             self._buffer += data
-        taken = bytes(self._buffer[:size])
+        chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return chunk

@@ -271,9 +271,9 @@ def _check_at_home(root: Path, home: Path, common: Path) -> None:
         at_home = Path(_text(home / "gitdir", root).rstrip("\r\n")).resolve() == root / ".git"
     else:
         at_home = common == home and "core.worktree" in settings
-    there = settings.get("core.worktree") if common == home else None
-    if there is not None:
-        at_home = at_home and (home / there).resolve() == root
+    work_tree = settings.get("core.worktree") if common == home else None
+    if work_tree is not None:
+        at_home = at_home and (home / work_tree).resolve() == root
     if not at_home:
         raise TaskError(
             f"{root} is no usable git repository: its git directory {home} belongs to another folder, or does not say "
@@ -336,8 +336,8 @@ class View:
 
     def head(self) -> str:
         """Id of the checked-out commit. Raises `TaskError` without any."""
-        asked = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        return self._asked(*asked, otherwise="it has no commit yet").decode().strip()
+        args = ("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return self._asked(*args, otherwise="it has no commit yet").decode().strip()
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
         """Paths that differ from HEAD in the index or the working tree, submodules excluded."""
@@ -346,8 +346,8 @@ class View:
             read = (Path(folder) / name for folder, _, names in os.walk(root) for name in _READ.intersection(names))
             _check_files(root, [*read])
         which = "normal" if untracked else "no"
-        asked = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
-        rows = self._asked(*asked, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
+        args = ("status", "--porcelain", "-z", "--no-renames", "--ignore-submodules=all", f"--untracked-files={which}")
+        rows = self._asked(*args, "--", *([f":(top,literal){within}"] if within else [])).split(b"\0")
         return [os.fsdecode(row[3:]) for row in rows if row]
 
     def files(self, commit: str, within: str = "") -> list[str]:
@@ -391,20 +391,20 @@ def view(repository: Repository) -> Iterator[View]:
 
 def _appearance(settings: dict[str, str]) -> dict[str, str]:
     # what unchanged files look like
-    kept = {f"core.{name}" for name in _KEPT}
-    return {key: value for key, value in settings.items() if key in kept}
+    keys = {f"core.{name}" for name in _KEPT}
+    return {key: value for key, value in settings.items() if key in keys}
 
 
 def _safe_config(settings: dict[str, str], root: Path) -> str:
     formats = [(name, settings[f"extensions.{name}"]) for name in _FORMATS if f"extensions.{name}" in settings]
-    kept = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
-    for name, value in (*formats, *kept):
+    core = [(name, settings[f"core.{name}"]) for name in _KEPT if f"core.{name}" in settings]
+    for name, value in (*formats, *core):
         if not _WORD.fullmatch(value):
             _refuse(root, f"its setting {name} is {value!r}")
     lines = [
         "[core]",
         f"repositoryformatversion = {int(bool(formats))}",
-        *(f"{name} = {value}" for name, value in kept),
+        *(f"{name} = {value}" for name, value in core),
     ]
     return "\n".join([*lines, "[extensions]", *(f"{name} = {value}" for name, value in formats)]) + "\n"
 

@@ -33,8 +33,8 @@ _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls 
 
 def python() -> Path:
     """Find an interpreter that sandboxes see: in ``/usr``, since sandboxes of root show no home folders."""
-    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    return own if own.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
+    base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    return base if base.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
@@ -132,8 +132,8 @@ def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subproces
 def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
     """Folder of the tool `name` with these exact `requirements`."""
     words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
-    asked = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
-    return environments_cache() / "tools" / f"{name}-{asked}"
+    digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+    return environments_cache() / "tools" / f"{name}-{digest}"
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:

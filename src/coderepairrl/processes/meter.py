@@ -109,8 +109,8 @@ def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
             sessions.append(None)
         elif record["type"] == "used":
             sessions[-1] = Used(*(record[key] for key in Used._fields))
-    known = [each for each in sessions if each is not None]
-    return reduce(Used.plus, known) if known else None
+    complete = [each for each in sessions if each is not None]
+    return reduce(Used.plus, complete) if complete else None
 
 
 def as_words(used: Used) -> str:

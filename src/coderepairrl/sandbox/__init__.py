@@ -96,9 +96,9 @@ def choose(name: str = "auto") -> Choice:
         else:
             return Choice(entry.name, "the strongest that works here")
     reasons = "; ".join(f"{entry.name}: {entry.detail}" for entry in lacking)
-    others = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
+    other_fixes = [entry.fix for entry in lacking[1:] if not entry.fix.startswith(install_command("bubblewrap"))]
     raise PrerequisiteError(
-        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *others])
+        f"no sandbox works on this machine ({reasons})", fix="; or: ".join([lacking[0].fix, *other_fixes])
     )
 
 
@@ -110,9 +110,9 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
     for name in not_in:
         resolve("sandbox", name, SHIPPED)
     if choice.name in not_in:
-        why = f", which was chosen because {choice.why}" if choice.fix else ""
+        reason = f", which was chosen because {choice.why}" if choice.fix else ""
         raise PrerequisiteError(
-            f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{why}",
+            f"agent {agent!r} does not work in the sandbox {choice.name}: {not_in[choice.name]}{reason}",
             fix=choice.fix or "another sandbox (crrl check), or another agent",
         )
 

@@ -29,8 +29,8 @@ IN_IMAGES = tuple(
 def folders() -> tuple[Path, ...]:
     """The package, its checkout and its caches, as far as they exist."""
     checkout = _PACKAGE.parents[1]
-    own = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
-    return (*own, _PACKAGE, *caches.folders())
+    checkouts = [checkout] if _PACKAGE.parent.name == "src" and (checkout / "pyproject.toml").is_file() else []
+    return (*checkouts, _PACKAGE, *caches.folders())
 
 
 def outermost_first(folders: Iterable[str]) -> list[str]:
@@ -40,21 +40,21 @@ def outermost_first(folders: Iterable[str]) -> list[str]:
 
 def in_view(shown: Iterable[str]) -> list[tuple[str, str]]:
     """Pair each host path in `shown` with the paths, below it, of the folders of ours it contains."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for path in dict.fromkeys(shown):
         real = Path(path).resolve()
         for folder in (*folders(), *installed(real)):
             if folder.is_dir() and folder.resolve().is_relative_to(real):
                 seen = Path(path) / folder.resolve().relative_to(real)
-                if not any(seen.is_relative_to(outer) for _, outer in found):
-                    found.append((path, str(seen)))
-    return found
+                if not any(seen.is_relative_to(outer) for _, outer in pairs):
+                    pairs.append((path, str(seen)))
+    return pairs
 
 
 @cache
 def installed(shown: Path) -> tuple[Path, ...]:
     """Copies of the package below `shown` in places used by pip, conda, pipx and uv. Takes 0.1 s."""
-    found = [
+    copies = [
         shown / "coderepairrl",
         *shown.glob("*-packages/coderepairrl"),
         *shown.glob("python3*/*-packages/coderepairrl"),
@@ -65,8 +65,8 @@ def installed(shown: Path) -> tuple[Path, ...]:
         level = [Path(path) for folder in deeper for path in _subfolders(folder)]
         for folder in level:
             if folder.name.startswith("lib"):
-                found += folder.glob("python3*/*-packages/coderepairrl")
-    return tuple(folder for folder in found if (folder / "tasks").is_dir())
+                copies += folder.glob("python3*/*-packages/coderepairrl")
+    return tuple(folder for folder in copies if (folder / "tasks").is_dir())
 
 
 def _subfolders(folder: Path) -> list[str]:

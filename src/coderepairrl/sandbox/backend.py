@@ -96,8 +96,8 @@ def _sweep(folder: Path) -> None:
     """Remove leftovers of killed processes: folders that are unlocked or half-created."""
     for stale in folder.glob("crrl-new-*"):
         with contextlib.suppress(OSError):
-            about = stale.lstat()
-            if about.st_uid == os.getuid() and time.time() - about.st_mtime > 60:
+            status = stale.lstat()
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > 60:
                 _remove(stale)
     for stale in folder.glob(f"{_PREFIX}*"):
         try:

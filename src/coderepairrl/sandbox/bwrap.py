@@ -202,25 +202,25 @@ class Bubblewrap(GuestBackend):
 
     def _around(self, box: Path, prepared: Prepared, environment: Path | None) -> list[str]:
         if prepared.packed:
-            own = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
-            own += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
+            mounts = ["--size", str(prepared.size + self.limits.disk_bytes), "--tmpfs", WORKDIR]
+            mounts += ["--ro-bind", str(prepared.archive), _ARCHIVE_INSIDE]
         else:
-            own = ["--bind", str(box / "merged"), WORKDIR]
+            mounts = ["--bind", str(box / "merged"), WORKDIR]
         if environment is not None:
-            for shown in filter(None, (environment, interpreter_of(environment))):
-                own += ["--ro-bind", str(shown), str(shown)]
-        return [*self._arguments, *_OWN_SETTINGS, *own, "--chdir", WORKDIR, "--remount-ro", "/"]
+            for folder in filter(None, (environment, interpreter_of(environment))):
+                mounts += ["--ro-bind", str(folder), str(folder)]
+        return [*self._arguments, *_OWN_SETTINGS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
 
     def _template(self) -> Template:
         # per thread: a template dies with the thread that started it
-        found = self._templates.get(threading.get_ident())
-        if found is not None and not found.alive:
-            found.close()
-            found = None
-        if found is None:
+        template = self._templates.get(threading.get_ident())
+        if template is not None and not template.alive:
+            template.close()
+            template = None
+        if template is None:
             assert self._python is not None
-            found = self._templates[threading.get_ident()] = self._new_template(self._python)
-        return found
+            template = self._templates[threading.get_ident()] = self._new_template(self._python)
+        return template
 
     def _new_template(self, python: Path) -> Template:
         def command(descriptor: int) -> tuple[list[str], list[int]]:
@@ -293,9 +293,9 @@ class Bubblewrap(GuestBackend):
         for name in ("layers", "merged"):
             (box / name).mkdir()
             (box / name).chmod(0o755)
-        own, options = (["--user", "--map-root-user"], "userxattr") if self.user is None else ([], "redirect_dir=on")
+        enter, options = (["--user", "--map-root-user"], "userxattr") if self.user is None else ([], "redirect_dir=on")
         size, owner = str(self.limits.disk_bytes), str(self.user or 0)
-        return ["unshare", "--mount", *own, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
+        return ["unshare", "--mount", *enter, "sh", "-c", _OVERLAY, "sh", str(box), size, owner, lower.name, options]
 
     def _view(self, python: Path) -> list[str]:
         """Options of bubblewrap common to all sandboxes."""
@@ -309,10 +309,10 @@ class Bubblewrap(GuestBackend):
                 view += ["--ro-bind", str(path), str(path)]
         view += self._etc()
         prefix = prefix_of(python)
-        shown = [*([str(prefix)] if prefix is not None else []), *self._binds]
+        visible = [*([str(prefix)] if prefix is not None else []), *self._binds]
         hidden: list[str] = []
-        for folder in ("/usr", *answers.outermost_first(shown)):
-            view += ["--ro-bind", folder, folder] if folder in shown else []
+        for folder in ("/usr", *answers.outermost_first(visible)):
+            view += ["--ro-bind", folder, folder] if folder in visible else []
             for _, at in answers.in_view([folder]):
                 view += ["--size", "4096", "--tmpfs", at]
                 hidden.append(at)
@@ -355,15 +355,15 @@ class Bubblewrap(GuestBackend):
         builtin = subprocess.run(
             ["bash", "-c", "compgen -b"], capture_output=True, text=True, check=True
         ).stdout.split()
-        wanted = [name for name in self._commands if name not in builtin]
+        programs = [name for name in self._commands if name not in builtin]
         view = []
         for folder in (Path(name) for name in _PROGRAMS if not Path(name).is_symlink() and Path(name).is_dir()):
             view += ["--size", str(1 << 20), "--tmpfs", str(folder)]
-            for name in {"bash", "sh", *wanted, *([python.name] if python.parent == folder else [])}:
+            for name in {"bash", "sh", *programs, *([python.name] if python.parent == folder else [])}:
                 if (folder / name).exists():
                     view += ["--ro-bind", str((folder / name).resolve()), str(folder / name)]
             view += ["--remount-ro", str(folder)]
-        missing = [name for name in wanted if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
+        missing = [name for name in programs if not any(Path(folder, name).exists() for folder in _PROGRAMS)]
         if missing:
             raise PrerequisiteError(f"sandbox option commands: no {', '.join(missing)} here", fix="leave it out")
         return view

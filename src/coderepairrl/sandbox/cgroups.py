@@ -146,9 +146,9 @@ def _within(point: Path, root: str, path: str) -> Path | None:
 
 def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
     """Version 2 controllers, each with the nearest writable parent that delegates it."""
-    found: dict[str, Path] = {}
+    delegated: dict[str, Path] = {}
     if folder is None:
-        return found
+        return delegated
     for parent in (folder, *folder.parents):
         if not parent.is_relative_to(point):
             break
@@ -156,8 +156,8 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
             continue  # ours is a leaf, since we are in it; only the root of all may be both
         if _writable(parent):
             for name in set(CONTROLLERS) & set((parent / "cgroup.subtree_control").read_text().split()):
-                found.setdefault(name, parent)
-    return found
+                delegated.setdefault(name, parent)
+    return delegated
 
 
 def _writable(folder: Path) -> bool:

@@ -65,8 +65,8 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
             partial = cache.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             bare(partial).rename(cache)
-        here = commits_at_hand(url, commits)
-        if not (lacking := [commit for commit in commits if commit not in here]):
+        cached = commits_at_hand(url, commits)
+        if not (lacking := [commit for commit in commits if commit not in cached]):
             return
         # only who has the lock runs git there, which no longer runs: these are nobody's
         for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
@@ -79,8 +79,8 @@ def commits_at_hand(url: str, commits: Sequence[str]) -> list[str]:
     cache = cache_of(url)
     if not cache.exists():
         return []
-    asked = "".join(f"{commit}^{{tree}}\n" for commit in commits)
-    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=asked.encode()).splitlines()
+    query = "".join(f"{commit}^{{tree}}\n" for commit in commits)
+    answers = git("cat-file", "--batch-check=%(objecttype)", folder=cache, stdin=query.encode()).splitlines()
     return [commit for commit, answer in zip(commits, answers, strict=True) if answer == b"tree"]
 
 
@@ -98,17 +98,17 @@ def _fetch_once(url: str, commits: Sequence[str], cache: Path, lock: int) -> Non
     try:
         _fetch(url, commits, cache, lock)
     except subprocess.CalledProcessError as error:
-        printed, why = error.stderr.decode(errors="replace"), without_login(reason(error))
+        printed, cause = error.stderr.decode(errors="replace"), without_login(reason(error))
         if "No space left" in printed or "Disk quota" in printed:
             raise _no_room(named) from None
         if any(sign in printed for sign in _NOT_THERE):
             raise TaskError(  # from None: its command line has the login
-                f"{named} has no commit {some}: {why}",
+                f"{named} has no commit {some}: {cause}",
                 fix="it may have been pushed away: name a clone that has it (clone=FOLDER/{repository}), or leave the "
                 "task out",
             ) from None
         fix = "compare this machine's clock with another one (date)" if "certificate" in printed else _LATER
-        raise SandboxFault(f"cannot fetch {some} of {named}: {why}", fix=fix) from None
+        raise SandboxFault(f"cannot fetch {some} of {named}: {cause}", fix=fix) from None
     except subprocess.TimeoutExpired as error:
         raise SandboxFault(f"fetching {some} of {named} took more than {error.timeout:.0f} s", fix=_LATER) from None
 

@@ -125,8 +125,8 @@ class Container(GuestBackend):
     @property
     def ungrouped(self) -> Sequence[str]:
         """Controllers that the runtime reports as unavailable and that have no substitute."""
-        kept = self._controllers | ({"pids"} if self._counted_apart else set())
-        return tuple(name for name in CONTROLLERS if name not in kept)
+        limited = self._controllers | ({"pids"} if self._counted_apart else set())
+        return tuple(name for name in CONTROLLERS if name not in limited)
 
     @property
     def _counted_apart(self) -> bool:
@@ -144,13 +144,13 @@ class Container(GuestBackend):
             if answer.returncode != 0 or '"ServerErrors":["' in answer.stdout:
                 raise PrerequisiteError(f"{self.name} does not answer: {_last(answer)}", fix=self.start_it)
             self._controllers = self._usable(json.loads(answer.stdout))
-            shown = self.state / "guest"
-            for folder in (shown, self.state / "nothing"):
+            guest_folder = self.state / "guest"
+            for folder in (guest_folder, self.state / "nothing"):
                 folder.mkdir(exist_ok=True)
                 folder.chmod(0o755)
-            (shown / "filter").write_bytes(seccomp.program())
-            (shown / "guest.py").write_text(guest.source(), "utf-8")
-            for file in shown.iterdir():
+            (guest_folder / "filter").write_bytes(seccomp.program())
+            (guest_folder / "guest.py").write_text(guest.source(), "utf-8")
+            for file in guest_folder.iterdir():
                 file.chmod(0o644)
             if self._image:
                 self._check_image(self._image)
@@ -182,10 +182,10 @@ class Container(GuestBackend):
         workdir = self._check_image(image)
         if workdir in ("", "/"):
             raise TaskError(f"image {image} has no working folder", fix="build it with WORKDIR set to the repository")
-        made = self._call("create", "--pull", "never", "--network", "none", image, "true")
-        if made.returncode != 0:
-            raise SandboxFault(f"cannot read the files of {image}: {_last(made)}")
-        name = made.stdout.strip()
+        created = self._call("create", "--pull", "never", "--network", "none", image, "true")
+        if created.returncode != 0:
+            raise SandboxFault(f"cannot read the files of {image}: {_last(created)}")
+        name = created.stdout.strip()
         try:
             argv = self._argv("cp", f"{name}:{workdir}/.", "-")
             with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as copy:
@@ -205,9 +205,9 @@ class Container(GuestBackend):
             )
         kind, _, where = prepared.workspace.partition(":")
         image, workdir = where if kind == "image" else self._image or IMAGE, WORKDIR
-        found = self._check_image(image)
+        image_workdir = self._check_image(image)
         if kind == "image":
-            workdir = found
+            workdir = image_workdir
         (box / "workdir").write_text(workdir)
         door = box / "door"
         door.mkdir()
@@ -223,17 +223,17 @@ class Container(GuestBackend):
             raise SandboxFault(
                 f"cannot make the socket {door}/control: {error}", fix="set TMPDIR to a shorter path"
             ) from error
-        shown = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
-        shown += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
+        mounts = ["--name", self._name(box), "-v", f"{door}:{_DOOR}:ro", "-v", f"{prepared.archive}:{_ARCHIVE}:ro"]
+        mounts += ["-v", f"{self.state / 'guest'}:{_GUEST}:ro"]
         for bind in answers.outermost_first(self._binds):
-            shown += ["-v", f"{bind}:{bind}:ro"]
+            mounts += ["-v", f"{bind}:{bind}:ro"]
             for _, hidden in answers.in_view([bind]):
-                shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+                mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         for hidden in self._answers.get(image, ()):
-            shown += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
+            mounts += ["-v", f"{self.state / 'nothing'}:{hidden}:ro"]
         start = ["--entrypoint", "python3", image, "-I", "-S", "-B", "-X", "utf8"]
         start += [f"{_GUEST}/guest.py", f"{_DOOR}/control", f"{_GUEST}/filter"]
-        argv = self._argv("run", "--rm", *shown, *self._isolation(workdir, prepared.size), *start)
+        argv = self._argv("run", "--rm", *mounts, *self._isolation(workdir, prepared.size), *start)
         return AwaitedGuest.spawn(listener, argv, log=box / "guest.log")
 
     def clean(self, box: Path) -> None:
@@ -248,9 +248,9 @@ class Container(GuestBackend):
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         # Elsewhere processes are counted by the control group: a user id's are counted over all of the host.
-        own = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
-        own |= {"held": [self.workdir(box), *self.held[1:]]}
-        return super()._settings(box, prepared) | own
+        overrides = {"inherit": True, "rlimits": self.limits.rlimits(per_user=self._counted_apart)}
+        overrides |= {"held": [self.workdir(box), *self.held[1:]]}
+        return super()._settings(box, prepared) | overrides
 
     def _name(self, box: Path) -> str:
         return f"{self.state.name}-{box.name}"
@@ -301,8 +301,8 @@ class Docker(Container):
     def _usable(self, info: dict[str, Any]) -> Set[str]:
         if "name=rootless" in (info.get("SecurityOptions") or ()):
             raise PrerequisiteError("this docker is rootless, which sandboxes cannot use", fix="sandbox=podman")
-        known = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
-        return {name for name, key in known.items() if info.get(key)}
+        info_keys = {"pids": "PidsLimit", "memory": "MemoryLimit", "cpu": "CpuCfsQuota"}
+        return {name for name, key in info_keys.items() if info.get(key)}
 
     def _memory_files(self, path: str, size: int, user: int, group: int) -> list[str]:
         return ["--tmpfs", f"{path}:rw,exec,nosuid,nodev,mode=755,uid={user},gid={group},size={size}"]
@@ -326,8 +326,8 @@ class Podman(Container):
         return ["--mount", f"type=tmpfs,destination={path},tmpfs-size={size},tmpfs-mode=0755,U=true,notmpcopyup"]
 
     def _isolation(self, workdir: str, size: int) -> list[str]:
-        own = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
-        return [*super()._isolation(workdir, size), *own, *(["--userns", "keep-id"] if self._counted_apart else [])]
+        extra = ["--read-only-tmpfs=false", "--ulimit", f"nproc={_most_processes()}:{_most_processes()}"]
+        return [*super()._isolation(workdir, size), *extra, *(["--userns", "keep-id"] if self._counted_apart else [])]
 
 
 def _unpacked(stream: IO[bytes], source: str) -> Iterator[Entry]:

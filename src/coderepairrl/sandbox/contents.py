@@ -87,19 +87,19 @@ def base_at_hand(workspace: str) -> Iterator[tuple[Path, str] | None]:
         folder, image = find(where, SANDBOX_USER if os.geteuid() == 0 else None)
         yield folder / "git", image.base
     elif kind == "dir" and _is_repository(folder := Path(where).expanduser()):
-        with _clean(folder) as found:
-            yield found
+        with _clean(folder) as base:
+            yield base
     else:
         yield None
 
 
 def _of_commit(home: Path, commit: str, paths: Sequence[str]) -> dict[str, bytes | None]:
-    found: dict[str, bytes | None] = {}
+    files: dict[str, bytes | None] = {}
     for path in paths:
-        asked = os.fsencode(f"{commit}:{path}\n")
-        head, _, content = git("cat-file", "--batch", folder=home, stdin=asked).partition(b"\n")
-        found[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
-    return found
+        query = os.fsencode(f"{commit}:{path}\n")
+        head, _, content = git("cat-file", "--batch", folder=home, stdin=query).partition(b"\n")
+        files[path] = content[:-1] if head.split()[1:2] == [b"blob"] else None
+    return files
 
 
 def check_workspace(workspace: str, check_image: Callable[[str], None] = lambda _: None) -> None:
@@ -181,10 +181,10 @@ def _from_commit(home: Path, commit: str) -> Iterator[Entry]:
     # no submodules: they belong to other repositories
     listing = git("ls-tree", "-r", "-z", "--full-tree", commit, folder=home).split(b"\0")
     rows = [(line.partition(b"\t")[0].split(), line.partition(b"\t")[2]) for line in listing if line]
-    wanted = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
-    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in wanted))
+    blobs = [(os.fsdecode(path), meta[0].decode(), meta[2]) for meta, path in rows if meta[1] == b"blob"]
+    answer = git("cat-file", "--batch", folder=home, stdin=b"".join(blob + b"\n" for _, _, blob in blobs))
     at = 0
-    for path, mode, _ in wanted:
+    for path, mode, _ in blobs:
         check_path(path, f"commit {commit}")
         end = answer.index(b"\n", at)
         if answer.endswith(b" missing", at, end):

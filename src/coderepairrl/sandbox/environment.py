@@ -46,10 +46,10 @@ def environment_of(task: Task) -> Path | None:
 
 def interpreter_of(environment: Path) -> Path | None:
     """Python installation of `environment` if it is in the cache; a task file could name any other folder."""
-    found = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
-    folder = Path(found[1]) if found else None
-    shown = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."
-    return folder if shown else None
+    match = re.search(r"^home\s*=\s*(.*)/bin\s*$", (environment / "pyvenv.cfg").read_text("utf-8"), re.MULTILINE)
+    folder = Path(match[1]) if match else None
+    in_cache = folder is not None and folder.parent == environments_cache() / "pythons" and folder.name != ".."
+    return folder if in_cache else None
 
 
 def built_for(environment: Path | None) -> Iterator[Entry]:

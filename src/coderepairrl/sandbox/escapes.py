@@ -45,8 +45,8 @@ def main(secret: str, outside: str, address: str, port: int, other: int) -> None
         "has UDP": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"", ("127.0.0.1", 9)),
         "signals its supervisor": lambda: os.kill(os.getppid(), 0),
     }
-    for what, attempt in attempts.items():
-        print(what, tried(attempt))
+    for description, attempt in attempts.items():
+        print(description, tried(attempt))
     print("WORKSPACE", tried(lambda: open("probe", "w").close()), "BRIDGE", tried(lambda: connect(port)))
 
 

@@ -43,10 +43,10 @@ def started(
     `first` precedes the command line: a program that uses our rights and execs the rest. Call it from the event loop's
     thread: the process dies with its starting *thread*. Raises `SandboxFault`.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
-    argv, descriptors = command(theirs.fileno())
+    ours, guest_end = socket.socketpair(socket.AF_UNIX, kind)
+    argv, descriptors = command(guest_end.fileno())
     try:
-        with theirs, log.open("ab") as sink:
+        with guest_end, log.open("ab") as sink:
             process = subprocess.Popen(
                 [*(group.entering() if group else ()), *first, *command_as(user, argv)],
                 stdin=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ def started(
                 stderr=sink,
                 env=dict(env or {}),
                 cwd="/",
-                pass_fds=[theirs.fileno(), *descriptors],
+                pass_fds=[guest_end.fileno(), *descriptors],
                 start_new_session=True,  # the terminal's Ctrl-C is the controller's to handle
             )
     except OSError as error:
@@ -202,9 +202,9 @@ class GuestProcess:
             if not data:
                 raise await self.died()
             self._buffer += data
-        taken = bytes(self._buffer[:size])
+        chunk = bytes(self._buffer[:size])
         del self._buffer[:size]
-        return taken
+        return chunk
 
 
 class StartedGuest(GuestProcess):

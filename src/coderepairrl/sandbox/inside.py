@@ -13,16 +13,16 @@ LINKS = 40
 
 def resolve(tree: Path, path: str, base: str = "") -> str | None:
     """Resolve `path`, from `base` unless absolute, to a link-free path relative to `tree`; None if missing."""
-    here: list[str] = []
+    resolved: list[str] = []
     left, links = deque([*("" if path.startswith("/") else base).split("/"), *path.split("/")]), 0
     while left:
         part = left.popleft()
         if part in ("", "."):
             continue
         if part == "..":
-            del here[-1:]
+            del resolved[-1:]
             continue
-        at = tree.joinpath(*here, part)
+        at = tree.joinpath(*resolved, part)
         try:
             kind = at.lstat().st_mode
         except OSError:
@@ -32,19 +32,19 @@ def resolve(tree: Path, path: str, base: str = "") -> str | None:
             if links > LINKS:
                 return None
             target = os.fspath(at.readlink())
-            here = [] if target.startswith("/") else here
+            resolved = [] if target.startswith("/") else resolved
             left.extendleft(reversed(target.split("/")))
         elif left and not stat.S_ISDIR(kind):
             return None
         else:
-            here.append(part)
-    return "/".join(here)
+            resolved.append(part)
+    return "/".join(resolved)
 
 
 def text(tree: Path, path: str, base: str = "", longest: int = 1 << 20) -> str:
     """Read up to `longest` bytes of a regular file; empty without one."""
-    found = resolve(tree, path, base)
-    if not found or not stat.S_ISREG((tree / found).lstat().st_mode):
+    resolved = resolve(tree, path, base)
+    if not resolved or not stat.S_ISREG((tree / resolved).lstat().st_mode):
         return ""
-    with (tree / found).open("rb") as file:
+    with (tree / resolved).open("rb") as file:
         return os.fsdecode(file.read(longest))

@@ -22,22 +22,22 @@ def pack(folder: Path, archive: Path) -> None:
     def fail(error: OSError) -> None:
         raise error
 
-    known: dict[tuple[int, int], str] = {}
+    first_names: dict[tuple[int, int], str] = {}
     with archive.open("wb") as file:
-        for here, folders, names in os.walk(folder, onerror=fail):
-            links = [name for name in folders if Path(here, name).is_symlink()]
-            for path in (Path(here), *(Path(here, name) for name in sorted(names + links))):
-                _add(file, path, "" if path == folder else str(path.relative_to(folder)), known)
+        for parent, folders, names in os.walk(folder, onerror=fail):
+            links = [name for name in folders if Path(parent, name).is_symlink()]
+            for path in (Path(parent), *(Path(parent, name) for name in sorted(names + links))):
+                _add(file, path, "" if path == folder else str(path.relative_to(folder)), first_names)
 
 
 def _add(file: IO[bytes], path: Path, name: str, known: dict[tuple[int, int], str]) -> None:
-    about = path.lstat()
-    entry: dict[str, Any] = {"path": name, "mode": about.st_mode, "time": about.st_mtime_ns}
-    if stat.S_ISLNK(about.st_mode):
+    status = path.lstat()
+    entry: dict[str, Any] = {"path": name, "mode": status.st_mode, "time": status.st_mtime_ns}
+    if stat.S_ISLNK(status.st_mode):
         entry["target"] = os.readlink(path)  # noqa: PTH115 - a Path spells it another way
-    elif stat.S_ISREG(about.st_mode):
-        first = known.setdefault((about.st_dev, about.st_ino), name) if about.st_nlink > 1 else name
-        entry |= {"size": about.st_size} if first == name else {"same": first}
+    elif stat.S_ISREG(status.st_mode):
+        first = known.setdefault((status.st_dev, status.st_ino), name) if status.st_nlink > 1 else name
+        entry |= {"size": status.st_size} if first == name else {"same": first}
     text = json.dumps(entry).encode()
     file.write(len(text).to_bytes(4) + text)
     if "size" in entry:

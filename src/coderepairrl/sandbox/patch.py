@@ -41,11 +41,11 @@ def compose(
     ref = f"refs/heads/{scratch.parent.name}-{scratch.name}"
     stream = commit_stream(ref, changed, base=prepared.base, deleted=deleted)
     change = hashlib.sha256(memoryview(stream)[stream.index(b"\ncommitter") :]).digest()
-    if (known := prepared.diffs.get(change)) is None:
-        known = _compared(prepared, ref, stream, scratch, user)
-        if len(prepared.diffs) < _REMEMBERED and len(known) < _SHORT:
-            prepared.diffs[change] = known
-    return known
+    if (diff := prepared.diffs.get(change)) is None:
+        diff = _compared(prepared, ref, stream, scratch, user)
+        if len(prepared.diffs) < _REMEMBERED and len(diff) < _SHORT:
+            prepared.diffs[change] = diff
+    return diff
 
 
 def _compared(prepared: Prepared, ref: str, stream: bytes, scratch: Path, user: int | None) -> bytes:

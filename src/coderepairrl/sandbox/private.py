@@ -45,9 +45,9 @@ def check_shown(folder: Path) -> None:
     with contextlib.suppress(PrerequisiteError):  # nor a cache
         caches = (git_cache(), *folders())
     around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
-    if found := around.get(place):
-        each, there = found
-        raise _refused(folder, f"contains {each}" if there != place else f"is {each}")
+    if match := around.get(place):
+        each, private_path = match
+        raise _refused(folder, f"contains {each}" if private_path != place else f"is {each}")
     for parent in (place, *place.parents):
         if parent in closed:
             raise _refused(folder, f"lies in {closed[parent]}")
@@ -63,16 +63,16 @@ def _private(
     """
     homes = [Path(user.pw_dir) for user in pwd.getpwall() if user.pw_dir.startswith(("/home/", "/root"))]
     homes += [home] if home else []
-    whole = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
-    within = [*map(Path, _SYSTEM), *(own / name for own in homes for name in _OF_A_USER), *caches[:1]]
+    shallow = [*map(Path, _WHOLE), *([home] if home else []), *caches[1:]]
+    within = [*map(Path, _SYSTEM), *(user_home / name for user_home in homes for name in _OF_A_USER), *caches[:1]]
     around: dict[Path, tuple[Path, Path]] = {}
     closed: dict[Path, Path] = {}
-    for number, each in enumerate((*whole, *within)):
-        there = each.resolve()
-        for outer in (there, *there.parents):
-            around.setdefault(outer, (each, there))
-        if number >= len(whole):
-            closed.setdefault(there, each)
+    for number, each in enumerate((*shallow, *within)):
+        resolved = each.resolve()
+        for outer in (resolved, *resolved.parents):
+            around.setdefault(outer, (each, resolved))
+        if number >= len(shallow):
+            closed.setdefault(resolved, each)
     return around, closed
 
 

@@ -36,16 +36,16 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
     `user` must be able to read the module `guest`. Raises `PrerequisiteError`.
     """
     _, printed = first_python(user, ["-ISBc", _LOAD, str(guest.parent)])
-    found = json.loads(printed)
-    program = Path(found["program"]).resolve()
-    for source, cached in found["modules"]:
+    loaded = json.loads(printed)
+    program = Path(loaded["program"]).resolve()
+    for source, cached in loaded["modules"]:
         for path in (Path(name) for name in (source, cached) if name):
             if path.exists():
                 _copy(path, target / str(path).lstrip("/"))
     _copy(program, target / str(program).lstrip("/"))
-    modules = {source for source, _ in found["modules"]}
+    modules = {source for source, _ in loaded["modules"]}
     loader = ""
-    for library in (Path(name) for name in found["mapped"] if name not in modules and name != str(program)):
+    for library in (Path(name) for name in loaded["mapped"] if name not in modules and name != str(program)):
         if ".so" not in library.name or not library.is_file():
             continue
         for name in (library.name, *_names(library)):

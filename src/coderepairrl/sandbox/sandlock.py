@@ -111,13 +111,13 @@ class Sandlock(GuestBackend):
             (self.state / "guest" / "filter").chmod(0o644)
             self.env["PATH"] = self._given.get("PATH", search_path(python))
             prefix = prefix_of(python)
-            wanted = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
-            self._readable = [path for path in [*wanted, *([str(prefix)] if prefix else [])] if Path(path).exists()]
+            paths = [*_SYSTEM, *(f"/etc/{name}" for name in ETC), *_DEVICES, *self._binds, str(self.state / "guest")]
+            self._readable = [path for path in [*paths, *([str(prefix)] if prefix else [])] if Path(path).exists()]
             if exposed := answers.in_view(self._readable):
-                shown, hidden = exposed[0]
+                visible, hidden = exposed[0]
                 raise PrerequisiteError(
-                    f"a sandbox of sandlock sees all of {shown}, and so the answers to tasks in {hidden}",
-                    fix=f"install CodeRepairRL into a virtual environment outside {shown}, or {_instead()}",
+                    f"a sandbox of sandlock sees all of {visible}, and so the answers to tasks in {hidden}",
+                    fix=f"install CodeRepairRL into a virtual environment outside {visible}, or {_instead()}",
                 )
             self._try(python)
             self._python = python
@@ -141,8 +141,8 @@ class Sandlock(GuestBackend):
         argv = [str(self._python), *_FLAGS, f"{guest}/guest.pyc", "0", f"{guest}/filter"]
 
         def command(descriptor: int) -> tuple[list[str], list[int]]:
-            shown = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
-            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, shown), []
+            extra = [str(each) for each in (environment, interpreter_of(environment)) if each] if environment else []
+            return self._supervised(box, argv, [door.getsockname()[1] for door in doors], descriptor, extra), []
 
         return StartedGuest.spawn(command, log=box / "guest.log", env=self._environment, doors=doors, group=group)
 
@@ -157,8 +157,8 @@ class Sandlock(GuestBackend):
 
     def _settings(self, box: Path, prepared: Prepared) -> dict[str, object]:
         tmp = str((box / "tmp").resolve())
-        own = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
-        return super()._settings(box, prepared) | own | {"rlimits": self.limits.rlimits(per_user=False)}
+        overrides = {"env": {"HOME": tmp, "TMPDIR": tmp, **self.env}, "memory": 0}  # the supervisor watches it
+        return super()._settings(box, prepared) | overrides | {"rlimits": self.limits.rlimits(per_user=False)}
 
     def _make_tmp(self, box: Path) -> None:
         (box / "tmp").mkdir()
@@ -227,12 +227,12 @@ class Sandlock(GuestBackend):
 
 
 def _find_package() -> str:
-    found = importlib.util.find_spec("sandlock")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("sandlock")
+    if spec is None or spec.origin is None:
         if platform.machine() not in MACHINES:
             raise PrerequisiteError(f"there is no sandlock for {platform.machine()} machines", fix=_instead())
         raise PrerequisiteError("sandlock is not installed", fix=f"{sys.executable} -m pip install {PACKAGE}")
-    return str(Path(found.origin).parent.parent)
+    return str(Path(spec.origin).parent.parent)
 
 
 def _check_kernel() -> None:

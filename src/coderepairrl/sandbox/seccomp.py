@@ -117,24 +117,24 @@ def program(machine: str = "", *, shared: bool = False) -> bytes:
         raise PrerequisiteError(
             f"no seccomp filter for {machine}", fix="use x86_64 or aarch64, or name another sandbox in the config"
         )
-    here = _MACHINES[machine]
+    target = _MACHINES[machine]
     allow, refuse = _op(_RETURN, _ALLOW), _op(_RETURN, _ERRNO | errno.EPERM)
     absent, no_family = _op(_RETURN, _ERRNO | errno.ENOSYS), _op(_RETURN, _ERRNO | errno.EAFNOSUPPORT)
-    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, here.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
-    if here.x32:
+    parts = [_op(_LOAD, _ARCH), _op(_EQUAL, target.audit, 1, 0), _op(_RETURN, _KILL), _op(_LOAD, _NR)]
+    if target.x32:
         parts += [_op(_AT_LEAST, _X32, 0, 1), absent]
-    parts += [_on(number, refuse) for number in (here.denied | _SAME_NUMBERS).values()]
+    parts += [_on(number, refuse) for number in (target.denied | _SAME_NUMBERS).values()]
     if shared:
-        parts += [_on(number, refuse) for number in (here.shared | _SHARED_SAME).values()]
-    for name, (number, which) in here.on_self.items():
+        parts += [_on(number, refuse) for number in (target.shared | _SHARED_SAME).values()]
+    for name, (number, which) in target.on_self.items():
         whom = _op(_LOAD, which) + (_on(0, allow) + refuse if shared else _on(_GUEST, refuse) + allow)
         if name in _OF_A_USER:
             whom = _op(_LOAD, _ARG0) + _on(_OF_A_USER[name], refuse) + whom
         parts.append(_on(number, whom))
     parts += [_on(number, absent) for number in _ABSENT.values()]
-    parts.append(_on(here.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
-    parts.append(_on(here.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
+    parts.append(_on(target.clone, _op(_LOAD, _ARG0) + _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1) + refuse + allow))
+    parts.append(_on(target.ioctl, _op(_LOAD, _ARG1) + _on(_TIOCSTI, refuse) + _on(_TIOCLINUX, refuse) + allow))
     families = b"".join(_on(family, allow) for family in _FAMILIES)
     route = _on(_NETLINK, _op(_LOAD, _ARG2) + _on(0, allow) + no_family)
-    parts.append(_on(here.socket, _op(_LOAD, _ARG0) + families + route + no_family))
+    parts.append(_on(target.socket, _op(_LOAD, _ARG0) + families + route + no_family))
     return b"".join([*parts, allow])

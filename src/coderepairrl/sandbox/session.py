@@ -72,10 +72,10 @@ class ResourceLimits:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ResourceLimits:
         """Parse a backend's options. Raises `ConfigError`."""
-        known = [limit.name for limit in fields(cls)]
+        option_names = [limit.name for limit in fields(cls)]
         for name, value in options.items():
-            if name not in known:
-                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, known))
+            if name not in option_names:
+                raise ConfigError(f"a sandbox has no option {name!r}", fix=nearest(name, option_names))
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ConfigError(f"sandbox option {name} must be a positive whole number, not {value!r}")
         return cls(**options)

@@ -88,16 +88,16 @@ def end_everything() -> None:
 
 def below(pid: int) -> list[int]:
     """Descendants of `pid`."""
-    found, fresh = [], [str(pid)]
+    descendants, fresh = [], [str(pid)]
     while fresh:
         children: list[str] = []
         for parent in fresh:
             with contextlib.suppress(OSError):  # gone by now, and its children have another parent
                 for thread in os.listdir(f"/proc/{parent}/task"):  # noqa: PTH208
                     children += read(f"/proc/{parent}/task/{thread}/children").split()
-        found += [int(child) for child in children]
+        descendants += [int(child) for child in children]
         fresh = children
-    return found
+    return descendants
 
 
 def read(path: str) -> str:

@@ -59,10 +59,10 @@ class Template:
 
     def refusal(self, sizes: Mapping[str, int], group: Group | None) -> str:
         """Try to fork a guest; returns the reason if that fails, else empty."""
-        ours, theirs = socket.socketpair()
+        ours, guest_end = socket.socketpair()
         with ours:
-            with theirs, contextlib.suppress(OSError):
-                self._ask(theirs, sizes, Path(os.devnull), group, self._log)
+            with guest_end, contextlib.suppress(OSError):
+                self._ask(guest_end, sizes, Path(os.devnull), group, self._log)
             ours.settimeout(PROBE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 if ours.recv(1):

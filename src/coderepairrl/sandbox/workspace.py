@@ -226,10 +226,10 @@ def prepare_image(where: str, root: Path, user: int | None, *, packed: bool) -> 
     hand_over(root, user)
     for name in ("tree", "git"):
         (root / name).symlink_to(folder / name)
-    made = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
+    prepared = Prepared(root, image.base, (folder / "manifest.json").read_bytes(), size=image.size, image=image)
     if packed:
-        pack(made, folder / "tree" / image.workdir.lstrip("/"))
-    return made
+        pack(prepared, folder / "tree" / image.workdir.lstrip("/"))
+    return prepared
 
 
 def hand_over(root: Path, owner: int | None) -> None:

@@ -43,8 +43,8 @@ def place(name, known):
     """Outermost project folder with `name` below it, or None."""
     if name in known:
         return ""
-    found = [path[: -len(name) - 1] for path in known if path.endswith("/" + name)]
-    return min(found, key=len) if found else None
+    prefixes = [path[: -len(name) - 1] for path in known if path.endswith("/" + name)]
+    return min(prefixes, key=len) if prefixes else None
 
 
 def remove(packages, name):
@@ -81,26 +81,26 @@ def main(workspace):
     packages = Path(sysconfig.get_paths()["purelib"])
     left_out = Path("/tmp/left-out")
     listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
-    about = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": listed}
+    facts = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": listed}
     # as committed: what the build wrote beside it is not the project's
-    known = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
-    for name, version, record, here in records(packages):
-        about["packages"][name] = version
-        if not here:
+    project_files = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
+    for name, version, record, from_project in records(packages):
+        facts["packages"][name] = version
+        if not from_project:
             continue
-        places = {own: place(own, known) for own in files(record)}
-        there = Counter(found for found in places.values() if found is not None)
-        about["imports"] = there.most_common(1)[0][0] if there else ""
-        for own, found in places.items():
-            if found is not None and own.endswith(".py"):
-                about["modules"].append(str(Path(found, own)))
-            if found is None:
-                content = (packages / own).read_bytes()
-                about["built"][str(Path(about["imports"], own))] = base64.b64encode(content).decode()
-            remove(packages, own)
+        places = {file_name: place(file_name, project_files) for file_name in files(record)}
+        prefix_counts = Counter(prefix for prefix in places.values() if prefix is not None)
+        facts["imports"] = prefix_counts.most_common(1)[0][0] if prefix_counts else ""
+        for file_name, prefix in places.items():
+            if prefix is not None and file_name.endswith(".py"):
+                facts["modules"].append(str(Path(prefix, file_name)))
+            if prefix is None:
+                content = (packages / file_name).read_bytes()
+                facts["built"][str(Path(facts["imports"], file_name))] = base64.b64encode(content).decode()
+            remove(packages, file_name)
         for name in ("direct_url.json", "uv_cache.json"):  # a path of this sandbox, times of this build
             forget(record, name)
-    (packages / "workspace.pth").write_text(str(Path(workspace, about["imports"])) + "\n", encoding="utf-8")
+    (packages / "workspace.pth").write_text(str(Path(workspace, facts["imports"])) + "\n", encoding="utf-8")
     for script in Path(sys.executable).parent.iterdir():
         if script.is_file() and not script.is_symlink():
             mend(script)
@@ -108,7 +108,7 @@ def main(workspace):
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
     how = {"invalidation_mode": mode} if mode else {}
     compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **how)  # what was imported by now is there
-    print("\n" + json.dumps(about))  # on the last line, whatever compiling printed
+    print("\n" + json.dumps(facts))  # on the last line, whatever compiling printed
 
 
 main(sys.argv[1])

@@ -126,11 +126,11 @@ class Files:
             if not os.path.lexists(part):
                 os.mkdir(part)
             os.chdir(part)
-        found = os.lstat(name) if os.path.lexists(name) else None
-        if found is None or not (stat.S_ISLNK(found.st_mode) or (stat.S_ISREG(found.st_mode) and found.st_nlink > 1)):
+        info = os.lstat(name) if os.path.lexists(name) else None
+        if info is None or not (stat.S_ISLNK(info.st_mode) or (stat.S_ISREG(info.st_mode) and info.st_nlink > 1)):
             return name, 0
         os.unlink(name)
-        return name, 0 if stat.S_ISLNK(found.st_mode) else stat.S_IMODE(found.st_mode)
+        return name, 0 if stat.S_ISLNK(info.st_mode) else stat.S_IMODE(info.st_mode)
 
 
 def unpack(archive: int, root: str) -> None:

@@ -45,8 +45,8 @@ class Limits:
         )
 
     def _count(self) -> int:
-        found = (os.statvfs(path) for path in self.held)
-        return sum(entry.f_files - entry.f_ffree for entry in found)
+        file_systems = (os.statvfs(path) for path in self.held)
+        return sum(entry.f_files - entry.f_ffree for entry in file_systems)
 
     def _sockets(self) -> int:
         # includes Unix sockets and those in transit through one
@@ -69,8 +69,8 @@ def descendants() -> list[int]:
         if name.isdigit():
             fields = look(f"/proc/{name}/stat", b") Z 0").rsplit(b")", 1)[1].split()
             parents[int(name)] = int(fields[1])
-    found, fresh = [], {os.getpid()}
+    pids, fresh = [], {os.getpid()}
     while fresh:
         fresh = {pid for pid, parent in parents.items() if parent in fresh}
-        found += sorted(fresh)
-    return found
+        pids += sorted(fresh)
+    return pids

@@ -168,14 +168,14 @@ class Guest:
         present = dict(sorted(walk.files(), key=lambda entry: (entry[0] not in base, entry[0])))
         new = 0
         for path, mode in present.items():
-            known = base.get(path)
-            room = max_bytes if known is not None or new < max_files else -1
+            base_entry = base.get(path)
+            room = max_bytes if base_entry is not None or new < max_files else -1
             data = content(os.path.join(self.workdir, path), mode, room)
             if data is None:
                 walk.left_out.append(path)
-            elif known is None or known != [mode, blob_id(data)]:
+            elif base_entry is None or base_entry != [mode, blob_id(data)]:
                 max_bytes -= len(data)
-                new += known is None
+                new += base_entry is None
                 self.control.send({"path": path, "mode": mode}, data)
         gone = [path for path in base if path not in present]
         return {"done": True, "deleted": gone, "left_out": walk.left_out[:20]}, b"", None
@@ -256,7 +256,7 @@ class Run:
 
     def to_the_end(self) -> dict[str, Any]:
         """Wait for the command or end it; returns the header of the reply."""
-        status, why = self._watch()
+        status, cause = self._watch()
         if self.guest.has_children():  # to end them may take long: the kernel frees all that they held
             self.guest.control.send({"ending": True})
         self.guest.kill_all()
@@ -264,13 +264,13 @@ class Run:
         os.close(self.out)
         if self.feed >= 0:
             os.close(self.feed)
-        if why not in ("", "time", "stop"):
-            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % why.encode()
-        code = {"": None, "time": 124}.get(why, 137)
+        if cause not in ("", "time", "stop"):
+            self.output += b"\n[sandbox] killed: the limit on %s was exceeded\n" % cause.encode()
+        code = {"": None, "time": 124}.get(cause, 137)
         if code is None:
             code = os.waitstatus_to_exitcode(status)
             code = code if code >= 0 else 128 - code
-        return {"code": code, "timed_out": why == "time", "truncated": self.truncated}
+        return {"code": code, "timed_out": cause == "time", "truncated": self.truncated}
 
     def _watch(self) -> tuple[int, str]:
         """Wait for the command; returns its status, or the reason to end it."""
@@ -314,16 +314,16 @@ class Run:
 
     def _reap(self) -> int | None:
         """Reap ended processes; returns the command's status if it has ended."""
-        found = None
+        main_status = None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return found
+                return main_status
             if pid == 0:
-                return found
+                return main_status
             if pid == self.main:
-                found = status
+                main_status = status
 
     def _take(self) -> bool:
         """Read some output; returns whether more may follow."""

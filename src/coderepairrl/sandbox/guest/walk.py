@@ -31,8 +31,8 @@ class Walk:
 
     def files(self) -> Iterator[tuple[str, str]]:
         """Yield each as ``(path, git mode)``."""
-        here = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
-        folders = [("", here)] if stat.S_ISDIR(here) else []
+        root_mode = os.lstat(self.root).st_mode if os.path.lexists(self.root) else 0
+        folders = [("", root_mode)] if stat.S_ISDIR(root_mode) else []
         while folders:
             deeper = []
             for path, mode in self._inside(*folders.pop()):
@@ -49,12 +49,12 @@ class Walk:
         try:
             if mode & 0o500 != 0o500:
                 os.chmod(full, 0o700)
-            found = os.scandir(full)
+            entries = os.scandir(full)
         except OSError:  # a path too long for the kernel, and so for git
             self.left_out.append(folder + "/")
             return
-        with found:
-            for entry in found:
+        with entries:
+            for entry in entries:
                 path = os.path.join(folder, entry.name)
                 if not self._counts(path, entry.name):
                     continue

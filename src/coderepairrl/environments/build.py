@@ -1,7 +1,7 @@
-"""Virtual environments for a repository's tests, built from a benchmark's specification and cached.
+"""Cached virtual environments for a repository's tests, built from a benchmark's specification.
 
-A build runs the code of the project and its packages, in a sandbox that reaches the package index alone. The result is
-a folder without the project's modules, which sandboxes see read-only: modules come from the workspace, with the bug.
+Builds run untrusted code in a sandbox that reaches only the package index. The result excludes the project's own
+modules, which come from the workspace, with the bug; sandboxes see it read-only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project; packages come from the package index (`conda.requirements`)."""
+    """Conda environment file of a project; packages come from the package index (`conda`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,7 +73,7 @@ class CondaFile(BaseModel):
     workspace: str = ""
     """Its commit, as `Task.workspace`; empty: the project's."""
     edits: tuple[str, ...] = ()
-    """Shell commands that change it, run in a folder where it is ``environment.yml``."""
+    """Shell commands that edit it, run in a folder with it as ``environment.yml``."""
 
 
 class Specification(BaseModel):
@@ -130,7 +130,7 @@ class Specification(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Folder of the built environment."""
+        """Cache folder."""
         return environment_folder(str(self))
 
 
@@ -147,7 +147,7 @@ class _Stripped(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Built environment: its folder and record (``environment.json``)."""
+    """A built environment."""
 
     folder: Path
     packages: dict[str, str]
@@ -161,10 +161,10 @@ class Environment:
 
 
 async def build(specification: Specification) -> Environment:
-    """Build the environment of `specification`, or take it from the cache.
+    """Build the environment of `specification`, or reuse the cached one.
 
     Raises `TaskError` for failed installations and changed environments, `SandboxFault`, and `PrerequisiteError`
-    without such a Python, a sandbox or a package index.
+    without a matching Python, a sandbox or a package index.
     """
     target = specification.folder
     if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others
@@ -188,7 +188,7 @@ async def build(specification: Specification) -> Environment:
 async def prepare_environments(
     tasks: Iterable[Task], *, jobs: int = 2, say: Callable[[str], None] = lambda _: None
 ) -> list[Environment]:
-    """Build the environments of `tasks`, `jobs` at a time; existing ones are verified. Raises all errors together."""
+    """Build or verify the environments of `tasks`, `jobs` at a time. Raises all errors together."""
     specifications = dict.fromkeys(task.environment for task in tasks if task.environment.startswith(f"{KIND}:"))
     room, problems = asyncio.Semaphore(jobs), list[CodeRepairError]()
 
@@ -231,7 +231,6 @@ def _built(folder: Path) -> Environment:
 
 
 async def _with_conda(specification: Specification) -> Specification:
-    """Add the packages of the conda file. Raises `TaskError` without one."""
     file = specification.conda
     assert file is not None
     where = file.workspace or specification.workspace
@@ -315,7 +314,7 @@ async def _install(
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
-    """Read the last line of `output`. Raises `TaskError` for invalid text, or files outside the project."""
+    # the last line: builds print, too
     try:
         facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
@@ -342,7 +341,7 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
 
 
 def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
-    """Extract a sandbox's archive into `target`, readable for all. Raises `TaskError` for unsafe names and links."""
+    # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
     # absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:

@@ -1,8 +1,8 @@
-"""Commands that make a layer of an image: they run in the image's files, and changes become an archive.
+"""Image layers made by commands, which run in the image's files.
 
-They run in bubblewrap (`ImageBuilder`) as one unprivileged user, with the package index as the only way out, on a copy
-whose lists of files before and after give the layer. Layers are cached by their origin: a killed build, or a Dockerfile
-with the same beginning, continues there.
+They run in bubblewrap (`ImageBuilder`) as one unprivileged user that reaches only the package index, on a copy whose
+file lists before and after give the layer. Layers are cached by origin, so a killed build, or a Dockerfile with the
+same beginning, continues there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Listing = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Running:
-    """Command of a Dockerfile; `where` is its file and line, for messages."""
+    """A command of a Dockerfile; `where` is its file and line."""
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class Running:
 
 
 class LayerBuilder:
-    """Builder of layers on `base`; unpacks files into the folder `work` for the duration, for sandboxes of `user`."""
+    """Builds layers on `base` in the temporary folder `work`, for sandboxes of `user`."""
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
@@ -86,10 +86,7 @@ class LayerBuilder:
         self._put(Layer("", len(archive), digest_of(archive)), archive)
 
     def run(self, command: Running) -> None:
-        """Add the layer that `command` makes, cached or run now.
-
-        Raises `TaskError` for a failure or an invalid layer, `SandboxFault`, `PrerequisiteError`.
-        """
+        """Add the layer of `command`, cached or run now. Raises `TaskError`, `SandboxFault`, `PrerequisiteError`."""
         fields = {name: value for name, value in asdict(command).items() if name != "where"}
         key = hashlib.sha256(f"{self._key}{json.dumps(fields)}".encode()).hexdigest()
         archive = _kept(key)
@@ -174,7 +171,7 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
-    """Run `command` in `tree`; returns the result, and refused hosts."""
+    """Run `command` in `tree`; returns the result and refused hosts."""
     from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
@@ -227,7 +224,7 @@ def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskErr
 
 
 def _listing(tree: Path) -> _Listing:
-    """List everything below `tree`, and open its folders to their owner, as in a layer."""
+    """List everything below `tree`, making its folders accessible to their owner."""
     listing: _Listing = {}
     left = [tree]
     while left:
@@ -247,7 +244,7 @@ def _listing(tree: Path) -> _Listing:
 
 
 def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
-    """Write the changes since `before` to `target`, as a layer. Raises `TaskError` if impossible."""
+    """Write the changes since `before` to `target`, as a layer."""
     after = _listing(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
     gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120

@@ -1,7 +1,7 @@
-"""Environment files of conda, as requirements of the Python Package Index.
+"""Conda environment files as requirements of the Python Package Index.
 
-Packages have the same names there, except `RENAMED`; others than Python's (compilers, C libraries) are left out, and so
-are builds, channels and hashes.
+Names are the same there, except `RENAMED`. Packages that are not Python's (compilers, C libraries), builds, channels
+and hashes are omitted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Images of Dockerfiles without a daemon: ``FROM``'s image, layers of copies and commands, and settings.
+"""Images of Dockerfiles without a daemon: base image, layers of copies and commands, and settings.
 
-Supported: ``FROM`` (one, no ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
+Supported: one ``FROM`` (not ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
 ``ARG``, ``USER``. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands run in a sandbox (`commands`), except
-``RUN rm -rf`` and ``RUN ln -sfT`` of whole paths. The distribution's package tools are refused: they need several
-owners and a network. Owners (``--chown``) have no meaning: one user owns everything.
+``RUN rm -rf`` and ``RUN ln -sfT`` of absolute paths. Distribution package tools are refused, as they need several
+owners and a network. ``--chown`` has no effect: one user owns everything.
 
-``PATCH FILE``, our extension, finally applies a patch to the working folder and makes that its repository's only
-commit, which hides what it undid.
+``PATCH FILE``, our extension, finally patches the working folder and makes that its repository's only commit.
 
 Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
 """
@@ -55,12 +54,13 @@ _FIX = "name the image that it builds, prebuilt (docker_image), or take out what
 
 
 def named(folder: Path) -> str:
-    """Name, after ``image:``, of the image of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
+    """Name, after ``image:``, of the image of the Dockerfile in `folder`, which includes its state. Raises `TaskError`.
+    """
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """`fetch.look`, for a Dockerfile's image (`named`) at its base.
+    """Find the base of a Dockerfile's image, or another image, as `fetch.look` does.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
@@ -74,8 +74,7 @@ def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
 def find(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """Get the image in the `offer` of `look`; a Dockerfile's is built by commands as `user` in the temporary folder
-    `work`.
+    """Get the image of the `offer`; a Dockerfile's is built as `user` in the temporary folder `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
@@ -115,13 +114,13 @@ def _require_unchanged(reference: Reference, where: str) -> None:
 
 
 def base_of(folder: Path) -> str:
-    """Base image of the Dockerfile in `folder`. Raises `TaskError` for an unsupported one (`Recipe`)."""
+    """Base image of the Dockerfile in `folder`. Raises `TaskError`."""
     return Recipe(folder).base
 
 
 @dataclass
 class _Entry:
-    """Content of a path in the layer: a file's data, a link's target, or an existing folder (None)."""
+    """A path in the layer: file content, link target, or existing folder (None)."""
 
     data: bytes | None
     mode: int = 0o644
@@ -130,7 +129,7 @@ class _Entry:
 
 @dataclass
 class Recipe:
-    """Dockerfile in `folder`, read up to its base. Raises `TaskError` with file, line and instruction."""
+    """The Dockerfile in `folder`. Raises `TaskError` with file, line and instruction."""
 
     folder: Path
     base: str = field(init=False)
@@ -162,7 +161,8 @@ class Recipe:
         self.run({})  # what is wrong is said before anything is fetched
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `parts` for an image with these `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
+        """Fill `parts` for a base with these `settings` (``Env``, ``WorkingDir``, ``User``); returns the new settings.
+        """
         self.parts, self.patches = [], []
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())
@@ -343,7 +343,6 @@ class Recipe:
             self._entries.setdefault(each, _Entry(None))
 
     def _inside(self, path: str) -> str:
-        """Path of the image, from its root."""
         resolved: list[str] = []
         for part in f"{'' if path.startswith('/') else self._workdir}/{path}".split("/"):
             if part == "..":
@@ -426,7 +425,7 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _layer(entries: Mapping[str, _Entry]) -> bytes:
-    """Archive of a layer, independent of clock and user."""
+    # independent of clock and user
     # a folder is given by the whiteout of a missing entry in it: an entry of its own would change the base's
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -448,7 +447,6 @@ def _layer(entries: Mapping[str, _Entry]) -> bytes:
 
 
 def _state(folder: Path) -> str:
-    """Digest of the paths, modes and contents in `folder`."""
     digest = hashlib.sha256()
     try:
         for path in sorted(folder.rglob("*")):

@@ -1,7 +1,7 @@
 """Sources of images: a registry, by skopeo; a folder in OCI layout; an archive of ``docker save``.
 
-Registry blobs are kept in a store, so a killed fetch continues. Manifests and configurations are checked by digest
-here, layers when unpacked (`trees`).
+Registry blobs are stored, so a killed fetch continues. Manifests and configurations are verified here, layers when
+unpacked (`trees`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _SLOWEST = 1 << 18
 
 
 class NoRoom(PrerequisiteError):
-    """Lack of disk space."""
+    """Too little disk space."""
 
 
 class Offer(NamedTuple):
-    """Available image, and its costs."""
+    """An available image and its costs."""
 
     lacking: Mapping[str, int]
     layers: Mapping[str, int]
@@ -64,10 +64,10 @@ class Offer(NamedTuple):
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> Offer:
-    """Find the image `where`; from a registry, with blobs in `store`, only the manifest is fetched.
+    """Find image `where`; of a registry's, whose blobs go to `store`, fetch only the manifest.
 
-    `offered` is a folder in OCI layout, or an archive, to try first. Raises `TaskError` for a missing or unfit image,
-    `PrerequisiteError` when it cannot be fetched now.
+    `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
+    `PrerequisiteError` if it cannot be fetched now.
     """
     reference = Reference.of(where)
     if reference.transport == "oci":
@@ -91,14 +91,14 @@ def _at_hand(found: Found, growth: int) -> Offer:
 
 
 class _NotThere(TaskError):
-    """Missing image in a folder or an archive."""
+    """Image missing from a folder or archive."""
 
 
 # -- a folder in OCI layout
 
 
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
-    """Find the image in `folder` by the digest, tag or name of `reference`; or the only one."""
+    """Find the image in `folder` by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
     index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _chosen(index, blobs, reference, where)
@@ -165,7 +165,7 @@ def _bytes(path: Path, where: str) -> bytes:
 
 
 def from_archive(path: Path, reference: Reference, where: str) -> Found:
-    """Find the image in the archive `path` by the id (SHA-256 of the configuration) or tag of `reference`."""
+    """Find the image in the archive `path` by id (SHA-256 of its configuration) or tag."""
     try:
         with tarfile.open(path) as archive:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
@@ -259,7 +259,6 @@ def _has(store: Path, digest: str, size: int) -> bool:
 
 
 def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
-    """Manifest of the registry, cached in `store`."""
     if digest and (store / digest.replace(":", "/")).is_file():
         return _blob(store, digest, where)
     data = _skopeo(["inspect", "--raw", *_how(place, ""), f"docker://{place}"], where, _SECONDS)
@@ -274,7 +273,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    """Fetch an image's blobs to `store`, the rest to `layout`; returns its OCI manifest's digest."""
+    """Fetch blobs to `store`, the rest to `layout`; returns the digest of the OCI manifest."""
     # skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
@@ -290,7 +289,7 @@ def _how(place: str, side: str) -> list[str]:
 
 
 def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
-    """Run skopeo within `seconds`, with `held` open; returns its output. Raises `TaskError`, `PrerequisiteError`."""
+    """Run skopeo, inheriting the descriptors `held`; returns its output. Raises `TaskError`, `PrerequisiteError`."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
@@ -338,14 +337,14 @@ def _explained(printed: str, where: str) -> CodeRepairError:
 
 @contextmanager
 def alone(target: Path) -> Iterator[int]:
-    """Hold the lock for making `target`; yields its descriptor."""
+    """Hold the lock for creating `target`; yields its descriptor."""
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()
 
 
 def check_room(folder: Path, need: int, what: str) -> None:
-    """Raise `NoRoom` unless the disk of `folder` has `need` bytes to spare."""
+    """Raise `NoRoom` unless the disk of `folder` has `need` bytes free."""
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
     if free < need + SPARE:

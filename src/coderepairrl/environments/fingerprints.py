@@ -1,4 +1,4 @@
-"""Fingerprint of a task's environment on this machine: kind and digest."""
+"""Fingerprints of tasks' environments on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(task: Task) -> Fingerprint:
-    """Fingerprint of `task`, from the records of `crrl data prepare`."""
+    """Look `task` up in the records of `crrl data prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
         return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
@@ -47,7 +47,7 @@ def fingerprint(task: Task) -> Fingerprint:
 
 
 def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Environments of `tasks` as plain data, each once, with the number of ``tasks``."""
+    """Distinct environments of `tasks` as plain data, with the number of ``tasks``."""
     by_source: dict[tuple[str, str], Fingerprint] = {}
     counts = Counter[Fingerprint]()
     for task in tasks:

@@ -1,10 +1,9 @@
 """Reduction of an image's repository to its past.
 
-Images of benchmarks come from clones, with later branches, tags and packs, where policies look for the repair. A new
-repository replaces the old one, with objects reachable from the checked out commit, and tags of its ancestors (``git
-describe``). Hooks, settings, remotes, logs, replacements, borrowed and promised objects are dropped; other repositories
-with the same first commit, bundles, and caches of pip and uv are removed. Git runs as the sandbox user without the
-image's settings (`hostgit`), after all links are removed.
+Benchmark images are clones with later branches, tags and packs, where policies look for the repair. A new repository
+gets only objects reachable from the checked out commit and tags of its ancestors (``git describe``). Hooks, settings,
+remotes, logs, replacements and borrowed objects are dropped; related repositories, bundles, and caches of pip and uv
+are deleted. Git runs as the sandbox user without the image's settings (`hostgit`), after all links are removed.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ _BORROWERS = 5
 
 
 class Reduced(NamedTuple):
-    """Result for a repository: its commit (empty: none), and removed paths."""
+    """Checked out commit (empty: none) and removed paths."""
 
     head: str
     removed: tuple[str, ...]
 
 
 def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
-    """Reduce the repository in the folder `where` of `tree` to its commit's past, with the temporary folder `work`.
+    """Reduce the repository in folder `where` of `tree` to the past of its commit, using the temporary folder `work`.
 
-    Raises `TaskError` where git cannot read it.
+    Raises `TaskError` if git cannot read it.
     """
     place = _Place(tree, where, work, command_as(user, []))
     home = resolve(tree, ".git", where)
@@ -77,12 +76,12 @@ class _Place(NamedTuple):
 
     @property
     def view(self) -> Path:
-        """Temporary git directory, which borrows the image's objects."""
+        """Temporary git directory that borrows the image's objects."""
         return self.work / "view"
 
     @property
     def new(self) -> Path:
-        """New repository."""
+        """The new repository."""
         return self.work / "new"
 
     def git(self, *args: str, folder: Path, stdin: bytes = b"", env: dict[str, str] | None = None) -> bytes:
@@ -122,7 +121,7 @@ def _without_links(folder: Path) -> None:
 
 
 def _borrowed(place: _Place, common: str) -> list[str]:
-    """Folders of objects, including borrowed ones, whose own borrowing is ended."""
+    """List the object folders, including borrowed ones, and remove their links to each other."""
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
@@ -140,7 +139,7 @@ def _borrowed(place: _Place, common: str) -> list[str]:
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
-    """Replace the repository by a new one from folders of `objects`; returns the commit's id."""
+    """Replace the repository by a new one from folders of `objects`; returns the commit id."""
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
 
     def ask(*args: str, stdin: bytes = b"") -> str:
@@ -221,7 +220,7 @@ def _swap(place: _Place, new: Path | None) -> None:
 
 
 def _others(place: _Place) -> Iterator[str]:
-    """Remove other places of later commits, or packages made of them; yields the paths."""
+    """Delete other sources of later commits; yields their paths."""
     git_folder = place.tree / place.where / ".git"
     related = os.fsdecode(place.git("rev-list", "--max-parents=0", "HEAD", folder=git_folder)).split()
     for parent, folders, files in os.walk(place.tree):

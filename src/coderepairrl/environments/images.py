@@ -1,4 +1,4 @@
-"""Preparation of images: fetched and unpacked in parallel, each once; later no network is needed."""
+"""Preparation of images: fetching and unpacking in parallel, so that no network is needed later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "free some disk space there, or set CRRL_CACHE to a folder that can
 
 
 class ReadyImage(NamedTuple):
-    """Usable image: requested name, name with digest, and facts."""
+    """A prepared image under its requested and pinned names."""
 
     name: str
     pinned: str
@@ -35,11 +35,11 @@ class ReadyImage(NamedTuple):
 def prepare_images(
     names: Iterable[str], *, offered: Path | None = None, jobs: int = 2, say: Say = lambda _: None
 ) -> list[ReadyImage]:
-    """Fetch and unpack the images `names`, `jobs` at a time; ready ones are left alone.
+    """Fetch and unpack missing images, `jobs` at a time.
 
     Names are ``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``, ``dockerfile:FOLDER:STATE``.
-    `offered` is a folder in OCI layout, or an archive of ``docker save``, to try first. Shows the total size; raises
-    `NoRoom`, and `TaskError` and `PrerequisiteError` for all failures together.
+    `offered` is an OCI layout or an archive of ``docker save`` to try first. Raises `NoRoom`, and `TaskError` and
+    `PrerequisiteError` for all failures together.
     """
     user = SANDBOX_USER if os.geteuid() == 0 else None
     home = images_cache()
@@ -79,7 +79,7 @@ def prepare_images(
 
 
 def _check_room(offers: Mapping[str, Offer], home: Path, say: Say) -> None:
-    """Show what `offers` take, each blob and layer once. Raises `NoRoom`."""
+    """Show the total size of `offers`. Raises `NoRoom`."""
     if not offers:
         return
     lacking = {digest: size for offer in offers.values() for digest, size in offer.lacking.items()}

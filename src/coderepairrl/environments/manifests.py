@@ -1,4 +1,4 @@
-"""Manifest and configuration of an image, and their layers."""
+"""Image manifests, configurations and layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer(NamedTuple):
-    """Layer: the blob's digest (empty: none), its size in bytes, and the digest of its archive."""
+    """A layer: digest (empty: none) and size in bytes of its blob, digest of its archive."""
 
     blob: str
     size: int
@@ -47,7 +47,7 @@ class Found:
 
 
 class Reference(NamedTuple):
-    """Parts of an image's name: transport (``docker``, ``oci``, ``docker-archive``, ``dockerfile``), tag and digest.
+    """An image name, parsed; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
 
     >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
@@ -81,7 +81,7 @@ class Reference(NamedTuple):
 
 
 def digest_of(data: bytes) -> str:
-    """Digest of `data` in registries' form."""
+    """Registry digest of `data`."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
@@ -111,14 +111,14 @@ def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
 
 
 def checked(digest: object, what: str) -> str:
-    """`digest`, if valid. Raises `TaskError`."""
+    """Validate `digest`. Raises `TaskError`."""
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise TaskError(f"{what} names a blob by {digest!r}, which is no SHA-256")
     return digest
 
 
 def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
-    """Digest and size of the configuration, then of the layers. Raises `TaskError`."""
+    """Digest and size of the configuration and of each layer. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
             f"{what} has a manifest of version 1, which says too little",
@@ -133,7 +133,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
 
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
-    """Layers, lowest first. Raises `TaskError` if they do not fit the configuration or this machine."""
+    """Layers, lowest first. Raises `TaskError` if they mismatch the configuration or this machine."""
     machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
     if (named := config.get("architecture") or machine) != machine or (config.get("os") or "linux") != "linux":
         raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{named}, and this machine is linux/{machine}")

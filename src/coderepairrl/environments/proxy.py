@@ -1,7 +1,7 @@
-"""Proxy of a sandbox that builds an environment: its only way out, to the package index.
+"""The only network access of builds in sandboxes: a proxy to the package index.
 
-PyPI is reached through tunnels (``CONNECT``). A user's index is fetched here, to hide the login from the build; the
-build gets its pages and what they name.
+PyPI is reached through tunnels (``CONNECT``). A user's index is fetched here, which hides the login; builds get its
+pages and the files they link.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-mod
 
 @asynccontextmanager
 async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
-    """Serve on the Unix socket `socket`: tunnels to port 443 of `hosts`, and answers for `index`. Yields refusals."""
+    """Serve tunnels to port 443 of `hosts` and answers for `index` on a Unix socket. Yields refused targets."""
     async with _client() as client:
         served = _Proxy(hosts, index, client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)
@@ -91,7 +91,7 @@ class _Proxy:
         writer.close()
 
     def _path(self, target: str) -> str:
-        """Path and query of a request allowed for `index`, else ""."""
+        """Path and query of an allowed request to `index`, else ""."""
         parts = urlsplit(target)
         plain = unquote(parts.path)
         if self.index is None or not plain.startswith("/") or {".", ".."} & set(re.split(r"[/\\]", plain)):
@@ -137,7 +137,7 @@ class _Proxy:
         return link[0].replace(link[1], rewritten_url.encode("utf-8", "surrogateescape"))
 
     def _own(self, url: str) -> str:
-        """Make `url` relative to the proxy, and allow it, if within the index."""
+        # relative to the proxy, and allowed, if within the index
         parts = urlsplit(url)
         if self.index is None or origin_of(parts) != self.index.origin:
             return url

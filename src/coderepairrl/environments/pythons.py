@@ -1,6 +1,6 @@
-"""Python interpreters of given versions that sandboxes can run.
+"""Python interpreters for sandboxes, by version.
 
-Those in ``/usr`` serve as they are; pyenv's and uv's are copied into the cache, since sandboxes of root cannot enter a
+Those in ``/usr`` are used in place; pyenv's and uv's are copied into the cache, since sandboxes of root cannot enter a
 home.
 """
 
@@ -26,7 +26,7 @@ _ABOUT = "import json,sys,platform; print(json.dumps([sys.base_prefix, platform.
 
 
 def interpreter(version: str) -> Path:
-    """Find a Python ``MAJOR.MINOR`` that sandboxes can run, newest patch release. Raises `PrerequisiteError`."""
+    """Find the newest Python ``MAJOR.MINOR`` usable in sandboxes. Raises `PrerequisiteError`."""
     if not re.fullmatch(r"3\.\d+", version):
         raise PrerequisiteError(f"Python {version} is no version of Python 3", fix="write it as 3.9")
     path = next(_installed(version), None)
@@ -51,7 +51,7 @@ def sandbox_version() -> str:
 
 
 def _installed(version: str) -> Iterator[Path]:
-    """Interpreters of that version: the distribution's, then pyenv's and uv's, newest first."""
+    # the distribution's first, then pyenv's and uv's, newest first
     for folder in ("/usr/bin", "/usr/local/bin"):
         if (python := Path(folder, f"python{version}")).exists():
             yield python.resolve()

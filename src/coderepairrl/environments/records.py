@@ -1,4 +1,4 @@
-"""Records of built environments and unpacked images, and their differences."""
+"""Records of environments and images, and their differences."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHOWN = 12
 
 
 class Difference(NamedTuple):
-    """Fact that differs between two environments; empty where missing.
+    """A fact that differs between two environments; empty if missing.
 
     >>> Difference("package six", "1.16.0", "1.17.0").fact
     'package six'
@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
 
 def record(name: str) -> dict[str, Any]:
-    """Record of an environment or an image, by folder or name; images have files in ``tree``. Raises `UsageError`."""
+    """Record of an environment or image, by folder or name; images have files in ``tree``. Raises `UsageError`."""
     folder = Path(name) if "/" in name else environments_cache() / name
     try:
         if not (folder / ENVIRONMENT_RECORD).is_file():
@@ -53,7 +53,7 @@ def record(name: str) -> dict[str, Any]:
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[Difference]:
-    """Differing facts of two records, packages one by one, and images' files outside differing packages."""
+    """Differing facts of two records: packages, and files of images outside differing packages."""
     one, other = _facts(first), _facts(second)
     changes = _unequal(one, other)
     if "tree" in first and "tree" in second and first["digest"] != second["digest"]:
@@ -116,7 +116,6 @@ def _distributions(tree: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
-    """Facts and file paths of the packages in `facts`."""
     for name, version, where in _distributions(tree):
         if (fact := _name(name, where)) in facts:
             listed = inside.text(tree, f"{where}/{name}-{version}.dist-info/RECORD", longest=1 << 26)
@@ -136,7 +135,6 @@ def _belongings(tree: Path, facts: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _files(tree: Path, other: Path) -> dict[str, str]:
-    """Kind and content of files that `tree` does not share with `other`."""
     contents = {}
     for parent, folders, files in os.walk(tree):
         for name in (*files, *(name for name in folders if Path(parent, name).is_symlink())):

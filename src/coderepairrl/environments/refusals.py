@@ -1,4 +1,4 @@
-"""Explanation of a failed build by its output: the index's fault, or the project's."""
+"""Classification of failed builds: the index's fault, or the project's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|a
 
 
 def explained(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
-    """Error for the workspace `name` with that output, and hosts `refused` by the proxy."""
+    """Error for workspace `name`, from uv's output and the hosts `refused` by the proxy."""
     last = printable(printed[-_SHOWN:])
     is_project_error = _OWN in printed
     for sign, words, fix in _OF_THE_INDEX:

@@ -1,7 +1,7 @@
-"""Unpacked image: its layers in one folder, ready for sandboxes.
+"""Unpacking of images into folders for sandboxes.
 
-Work is done in a temporary folder, renamed at the end. This process decompresses layers and checks both digests; one of
-the sandbox user applies them (`layers`), without access to other files.
+Layers are unpacked into a temporary folder, renamed at the end. This process decompresses layers and checks both
+digests; a process of the sandbox user applies them (`layers`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost\n"
 
 
 class CorruptLayer(TaskError):
-    """Layer with bytes of another digest."""
+    """Digest mismatch of a layer."""
 
     def __init__(self, found: Found, layer: Layer, why: str) -> None:
         super().__init__(
@@ -81,7 +81,7 @@ def build(found: Found, user: int | None, say: Say) -> Image:
 
 
 def folder(path: Path) -> Path:
-    """Make the folder `path`, open to everybody."""
+    """Create the folder `path`, open to all users."""
     for each in (*reversed(path.parents), path):
         if not each.is_dir():
             each.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def folder(path: Path) -> Path:
 
 
 def owned(path: Path, user: int | None) -> None:
-    """Make the folder `path` for `user`."""
+    """Create the folder `path` for `user`."""
     if not path.is_dir():
         folder(path)
         if user is not None:
@@ -98,7 +98,7 @@ def owned(path: Path, user: int | None) -> None:
 
 
 class Unpacking:
-    """Unpacker of the layers of `found` into `tree`; equal files are linked from `shares`, if any."""
+    """Applies layers of `found` to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
         self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
@@ -132,7 +132,7 @@ class Unpacking:
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
-        """Apply a last layer: mount points (`further` ones, too), and hosts and names without traces of the build."""
+        """Add mount points, including `further` ones, and neutral host files."""
         self._apply(io.BytesIO(_mount_points(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
@@ -145,7 +145,7 @@ class Unpacking:
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
-        """Apply one archive; returns report and digest. Raises `TaskError`, `PrerequisiteError`."""
+        """Apply an archive; returns report and digest."""
         digest = hashlib.sha256()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
@@ -178,7 +178,7 @@ class Unpacking:
 
 
 def plain(blob: IO[bytes]) -> IO[bytes]:
-    """Decompress a blob, by its first bytes. Raises `PrerequisiteError`."""
+    """Decompress a blob. Raises `PrerequisiteError`."""
     magic = blob.read(6)
     blob.seek(0)
     if magic.startswith(b"\x1f\x8b"):
@@ -211,7 +211,7 @@ class _Zstandard(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read. Raises EOFError when the program fails."""
+        """Read. Raises EOFError if the program fails."""
         assert self._child.stdout is not None
         assert self._child.stderr is not None
         data: bytes = self._child.stdout.read(size)
@@ -281,7 +281,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
 
 
 def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
-    """Apply the patches to the working folder, and remove its repository, which shows what they undo."""
+    # the repository shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():
         shutil.rmtree(git_folder)
@@ -296,7 +296,7 @@ def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
 
 
 def _begin(place: Path, source: Path) -> None:
-    """Create a repository of the one commit of `source` in the working folder, with the same owner."""
+    """Create a repository of the one commit of `source`, owned like the working folder."""
     decoy(place, source)
     status = place.stat()
     for path in (place / ".git", *(place / ".git").rglob("*")):
@@ -305,7 +305,6 @@ def _begin(place: Path, source: Path) -> None:
 
 
 def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
-    """Folder of the repository, from the root: the image's working folder, else ``/testbed``."""
     for candidate in (str(about.get("WorkingDir") or "").strip("/"), "testbed"):
         if candidate:
             where = inside.resolve(tree, candidate)
@@ -317,7 +316,7 @@ def _working_folder(found: Found, tree: Path, about: Mapping[str, Any]) -> str:
 
 
 def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
-    """User id, group id and home of an image's user. Raises `TaskError` for an unknown one."""
+    """Ids and home of an image's user. Raises `TaskError` if unknown."""
     user_name, _, wanted_group = (asked or "0").partition(":")
     users = [row.split(":") for row in inside.text(tree, "etc/passwd").splitlines()]
     groups = [row.split(":") for row in inside.text(tree, "etc/group").splitlines()]
@@ -338,7 +337,7 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
 def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
     """Create a repository at `target` with the files of `source` as its one commit.
 
-    Returns its id; path, git mode and blob id of files; and the size on a file system of 4 KiB pages.
+    Returns its id; git mode and blob id by path; and the size on a file system of 4 KiB pages.
     """
     entries, size = [], 0
     for path, kind in _files(source):
@@ -368,7 +367,7 @@ def _files(source: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _hidden(tree: Path) -> list[str]:
-    """Folders with this package, and so answers, in the image."""
+    """Folders in the image with this package, and so with answers."""
     return [
         f"/{Path(parent, name).relative_to(tree)}"
         for parent, folders, _ in os.walk(tree)

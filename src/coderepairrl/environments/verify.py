@@ -1,4 +1,4 @@
-"""Verification of environments and images by a digest over all files."""
+"""Verification of environments and images by digest."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ _SHARED = 512
 
 
 def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 (hexadecimal) over path, kind, permission to execute and content of files in `folder`, except its
-    `record`.
+    """SHA-256 (hexadecimal) over path, kind, executability and content of all files in `folder` but its `record`.
 
     `known` caches hashes by device and inode.
     """
@@ -44,7 +43,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
 
 
 def kind_of(status: os.stat_result) -> str:
-    """``link``, ``program`` (executable by its owner), ``file``, or ``pipe`` for anything unreadable."""
+    """``link``, ``program`` (executable by its owner), ``file``, or ``pipe`` for anything else."""
     if stat.S_ISLNK(status.st_mode):
         return "link"
     if not stat.S_ISREG(status.st_mode):
@@ -53,7 +52,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 (hexadecimal) of a file's content, or a link's target; empty for a pipe."""
+    """SHA-256 (hexadecimal) of file content or link target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -94,7 +93,7 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
 
 
 def check_unchanged(*folders: Path) -> None:
-    """Raise `TaskError` if a file of the environments `folders` has changed."""
+    """Raise `TaskError` if a file in the environments `folders` has changed."""
     hashes: dict[tuple[int, int], str] = {}
     for folder in folders:
         try:
@@ -112,13 +111,13 @@ def check_unchanged(*folders: Path) -> None:
 
 
 def check_environments(tasks: Iterable[Task]) -> None:
-    """Run `check_unchanged` on the environments of `tasks` on this machine."""
+    """Apply `check_unchanged` to local environments of `tasks`."""
     needed = {environment_folder(task.environment) for task in tasks if task.environment.startswith("python:")}
     check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
 
 
 class State(NamedTuple):
-    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``, number of tasks, and
+    """State (``as built``, ``changed``, ``missing`` or ``unknown``) of an environment or image, its task count, and
     fix.
     """
 
@@ -131,7 +130,7 @@ class State(NamedTuple):
 
 
 def states(tasks: Sequence[Task]) -> list[State]:
-    """States of the environments and images of `tasks`. Reads every file of them."""
+    """Verify the environments and images of `tasks`, reading every file."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))

@@ -1,4 +1,4 @@
-"""Virtual environments that sandboxes see read-only, for agents and tests of tasks."""
+"""Virtual environments shared with sandboxes, for agents and tests of tasks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls 
 
 
 def python() -> Path:
-    """Find an interpreter that sandboxes see: in ``/usr``, since sandboxes of root show no home folders."""
+    """Python in ``/usr``, visible to all sandboxes; homes are not."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return base if base.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Hold the lock for installing `target`, with new files readable for all users. Raises `PrerequisiteError`."""
+    """Hold the lock for installing `target`; new files are readable by all users. Raises `PrerequisiteError`."""
     with _locked(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -47,7 +47,7 @@ def alone(target: Path) -> Iterator[None]:
 
 @asynccontextmanager
 async def alone_in_turn(target: Path) -> AsyncIterator[None]:
-    """Hold `alone` without blocking other coroutines, one of which may have the lock."""
+    """Hold `alone` without blocking other coroutines."""
     with _locked(target) as lock:
         while True:
             try:
@@ -59,7 +59,7 @@ async def alone_in_turn(target: Path) -> AsyncIterator[None]:
 
 
 def sweep_partial(folder: Path) -> None:
-    """Remove our ``NAME.partial`` in `folder` from killed installations (`alone`)."""
+    """Remove our ``NAME.partial`` in `folder`, left by killed installations."""
     for partial in folder.glob("*.partial"):
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
@@ -113,7 +113,7 @@ def check_reachable(target: Path) -> None:
 
 
 def make_venv(folder: Path, *, stdout: int) -> Path:
-    """Make a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
+    """Create a virtual environment; returns its interpreter. Raises `PrerequisiteError`."""
     base = python()
     if not base.exists():
         raise PrerequisiteError(f"{base}, which sandboxes can run, is not installed", fix=_VENV_FIX)
@@ -137,7 +137,7 @@ def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) 
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Virtual environment with `requirements` (`whole`: and dependencies), cached. Raises `PrerequisiteError`."""
+    """Install `requirements` (`whole`: with dependencies) into a cached environment. Raises `PrerequisiteError`."""
     target = tool_folder(name, requirements, whole=whole)
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target

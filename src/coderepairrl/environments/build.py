@@ -1,7 +1,7 @@
-"""Cached virtual environments for a repository's tests, built from a benchmark's specification.
+"""Cached virtual environments built from a benchmark's specification.
 
-Builds run untrusted code in a sandbox that reaches only the package index. The result excludes the project's own
-modules, which come from the workspace, with the bug; sandboxes see it read-only.
+Builds run untrusted code in a sandbox that reaches only the package index. The result lacks the project's own modules,
+which come from the workspace, with the bug.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _STRIP = (resources.files(__package__) / "programs/strip_project.py").read_text(
 
 
 class CondaFile(BaseModel):
-    """Conda environment file of a project; packages come from the package index (`conda`)."""
+    """Conda environment file of a project (`conda`)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -77,7 +77,7 @@ class CondaFile(BaseModel):
 
 
 class Specification(BaseModel):
-    """Specification of an environment; as text (`str`) it is `Task.environment`.
+    """Specification of an environment, in text form `Task.environment`.
 
     >>> asked = Specification(workspace="git:https://example.org/a@" + "0" * 40, python="3.9", requirements=("six",))
     >>> str(asked)[:60]
@@ -163,8 +163,8 @@ class Environment:
 async def build(specification: Specification) -> Environment:
     """Build the environment of `specification`, or reuse the cached one.
 
-    Raises `TaskError` for failed installations and changed environments, `SandboxFault`, and `PrerequisiteError`
-    without a matching Python, a sandbox or a package index.
+    Raises `TaskError` (installation failed, environment changed), `SandboxFault`, and `PrerequisiteError` (no such
+    Python, sandbox or package index).
     """
     target = specification.folder
     if (target / ENVIRONMENT_RECORD).exists():  # without a lock: a cache that only its owner can write to serves others

@@ -1,8 +1,7 @@
-"""Image layers made by commands, which run in the image's files.
+"""Image layers made by commands.
 
-They run in bubblewrap (`ImageBuilder`) as one unprivileged user that reaches only the package index, on a copy whose
-file lists before and after give the layer. Layers are cached by origin, so a killed build, or a Dockerfile with the
-same beginning, continues there.
+They run in bubblewrap (`ImageBuilder`), on the image's files, as one unprivileged user that reaches only the package
+index. File lists before and after give the layer. Layers are cached by origin, so killed builds continue.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Running:
 
 
 class LayerBuilder:
-    """Builds layers on `base` in the temporary folder `work`, for sandboxes of `user`."""
+    """Builds layers on `base` in the temporary folder `work`."""
 
     def __init__(self, base: Found, work: Path, user: int | None, say: Say) -> None:
         self._base, self._work, self._user, self._say = base, work, user, say
@@ -171,7 +170,7 @@ def _keep(archive: Path, key: str) -> _Kept:
 
 
 async def _execute(tree: Path, image: Image, command: Running) -> tuple[ExecResult, list[str]]:
-    """Run `command` in `tree`; returns the result and refused hosts."""
+    # returns the result and refused hosts
     from coderepairrl.environments.proxy import proxy  # loads aiohttp, and most images are ready without a command
 
     backend = ImageBuilder(tree, image, binds=local_folders(), **_LIMITS)
@@ -224,7 +223,7 @@ def _failed(command: Running, result: ExecResult, refused: list[str]) -> TaskErr
 
 
 def _listing(tree: Path) -> _Listing:
-    """List everything below `tree`, making its folders accessible to their owner."""
+    """List everything below `tree`, opening folders to their owner."""
     listing: _Listing = {}
     left = [tree]
     while left:
@@ -244,7 +243,6 @@ def _listing(tree: Path) -> _Listing:
 
 
 def _take(before: _Listing, tree: Path, target: Path, where: str) -> None:
-    """Write the changes since `before` to `target`, as a layer."""
     after = _listing(tree)
     changed = [path for path in sorted(after) if before.get(path) != after[path]]
     gone = [path for path in sorted(before) if path not in after and _is_folder(after, os.path.dirname(path))]  # noqa: PTH120

@@ -1,7 +1,7 @@
 """Conda environment files as requirements of the Python Package Index.
 
-Names are the same there, except `RENAMED`. Packages that are not Python's (compilers, C libraries), builds, channels
-and hashes are omitted.
+Names are the same there, except `RENAMED`. Other packages than Python's (compilers, C libraries), builds, channels and
+hashes are omitted.
 """
 
 from __future__ import annotations

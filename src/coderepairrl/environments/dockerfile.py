@@ -1,13 +1,13 @@
-"""Images of Dockerfiles without a daemon: base image, layers of copies and commands, and settings.
+"""Images of Dockerfiles without a daemon.
 
 Supported: one ``FROM`` (not ``scratch``), ``COPY`` and ``ADD`` of files, ``RUN``, ``SHELL``, ``WORKDIR``, ``ENV``,
 ``ARG``, ``USER``. ``CMD``, ``ENTRYPOINT`` and descriptions are ignored. Commands run in a sandbox (`commands`), except
-``RUN rm -rf`` and ``RUN ln -sfT`` of absolute paths. Distribution package tools are refused, as they need several
-owners and a network. ``--chown`` has no effect: one user owns everything.
+``RUN rm -rf`` and ``RUN ln -sfT`` of absolute paths. Package tools of distributions are refused: they need several
+owners and a network. ``--chown`` has no effect.
 
 ``PATCH FILE``, our extension, finally patches the working folder and makes that its repository's only commit.
 
-Source: the Dockerfile reference (docs.docker.com/reference/dockerfile), as of 2025.
+Source: docs.docker.com/reference/dockerfile, as of 2025.
 """
 
 from __future__ import annotations
@@ -54,13 +54,12 @@ _FIX = "name the image that it builds, prebuilt (docker_image), or take out what
 
 
 def named(folder: Path) -> str:
-    """Name, after ``image:``, of the image of the Dockerfile in `folder`, which includes its state. Raises `TaskError`.
-    """
+    """Image name, after ``image:``, of the Dockerfile in `folder` with its current files. Raises `TaskError`."""
     return f"{TRANSPORT}:{folder.absolute()}:{_state(folder)}"
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
-    """Find the base of a Dockerfile's image, or another image, as `fetch.look` does.
+    """Look a Dockerfile's base image, or another image, up with `fetch.look`.
 
     Raises `TaskError`, also for a folder changed since its naming, and `PrerequisiteError`.
     """
@@ -74,7 +73,7 @@ def look(where: str, store: Path, offered: Path | None = None) -> fetch.Offer:
 def find(
     where: str, store: Path, say: Say, offer: fetch.Offer, *, user: int | None = None, work: Path | None = None
 ) -> Found:
-    """Get the image of the `offer`; a Dockerfile's is built as `user` in the temporary folder `work`.
+    """Fetch the `offer`; for a Dockerfile, build its image as `user` in the temporary folder `work`.
 
     Raises `TaskError`, `SandboxFault`, `PrerequisiteError`.
     """
@@ -120,7 +119,7 @@ def base_of(folder: Path) -> str:
 
 @dataclass
 class _Entry:
-    """A path in the layer: file content, link target, or existing folder (None)."""
+    """File content, link target, or existing folder (None)."""
 
     data: bytes | None
     mode: int = 0o644
@@ -161,8 +160,7 @@ class Recipe:
         self.run({})  # what is wrong is said before anything is fetched
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Fill `parts` for a base with these `settings` (``Env``, ``WorkingDir``, ``User``); returns the new settings.
-        """
+        """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
         self.parts, self.patches = [], []
         self._shell: tuple[str, ...] = _SHELL
         self._env = dict(pair.partition("=")[::2] for pair in settings.get("Env") or ())

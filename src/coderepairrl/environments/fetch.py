@@ -1,7 +1,6 @@
 """Sources of images: a registry, by skopeo; a folder in OCI layout; an archive of ``docker save``.
 
-Registry blobs are stored, so a killed fetch continues. Manifests and configurations are verified here, layers when
-unpacked (`trees`).
+Registry blobs are stored, so killed fetches continue. Layers are verified when unpacked (`trees`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class Offer(NamedTuple):
 
 
 def look(where: str, store: Path, offered: Path | None = None) -> Offer:
-    """Find image `where`; of a registry's, whose blobs go to `store`, fetch only the manifest.
+    """Find image `where`; from a registry, fetch only the manifest.
 
     `offered` is an OCI layout or archive to try first. Raises `TaskError` for a missing or unsuitable image,
     `PrerequisiteError` if it cannot be fetched now.
@@ -98,7 +97,7 @@ class _NotThere(TaskError):
 
 
 def from_layout(folder: Path, reference: Reference, where: str) -> Found:
-    """Find the image in `folder` by digest, tag or name; or the only one."""
+    """Find an image in OCI layout by digest, tag or name; or the only one."""
     blobs = folder / "blobs"
     index = parsed(_bytes(folder / "index.json", where), f"{folder}/index.json")
     entry = _chosen(index, blobs, reference, where)
@@ -165,7 +164,7 @@ def _bytes(path: Path, where: str) -> bytes:
 
 
 def from_archive(path: Path, reference: Reference, where: str) -> Found:
-    """Find the image in the archive `path` by id (SHA-256 of its configuration) or tag."""
+    """Find an image in an archive by id (SHA-256 of its configuration) or tag."""
     try:
         with tarfile.open(path) as archive:
             listing = b'{"images":' + _member(archive, "manifest.json") + b"}"
@@ -273,7 +272,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    """Fetch blobs to `store`, the rest to `layout`; returns the digest of the OCI manifest."""
+    # returns the digest of the OCI manifest
     # skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
@@ -289,7 +288,7 @@ def _how(place: str, side: str) -> list[str]:
 
 
 def _skopeo(arguments: list[str], where: str, seconds: float, *held: int) -> bytes:
-    """Run skopeo, inheriting the descriptors `held`; returns its output. Raises `TaskError`, `PrerequisiteError`."""
+    """Run skopeo, inheriting descriptors `held`; returns its output."""
     program = shutil.which("skopeo")
     if program is None:
         raise PrerequisiteError(
@@ -337,14 +336,14 @@ def _explained(printed: str, where: str) -> CodeRepairError:
 
 @contextmanager
 def alone(target: Path) -> Iterator[int]:
-    """Hold the lock for creating `target`; yields its descriptor."""
+    """Lock `target`; yields the descriptor of the lock."""
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()
 
 
 def check_room(folder: Path, need: int, what: str) -> None:
-    """Raise `NoRoom` unless the disk of `folder` has `need` bytes free."""
+    """Raise `NoRoom` unless `need` bytes are free."""
     room = os.statvfs(folder)
     free = room.f_bavail * room.f_frsize
     if free < need + SPARE:

@@ -15,7 +15,7 @@ from coderepairrl.types import Task
 
 
 class Fingerprint(NamedTuple):
-    """Environment of a task; unknown or inapplicable fields are empty.
+    """Environment of a task; unknown fields are empty.
 
     >>> fingerprint(Task("a/b", "repair it", "python", "git:https://example.org/a@" + "0" * 40, b"")).kind
     'sandbox'
@@ -32,7 +32,7 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint(task: Task) -> Fingerprint:
-    """Look `task` up in the records of `crrl data prepare`."""
+    """Fingerprint of `task`, from records of `crrl data prepare`."""
     kind, _, where = task.workspace.partition(":")
     if kind == "image":
         return Fingerprint("image", pinned(where), _read(record_of(where)).get("id", ""))
@@ -47,7 +47,7 @@ def fingerprint(task: Task) -> Fingerprint:
 
 
 def fingerprints(tasks: Iterable[Task]) -> list[dict[str, Any]]:
-    """Distinct environments of `tasks` as plain data, with the number of ``tasks``."""
+    """Distinct environments of `tasks`, with the number of ``tasks``."""
     by_source: dict[tuple[str, str], Fingerprint] = {}
     counts = Counter[Fingerprint]()
     for task in tasks:

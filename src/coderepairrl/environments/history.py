@@ -1,9 +1,9 @@
 """Reduction of an image's repository to its past.
 
 Benchmark images are clones with later branches, tags and packs, where policies look for the repair. A new repository
-gets only objects reachable from the checked out commit and tags of its ancestors (``git describe``). Hooks, settings,
-remotes, logs, replacements and borrowed objects are dropped; related repositories, bundles, and caches of pip and uv
-are deleted. Git runs as the sandbox user without the image's settings (`hostgit`), after all links are removed.
+gets only objects reachable from the checked out commit, and tags of its ancestors (``git describe``). Hooks, settings,
+remotes, logs and replacements are dropped; related repositories, bundles, and caches of pip and uv deleted. Git runs as
+the sandbox user without the image's settings (`hostgit`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ class Reduced(NamedTuple):
 
 
 def reduce(tree: Path, where: str, work: Path, user: int | None) -> Reduced:
-    """Reduce the repository in folder `where` of `tree` to the past of its commit, using the temporary folder `work`.
-
-    Raises `TaskError` if git cannot read it.
-    """
+    """Reduce the repository in folder `where` of `tree` to the past of its commit. Raises `TaskError`."""
     place = _Place(tree, where, work, command_as(user, []))
     home = resolve(tree, ".git", where)
     if home is None:
@@ -121,7 +118,7 @@ def _without_links(folder: Path) -> None:
 
 
 def _borrowed(place: _Place, common: str) -> list[str]:
-    """List the object folders, including borrowed ones, and remove their links to each other."""
+    # folders of objects, which then no longer borrow from each other
     folders, left = [], [(f"{common}/objects", 0)]
     while left:
         folder, depth = left.pop()
@@ -139,7 +136,7 @@ def _borrowed(place: _Place, common: str) -> list[str]:
 
 
 def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
-    """Replace the repository by a new one from folders of `objects`; returns the commit id."""
+    """Replace the repository; returns the commit id."""
     env = {"GIT_ALTERNATE_OBJECT_DIRECTORIES": ":".join(_quoted(place.tree / folder) for folder in objects)}
 
     def ask(*args: str, stdin: bytes = b"") -> str:

@@ -1,4 +1,4 @@
-"""Preparation of images: fetching and unpacking in parallel, so that no network is needed later."""
+"""Parallel preparation of images, after which no network is needed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def prepare_images(
     """Fetch and unpack missing images, `jobs` at a time.
 
     Names are ``NAME@DIGEST``, ``NAME:TAG``, ``oci:FOLDER``, ``docker-archive:FILE``, ``dockerfile:FOLDER:STATE``.
-    `offered` is an OCI layout or an archive of ``docker save`` to try first. Raises `NoRoom`, and `TaskError` and
-    `PrerequisiteError` for all failures together.
+    `offered` is an OCI layout or archive to try first. Raises `NoRoom`, and `TaskError` and `PrerequisiteError` for all
+    failures together.
     """
     user = SANDBOX_USER if os.geteuid() == 0 else None
     home = images_cache()

@@ -20,7 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 class Index(NamedTuple):
-    """The user's package index; its login is hidden from builds."""
+    """The user's package index, with a login hidden from builds."""
 
     origin: str
     """``https://HOST:PORT``."""
@@ -61,7 +61,7 @@ def own_index() -> Index | None:
 
 
 def settings_inside(index: Index | None, proxy: str) -> dict[str, str]:
-    """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``), without login."""
+    """Variables of uv for a build that reaches `index` through `proxy` (``http://HOST:PORT``)."""
     settings = _settings()
     urls = [_inside(url, index, proxy) for url in _links(settings)]
     if "UV_DEFAULT_INDEX" in settings:
@@ -81,7 +81,7 @@ def index_hosts() -> tuple[str, ...]:
 
 
 def local_folders() -> list[str]:
-    """Local folders of wheels, shown to builds."""
+    """Local folders of wheels."""
     return [each for each in _links(_settings()) if each.startswith("/") and Path(each).is_dir()]
 
 

@@ -1,12 +1,11 @@
 # ruff: noqa: PTH101, PTH102, PTH103, PTH104, PTH108, PTH112, PTH114, PTH115, PTH123, PTH211
-"""Unpacks an image layer onto a folder: ``python -I layers.py FOLDER SHARES < LAYER.tar``. Prints a JSON report.
+"""Unpacks an image layer: ``python -I layers.py FOLDER SHARES < LAYER.tar``. Prints a JSON report.
 
-Standard library only: root runs it as the sandbox user, who may not be able to read the package.
+Standard library only: the sandbox user, who runs it, may not be able to read the package.
 
 Layers are untrusted: names with ``..`` are refused, symbolic links stay inside the folder, and no entry is written
-through one. Follows the image specification (github.com/opencontainers/image-spec, layer.md), except what needs root:
-owners, devices, set-user-id bits and extended attributes are omitted and counted, and the owner may read and write
-everything.
+through one. Follows github.com/opencontainers/image-spec, layer.md, except what needs root: owners, devices,
+set-user-id bits and extended attributes are omitted and counted, and the owner may read and write everything.
 """
 
 from __future__ import annotations
@@ -42,8 +41,7 @@ class Refused(Exception):
 
 
 class Layer:
-    """A layer being extracted to `root`. Equal files (path, mode, time, content) are hard links to `shares`, if given.
-    """
+    """A layer being extracted to `root`; equal files are hard links to `shares`, if given."""
 
     def __init__(self, root: str, shares: str) -> None:
         self.root, self.shares = root, shares
@@ -127,7 +125,7 @@ class Layer:
                 named.append(path)
 
     def _parent(self, parts: list[str]) -> str:
-        """Folder of `parts`, created if missing; symbolic links stay inside the root."""
+        # symbolic links stay inside the root
         key = "/".join(parts)
         if (cached := self._parents.get(key)) is not None:
             return cached

@@ -21,7 +21,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Layer(NamedTuple):
-    """A layer: digest (empty: none) and size in bytes of its blob, digest of its archive."""
+    """Blob digest (empty: none), blob size in bytes, and archive digest of a layer."""
 
     blob: str
     size: int
@@ -47,7 +47,7 @@ class Found:
 
 
 class Reference(NamedTuple):
-    """An image name, parsed; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
+    """A parsed image name; `transport` is ``docker``, ``oci``, ``docker-archive`` or ``dockerfile``.
 
     >>> Reference.of("docker.io/library/python:3.12@sha256:" + 64 * "0").name
     'docker.io/library/python'
@@ -97,7 +97,7 @@ def parsed(data: bytes, what: str) -> dict[str, Any]:
 
 
 def for_this_machine(listed: Mapping[str, Any], what: str) -> str:
-    """Digest of this machine's manifest in a list. Raises `TaskError`."""
+    """Digest of this machine's manifest. Raises `TaskError`."""
     machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
     offered = [entry for entry in listed.get("manifests", ()) if isinstance(entry, dict)]
     for entry in offered:
@@ -118,7 +118,7 @@ def checked(digest: object, what: str) -> str:
 
 
 def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], list[tuple[str, int]]]:
-    """Digest and size of the configuration and of each layer. Raises `TaskError`."""
+    """Digest and size of configuration and layers. Raises `TaskError`."""
     if manifest.get("schemaVersion") == 1:
         raise TaskError(
             f"{what} has a manifest of version 1, which says too little",
@@ -133,7 +133,7 @@ def blobs_of(manifest: Mapping[str, Any], what: str) -> tuple[tuple[str, int], l
 
 
 def layers_of(config: Mapping[str, Any], blobs: list[tuple[str, int]], what: str) -> tuple[Layer, ...]:
-    """Layers, lowest first. Raises `TaskError` if they mismatch the configuration or this machine."""
+    """Layers, lowest first. Raises `TaskError` if they mismatch configuration or machine."""
     machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
     if (named := config.get("architecture") or machine) != machine or (config.get("os") or "linux") != "linux":
         raise TaskError(f"{what} is for {config.get('os') or 'linux'}/{named}, and this machine is linux/{machine}")

@@ -1,7 +1,7 @@
-"""The only network access of builds in sandboxes: a proxy to the package index.
+"""The proxy to the package index, the only network access of builds in sandboxes.
 
-PyPI is reached through tunnels (``CONNECT``). A user's index is fetched here, which hides the login; builds get its
-pages and the files they link.
+PyPI is tunneled (``CONNECT``). A user's index is fetched here, to hide its login; builds get its pages and the files
+they link.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _ANSWERED = ("content-type", "content-range", "accept-ranges", "etag", "last-mod
 
 @asynccontextmanager
 async def proxy(socket: Path, hosts: Collection[str], index: Index | None = None) -> AsyncIterator[list[str]]:
-    """Serve tunnels to port 443 of `hosts` and answers for `index` on a Unix socket. Yields refused targets."""
+    """Serve tunnels to port 443 of `hosts`, and `index`, on a Unix socket. Yields refused targets."""
     async with _client() as client:
         served = _Proxy(hosts, index, client)
         server = await asyncio.start_unix_server(served.accept, path=socket, limit=_HEAD_BYTES)

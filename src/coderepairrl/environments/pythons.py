@@ -1,7 +1,6 @@
 """Python interpreters for sandboxes, by version.
 
-Those in ``/usr`` are used in place; pyenv's and uv's are copied into the cache, since sandboxes of root cannot enter a
-home.
+Those in ``/usr`` are used in place; pyenv's and uv's are copied, since sandboxes of root cannot enter a home.
 """
 
 from __future__ import annotations

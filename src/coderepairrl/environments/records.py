@@ -21,7 +21,7 @@ _SHOWN = 12
 
 
 class Difference(NamedTuple):
-    """A fact that differs between two environments; empty if missing.
+    """A difference of two environments; empty if missing.
 
     >>> Difference("package six", "1.16.0", "1.17.0").fact
     'package six'
@@ -33,7 +33,7 @@ class Difference(NamedTuple):
 
 
 def record(name: str) -> dict[str, Any]:
-    """Record of an environment or image, by folder or name; images have files in ``tree``. Raises `UsageError`."""
+    """Record of an environment or image, by folder or name. Raises `UsageError`."""
     folder = Path(name) if "/" in name else environments_cache() / name
     try:
         if not (folder / ENVIRONMENT_RECORD).is_file():

@@ -42,7 +42,7 @@ _GONE = re.compile(r"404 Not Found|not found in the package registry|there (is|a
 
 
 def explained(name: str, printed: str, refused: Sequence[str]) -> CodeRepairError:
-    """Error for workspace `name`, from uv's output and the hosts `refused` by the proxy."""
+    """Error for workspace `name`, from uv's output and `refused` hosts."""
     last = printable(printed[-_SHOWN:])
     is_project_error = _OWN in printed
     for sign, words, fix in _OF_THE_INDEX:

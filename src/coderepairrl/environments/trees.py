@@ -1,7 +1,6 @@
 """Unpacking of images into folders for sandboxes.
 
-Layers are unpacked into a temporary folder, renamed at the end. This process decompresses layers and checks both
-digests; a process of the sandbox user applies them (`layers`).
+This process decompresses layers and checks both digests; a process of the sandbox user applies them (`layers`).
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def owned(path: Path, user: int | None) -> None:
 
 
 class Unpacking:
-    """Applies layers of `found` to `tree`, hard-linking equal files to `shares`, if given."""
+    """Applies layers to `tree`, hard-linking equal files to `shares`, if given."""
 
     def __init__(
         self, found: Found, tree: Path, shares: Path | None, work: Path, user: int | None, lock: int, say: Say
@@ -132,7 +131,7 @@ class Unpacking:
         return report
 
     def mount_points(self, further: Sequence[str] = ()) -> None:
-        """Add mount points, including `further` ones, and neutral host files."""
+        """Add mount points and neutral host files."""
         self._apply(io.BytesIO(_mount_points(further)))
 
     def _check(self, layer: Layer, blob: IO[bytes]) -> None:
@@ -145,7 +144,7 @@ class Unpacking:
             blob.seek(0)
 
     def _apply(self, archive: IO[bytes]) -> tuple[dict[str, Any], str]:
-        """Apply an archive; returns report and digest."""
+        # returns report and digest
         digest = hashlib.sha256()
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
@@ -296,7 +295,7 @@ def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
 
 
 def _begin(place: Path, source: Path) -> None:
-    """Create a repository of the one commit of `source`, owned like the working folder."""
+    # owned like the working folder
     decoy(place, source)
     status = place.stat()
     for path in (place / ".git", *(place / ".git").rglob("*")):
@@ -337,7 +336,7 @@ def user_of(tree: Path, asked: str, name: str) -> tuple[int, int, str]:
 def _commit(source: Path, target: Path) -> tuple[str, dict[str, tuple[str, str]], int]:
     """Create a repository at `target` with the files of `source` as its one commit.
 
-    Returns its id; git mode and blob id by path; and the size on a file system of 4 KiB pages.
+    Returns its id; git mode and blob id by path; and the size in bytes on 4 KiB pages.
     """
     entries, size = [], 0
     for path, kind in _files(source):

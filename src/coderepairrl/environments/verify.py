@@ -22,7 +22,7 @@ _SHARED = 512
 
 
 def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, record: str = ENVIRONMENT_RECORD) -> str:
-    """SHA-256 (hexadecimal) over path, kind, executability and content of all files in `folder` but its `record`.
+    """SHA-256 (hexadecimal) over path, kind, executability and content of files in `folder`, without `record`.
 
     `known` caches hashes by device and inode.
     """
@@ -43,7 +43,7 @@ def digest_of(folder: Path, known: dict[tuple[int, int], str] | None = None, rec
 
 
 def kind_of(status: os.stat_result) -> str:
-    """``link``, ``program`` (executable by its owner), ``file``, or ``pipe`` for anything else."""
+    """``link``, ``program`` (executable by its owner), ``file``, or else ``pipe``."""
     if stat.S_ISLNK(status.st_mode):
         return "link"
     if not stat.S_ISREG(status.st_mode):
@@ -52,7 +52,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def content_of(path: Path, status: os.stat_result) -> str:
-    """SHA-256 (hexadecimal) of file content or link target; empty for a pipe."""
+    """SHA-256 (hexadecimal) of content or link target; empty for a pipe."""
     if stat.S_ISLNK(status.st_mode):
         return hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
     if not stat.S_ISREG(status.st_mode):
@@ -62,7 +62,7 @@ def content_of(path: Path, status: os.stat_result) -> str:
 
 
 def share(folder: Path) -> dict[tuple[int, int], str]:
-    """Replace files of `folder` by hard links to equal ones in a pool; returns hashes for `digest_of`."""
+    """Hard-link files of `folder` to equal ones in a pool; returns hashes for `digest_of`."""
     # environments of one project for many commits are almost the same
     pool, spare = folder.parent / "files", folder / ENVIRONMENT_RECORD  # which comes later: until then the name is free
     pool.mkdir(mode=0o755, exist_ok=True)
@@ -93,7 +93,7 @@ def share(folder: Path) -> dict[tuple[int, int], str]:
 
 
 def check_unchanged(*folders: Path) -> None:
-    """Raise `TaskError` if a file in the environments `folders` has changed."""
+    """Raise `TaskError` if an environment has changed."""
     hashes: dict[tuple[int, int], str] = {}
     for folder in folders:
         try:
@@ -111,15 +111,13 @@ def check_unchanged(*folders: Path) -> None:
 
 
 def check_environments(tasks: Iterable[Task]) -> None:
-    """Apply `check_unchanged` to local environments of `tasks`."""
+    """Check local environments of `tasks`. Raises `TaskError`."""
     needed = {environment_folder(task.environment) for task in tasks if task.environment.startswith("python:")}
     check_unchanged(*sorted(folder for folder in needed if folder.is_dir()))
 
 
 class State(NamedTuple):
-    """State (``as built``, ``changed``, ``missing`` or ``unknown``) of an environment or image, its task count, and
-    fix.
-    """
+    """State of an environment or image: ``as built``, ``changed``, ``missing`` or ``unknown``."""
 
     # unknown: an image unpacked before digests were recorded
 
@@ -130,7 +128,7 @@ class State(NamedTuple):
 
 
 def states(tasks: Sequence[Task]) -> list[State]:
-    """Verify the environments and images of `tasks`, reading every file."""
+    """Verify the environments and images of `tasks`."""
     hashes: dict[tuple[int, int], str] = {}
     needed = Counter(task.environment for task in tasks if task.environment.startswith("python:"))
     places = (place for task in tasks for place in dict.fromkeys((task.workspace, task.checks.workspace)))

@@ -21,7 +21,7 @@ _HOME = "~/.cache/coderepairrl"
 
 
 def user_cache() -> Path:
-    """Main cache folder. Raises `PrerequisiteError` without a home."""
+    """Main cache folder. Raises `PrerequisiteError`, like all below, without a home."""
     chosen = _chosen()
     try:
         return Path(chosen).expanduser().absolute()
@@ -30,27 +30,27 @@ def user_cache() -> Path:
 
 
 def agents_cache() -> Path:
-    """Installed agents. Raises as `user_cache`."""
+    """Installed agents."""
     return _shown() / "agents"
 
 
 def environments_cache() -> Path:
-    """Built environments. Raises as `user_cache`."""
+    """Built environments."""
     return _shown() / "environments"
 
 
 def images_cache() -> Path:
-    """Images. Raises as `user_cache`."""
+    """Images."""
     return _shown() / "images"
 
 
 def environment_folder(specification: str) -> Path:
-    """Cache folder for `specification` (``python:...``). Raises as `user_cache`."""
+    """Cache folder for `specification` (``python:...``)."""
     return environments_cache() / hashlib.sha256(f"{_BUILDS}\0{specification}".encode()).hexdigest()[:16]
 
 
 def git_cache() -> Path:
-    """Fetched repositories. Raises as `user_cache`."""
+    """Fetched repositories."""
     return user_cache() / "git"
 
 

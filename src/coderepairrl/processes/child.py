@@ -1,8 +1,7 @@
 """Launcher of child processes: ``python -m coderepairrl.processes.child PARENT MODULE ARGS...``.
 
-On Linux the kernel kills it when PARENT ends. Runs MODULE or, after ``--``, a program. Garbage collection is off until
-`Parent.connect` or `cli.main`, and at exit: scanning the million objects of torch and transformers takes 2 of a
-learner's 5.5 CPU-seconds.
+On Linux it dies with PARENT. Runs MODULE or, after ``--``, a program. Garbage collection is off until `Parent.connect`
+or `cli.main`, and at exit: scanning the objects of torch and transformers takes 2 of a learner's 5.5 CPU-seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Die with the parent process; exit if it has ended already."""
+    """Die with the parent; exit if it has ended already."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,8 +1,7 @@
 """Child processes that exchange frames, such as engines and learners.
 
-A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; large data is sent as pieces: bytes
-objects after their number and lengths. Children run with ``python -m``, die with their parent (`child`), ignore Ctrl-C,
-and log their output. `run` starts third-party programs.
+A frame is a JSON object after its length (4 bytes, big endian) on a socket pair; pieces are bytes objects after their
+number and lengths. Children die with their parent (`child`), ignore Ctrl-C, and log their output.
 """
 
 from __future__ import annotations
@@ -58,9 +57,9 @@ def run(
     timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a third-party program and finally kill its process group.
+    """Run a third-party program, then kill its process group. `stdout` includes stderr.
 
-    `stdout` includes stderr. Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+    Raises `subprocess.TimeoutExpired` after `timeout` seconds.
     """
     process = None
     try:
@@ -106,7 +105,7 @@ def _handled_later() -> Iterator[None]:
 
 
 class ChildDied(Exception):
-    """Death of the child, with exit status and end of its log."""
+    """Death of the child: exit status and end of its log."""
 
     fix = ""
 
@@ -225,7 +224,7 @@ class Child:
             raise await self._obituary() from error
 
     async def close(self, grace: float = 5.0) -> None:
-        """Close the connection, which ends the child; kill it after `grace` seconds."""
+        """Disconnect, which ends the child; kill it after `grace` seconds."""
         # killing loses nothing, since results were received before
         with contextlib.suppress(ConnectionError, OSError):
             self._writer.close()
@@ -259,7 +258,7 @@ class Parent:
 
     @classmethod
     def connect(cls) -> Self:
-        """Connect to `Child.spawn`; exempts imported objects from garbage collection."""
+        """Connect to `Child.spawn`; freezes imported objects."""
         gc.freeze()
         gc.enable()
         # not inherited by this process's own children: one that outlives it would keep the stream open, and the parent
@@ -277,7 +276,7 @@ class Parent:
         self._socket.sendall(pack(frame))
 
     def receive(self, *, block: bool = True) -> Frame | None:
-        """Receive a frame; None if `block` is false and none has arrived. Raises EOFError without parent."""
+        """Receive a frame; None if not `block` and none has arrived. Raises EOFError without parent."""
         while True:
             if len(self._buffer) >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(self._buffer)

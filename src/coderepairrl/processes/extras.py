@@ -23,7 +23,7 @@ EXTRAS = {
 
 
 def require_extra(extra: str, purpose: str) -> None:
-    """Raise `PrerequisiteError` if a package of `extra` is missing; `purpose` names what needs it."""
+    """Raise `PrerequisiteError` if a package of `extra`, needed by `purpose`, is missing."""
     missing = [name for name in EXTRAS[extra] if not (sys.modules.get(name) or find_spec(name))]
     if missing:
         packages = "package" if len(missing) == 1 else "packages"

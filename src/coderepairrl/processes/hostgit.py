@@ -1,9 +1,8 @@
-"""Git on the host, without running a repository's own programs.
+"""Git on the host, without a repository's own programs.
 
-A repository's settings can name programs in too many ways to list (filters, hooks, fsmonitor, textconv, ssh commands,
-includes, submodules), so git never reads them. `view` makes a temporary git directory that links the repository's
-objects, refs and index, with safe settings, including those that affect how unchanged files look. The user's global
-ignore rules apply.
+A repository's settings can name programs (filters, hooks, fsmonitor, textconv, ssh commands, includes, submodules and
+more), so git never reads them. `view` makes a temporary git directory that links objects, refs and index, with safe
+settings, including those that affect how unchanged files look. The user's global ignore rules apply.
 
 Repositories must belong to the user or be declared safe (``safe.directory``) and self-contained: no ``.git`` file whose
 git directory does not point back, no foreign ``core.worktree``, no alternates.
@@ -84,8 +83,8 @@ def git(
     """Run git on a repository *of ours*, without configuration, hooks or filters; returns its output.
 
     `folder` is a git directory, `tree` its working tree, `then` a second command, `prefix` a command line that drops
-    root, `lock` the descriptor of a file locked while git runs. Raises CalledProcessError with `stderr`,
-    TimeoutExpired, and `PrerequisiteError` without git.
+    root, `lock` a descriptor that git inherits. Raises CalledProcessError, TimeoutExpired, and `PrerequisiteError`
+    without git.
     """
     options = [part for setting in _HARDENED for part in ("-c", setting)]
     where = [f"--git-dir={folder}"] if folder is not None else []
@@ -136,7 +135,7 @@ def bare(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """A repository: working tree (None if bare), git directory, and the main repository's git directory."""
+    """Working tree (None if bare), git directory, and main git directory of a repository."""
 
     root: Path | None
     home: Path
@@ -149,7 +148,7 @@ class Repository:
 
 
 def find(path: Path, *, around: bool = False) -> Repository:
-    """Find the repository with working tree `path`, or, with `around`, the innermost one that contains it.
+    """Find the repository at `path`, or, with `around`, the innermost one that contains it.
 
     Raises `TaskError` if it is missing, another user's, or not self-contained.
     """
@@ -339,7 +338,7 @@ class View:
         return self._asked(*args, otherwise="it has no commit yet").decode().strip()
 
     def changes(self, *, untracked: bool = True, within: str = "") -> list[str]:
-        """Paths that differ from HEAD in index or working tree, without submodules."""
+        """Paths that differ from HEAD, without submodules."""
         root = self.repository.root
         if root is not None:
             read = (Path(folder) / name for folder, _, names in os.walk(root) for name in _READ.intersection(names))
@@ -369,7 +368,7 @@ class View:
 
 @contextmanager
 def view(repository: Repository) -> Iterator[View]:
-    """Open `repository` through a temporary git directory without its settings. Raises `TaskError`."""
+    """Open `repository` without its settings. Raises `TaskError`."""
     home, common, root = repository.home, repository.common, repository.name
     mine, settings = _by_key(_users("--list")), _settings(common / "config", root)
     with scratch("git") as folder:

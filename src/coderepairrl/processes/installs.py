@@ -39,7 +39,7 @@ def python() -> Path:
 
 @contextmanager
 def alone(target: Path) -> Iterator[None]:
-    """Hold the lock for installing `target`; new files are readable by all users. Raises `PrerequisiteError`."""
+    """Lock `target` for installation; new files are readable by all. Raises `PrerequisiteError`."""
     with _locked(target) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -103,7 +103,7 @@ def _readable() -> Iterator[None]:
 
 
 def check_reachable(target: Path) -> None:
-    """Raise `PrerequisiteError` if sandboxes of root, which run as another user, could not see `target`."""
+    """Raise `PrerequisiteError` if the user of sandboxes could not reach `target`."""
     closed = [parent for parent in target.parents if not parent.stat().st_mode & stat.S_IXOTH]
     if os.geteuid() == 0 and closed:
         raise PrerequisiteError(
@@ -124,20 +124,20 @@ def make_venv(folder: Path, *, stdout: int) -> Path:
 
 
 def pip(inside: Path, *arguments: str, stdout: int, **options: Any) -> subprocess.CompletedProcess[bytes]:
-    """Run pip with the interpreter `inside` an environment, with `options` of `children.run`."""
+    """Run pip of the environment with interpreter `inside`; `options` as for `children.run`."""
     command = [str(inside), "-I", "-m", "pip", *arguments, *_QUIETLY]
     return run(command, stdout=stdout, pass_fds=[*_locks], **options)
 
 
 def tool_folder(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Folder of the tool `name` with these exact `requirements`."""
+    """Folder of a tool with these exact `requirements`."""
     words = (str(python()), *requirements, *(["with dependencies"] if whole else []))
     digest = hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
     return environments_cache() / "tools" / f"{name}-{digest}"
 
 
 def tool(name: str, requirements: Sequence[str], *, whole: bool = False) -> Path:
-    """Install `requirements` (`whole`: with dependencies) into a cached environment. Raises `PrerequisiteError`."""
+    """Install `requirements` (`whole`: with dependencies), cached. Raises `PrerequisiteError`."""
     target = tool_folder(name, requirements, whole=whole)
     if (target / _DONE).exists():  # a cache that only its owner can write to serves others
         return target

@@ -1,8 +1,8 @@
 """Meter of time, processors, GPUs and energy used by this process and its descendants.
 
-Processor time includes ended descendants, but no containers of a daemon. Energy is that of whole devices: RAPL packages
-(/sys/class/powercap) and NVML GPUs. GPU time is the wall time of visible GPUs, busy or not. Unreadable values are None:
-most kernels show RAPL to root only, and virtual machines have none.
+Containers of a daemon are not included. Energy is that of whole devices: RAPL packages (/sys/class/powercap) and NVML
+GPUs. GPU time is the wall time of visible GPUs, busy or not. Most kernels show RAPL to root only, and virtual machines
+have none.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Used(NamedTuple):
 
 
 class Meter:
-    """Meter since its creation. RAPL counters wrap after some 260 kJ: `read` it every 15 minutes."""
+    """Meter since its creation. `read` it at least every 15 minutes: RAPL counters wrap after some 260 kJ."""
 
     def __init__(self, *, powercap: Path = POWERCAP, nvml: str = NVML) -> None:
         self._powercap, self._gpus = powercap, _gpus(nvml)
@@ -100,7 +100,7 @@ class Meter:
 
 
 def total(records: Iterable[Mapping[str, Any]]) -> Used | None:
-    """Sum of the ``used`` records of a run's log; None for older runs."""
+    """Sum of a run's ``used`` records; None for older runs."""
     sessions: list[Used | None] = [None]
     for record in records:
         if record["type"] == "start":
@@ -130,7 +130,7 @@ def _number(path: Path) -> int:
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and its descendants, including ended ones."""
+    """Processor time of this process and its descendants, including ended ones."""
     used: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):
@@ -145,7 +145,7 @@ def cpu_seconds() -> float:
 
 
 def _gpus(name: str) -> tuple[ctypes.CDLL, list[ctypes.c_void_p]] | None:
-    """NVML and handles of visible GPUs; None without a driver."""
+    # NVML and handles of the visible GPUs
     try:
         library = ctypes.CDLL(name)
         if library.nvmlInit_v2():

@@ -1,7 +1,7 @@
-"""Folders that live as long as their owner.
+"""Folders removed with their owner.
 
 The owner locks a file in the folder; the kernel releases the lock, so the next process recognizes abandoned folders.
-That file is created first and removed last; empty folders are recognized by name.
+Empty folders, without that file, are recognized by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EMPTY = re.compile(rf"{PREFIX}(.+-)?[0-9a-f]{{16}}")
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """Create a temporary folder for the duration; removes those of killed processes. Raises `UsageError`."""
+    """Create a temporary folder for the duration; removes abandoned ones. Raises `UsageError`."""
     try:
         base = Path(tempfile.gettempdir())
     except FileNotFoundError as error:
@@ -85,7 +85,7 @@ def _remove(path: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    """Create the folder and lock its owner file; returns the descriptor."""
+    # returns the descriptor of the lock
     # another process may `sweep` the folder before it is locked: then it is made again
     while True:
         path.mkdir(mode=0o700)

@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 
 class Interrupted(CodeRepairError):
-    """Clean end by one of `STOPPING`. A run of `crrl train` can be resumed."""
+    """Clean end by a signal. A run of `crrl train` can be resumed."""
 
     exit_code = ExitCode.INTERRUPTED
 
 
 @contextmanager
 def stoppable() -> Iterator[list[str]]:
-    """Cancel the current task at the first of `STOPPING`; yields the names of received signals.
+    """Cancel the current task at the first of `STOPPING`; yields names of received signals.
 
     Later signals do not interrupt cleanup. Schedulers send SIGUSR1 in advance (Slurm: ``--signal=USR1@300``). SIGHUP
     silences the terminal; under ``nohup`` it is ignored.
@@ -55,7 +55,7 @@ def stoppable() -> Iterator[list[str]]:
 
 
 async def until_interrupted(job: Coroutine[Any, Any, T], fix: str = "") -> T:
-    """Await `job`. Raises `Interrupted`, with the `fix` to continue, if one of `STOPPING` cancelled it."""
+    """Await `job`. Raises `Interrupted`, with `fix`, if one of `STOPPING` cancelled it."""
     with stoppable() as received:
         try:
             return await job

@@ -314,7 +314,7 @@ async def _install(
 
 
 def _read(output: bytes, target: Path) -> _Stripped:
-    # the last line: builds print, too
+    # only the last line: builds print, too
     try:
         facts = _Stripped.model_validate_json(output.strip().rpartition(b"\n")[2])
     except ValidationError as error:
@@ -342,7 +342,6 @@ async def _copy_out(box: Sandbox, archive: IO[bytes]) -> None:
 
 def _unpack(archive: IO[bytes], target: Path, python: Path) -> None:
     # untrusted: absolute links may only lead to `python`; links are made last, and no name may pass through one
-    # absolute links may only lead to `python`; links are made last, and no name may pass through one
     try:
         with tarfile.open(fileobj=archive) as tar:
             members = [_inside(member, target, python) for member in islice(tar, _MEMBERS + 1)]

@@ -157,7 +157,7 @@ class Recipe:
                 raise self._wrong(line, f"{instruction} is not understood")
         if not self.base:
             raise self._wrong(1, "no FROM")
-        self.run({})  # what is wrong is said before anything is fetched
+        self.run({})  # report errors before fetching anything
 
     def run(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Fill `parts` for the base's `settings` (``Env``, ``WorkingDir``, ``User``); returns the new ones."""
@@ -229,7 +229,7 @@ class Recipe:
             name, value = option.groups()
             if (name, value) in (("network", "none"), ("network", "default")):
                 network = value != "none"
-            elif name != "mount" or "type=cache" not in value.split(","):  # a cache is there to be quick
+            elif name != "mount" or "type=cache" not in value.split(","):  # a cache only saves time
                 raise self._wrong(line, f"RUN {option[0].strip()}")
             command = command[option.end() :]
         if tool := _PACKAGES.search(f" {command} "):
@@ -423,8 +423,8 @@ def _instructions(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _layer(entries: Mapping[str, _Entry]) -> bytes:
-    # independent of clock and user
-    # a folder is given by the whiteout of a missing entry in it: an entry of its own would change the base's
+    # independent of clock and user. A folder is created by a whiteout of a missing entry in it: its own entry would
+    # change the base's folder
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for where, content in sorted(entries.items()):

@@ -146,7 +146,7 @@ def _remake(place: _Place, home: str, common: str, objects: list[str]) -> str:
     try:
         head = ask("rev-parse", "--verify", "--quiet", "HEAD^{commit}").strip()
     except subprocess.CalledProcessError:
-        _swap(place, None)  # nothing is checked out: whatever it holds is not this task's
+        _swap(place, None)  # nothing is checked out, so nothing in it belongs to this task
         return ""
     tags = [line.split(" ", 1) for line in ask(
         "for-each-ref", "--merged=HEAD", "--format=%(objectname) %(refname)", "refs/tags"

@@ -200,7 +200,7 @@ class _Zstandard(io.RawIOBase):
             )
         source: IO[bytes] = blob
         if not isinstance(blob, io.BufferedReader) or not isinstance(blob.raw, io.FileIO):  # a file in an archive
-            source = tempfile.TemporaryFile()  # noqa: SIM115 - it lasts as long as the program
+            source = tempfile.TemporaryFile()  # noqa: SIM115 - it must outlive this function
             shutil.copyfileobj(blob, source)
             source.flush()
         os.lseek(source.fileno(), 0, os.SEEK_SET)  # whatever is in a buffer of ours
@@ -280,7 +280,7 @@ def _finish(found: Found, partial: Path, reports: Sequence[dict[str, Any]], user
 
 
 def _patch(found: Found, place: Path, work: Path, user: int | None) -> None:
-    # the repository shows what the patches undo
+    # remove the repository first, as it shows what the patches undo
     git_folder = place / ".git"
     if git_folder.is_dir() and not git_folder.is_symlink():
         shutil.rmtree(git_folder)

@@ -32,7 +32,7 @@ _VENV_FIX = "sudo apt-get install python3-venv (or what your distribution calls 
 
 
 def python() -> Path:
-    """Python in ``/usr``, visible to all sandboxes; homes are not."""
+    """Python in ``/usr``, visible to all sandboxes."""
     base = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     return base if base.is_relative_to("/usr") else Path("/usr/bin/python3").resolve()
 
@@ -64,7 +64,7 @@ def sweep_partial(folder: Path) -> None:
         with suppress(FileNotFoundError):  # it was completed just now
             if partial.lstat().st_uid != os.geteuid():
                 continue
-        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # somebody is, or was, at it
+        with _locked(partial) as lock, suppress(BlockingIOError, FileNotFoundError):  # in use, or just removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(partial)
 

@@ -70,7 +70,7 @@ def sweep(base: Path) -> None:
 
 
 def sweep_aside(base: Path) -> None:
-    """`sweep` in a thread, as it may take long."""
+    """`sweep` in a thread."""
     threading.Thread(target=sweep, args=(base,), name="sweep").start()
 
 
@@ -85,8 +85,7 @@ def _remove(path: Path) -> None:
 
 
 def _claim(path: Path) -> int:
-    # returns the descriptor of the lock
-    # another process may `sweep` the folder before it is locked: then it is made again
+    # returns the lock's descriptor; another process may `sweep` the folder before it is locked: then it is made again
     while True:
         path.mkdir(mode=0o700)
         with suppress(FileNotFoundError):

@@ -118,7 +118,7 @@ def check_agent(choice: Choice, agent: str, not_in: Mapping[str, str]) -> None:
 
 
 def _containers() -> Iterator[Finding]:
-    # never chosen by `choose`: the image is an option
+    # with the default image; `choose` never picks one of these
     from coderepairrl.sandbox.container import IMAGE, Docker, Podman
 
     for backend in (Docker(image=IMAGE), Podman(image=IMAGE)):

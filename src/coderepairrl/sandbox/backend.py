@@ -41,7 +41,7 @@ _LOCK = ".lock"
 _reported: set[Path] = set()
 """Leftovers of killed processes that we cannot remove."""
 _GROUPS = "groups"
-_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need beside the commands
+_OWN_MEMORY = 64 << 20  # what the guest and the programs that start it need besides the commands
 _OWN_PROCESSES = 8
 _SOCKET_BYTES = 416 << 10  # what the kernel lets a socket hold unread; only a control group counts it as memory
 BASE_ENV = {
@@ -53,7 +53,7 @@ BASE_ENV = {
     "PYTHONUNBUFFERED": "1",
 }
 NO_NETWORK = {"npm_config_fetch_retries": "0", "PIP_RETRIES": "0"}
-"""For sandboxes without a network: npm would try again for 70 seconds."""
+"""Settings for sandboxes without a network, where npm would retry for 70 seconds."""
 
 
 class StateFolder:
@@ -136,7 +136,7 @@ def _end_half_started(folder: Path) -> None:
 
 
 def _destroy_state(state: Path) -> None:
-    # the lock last, so that leftovers of an interrupted deletion are recognized
+    # delete the lock last, so that leftovers of an interrupted deletion are recognized
     destroy(*(path for path in state.glob("*") if path.name != _LOCK))
     destroy(state)
 

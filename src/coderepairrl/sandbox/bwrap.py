@@ -212,7 +212,7 @@ class Bubblewrap(GuestBackend):
         return [*self._arguments, *_OWN_SETTINGS, *mounts, "--chdir", WORKDIR, "--remount-ro", "/"]
 
     def _template(self) -> Template:
-        # per thread: a template dies with the thread that started it
+        # one per thread: a template dies with the thread that started it
         template = self._templates.get(threading.get_ident())
         if template is not None and not template.alive:
             template.close()
@@ -464,7 +464,7 @@ def _check_bind(bind: str) -> None:
 
 
 def _pipe_with(data: bytes) -> int:
-    # fits: the filter is 3 KB, a pipe holds 64
+    # written at once: the filter has 3 KB, a pipe holds 64
     read, write = os.pipe()
     try:
         os.write(write, data)

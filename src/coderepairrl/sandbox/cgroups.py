@@ -161,7 +161,7 @@ def _handed_down(folder: Path | None, point: Path) -> dict[str, Path]:
 
 
 def _writable(folder: Path) -> bool:
-    # tried, as a mount may be read-only
+    # test it: the mount may be read-only
     probe = folder / f"crrl-probe-{secrets.token_hex(8)}"  # others try at the same time
     try:
         if not os.access(folder / "cgroup.procs", os.W_OK):

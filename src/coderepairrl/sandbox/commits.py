@@ -68,7 +68,7 @@ def _fetch_alone(url: str, commits: Sequence[str], cache: Path) -> None:
         cached = commits_at_hand(url, commits)
         if not (lacking := [commit for commit in commits if commit not in cached]):
             return
-        # only who has the lock runs git there, which no longer runs: these are nobody's
+        # git runs there only under this lock, so these files are left over from a killed one
         for left in (*cache.glob("*.lock"), *cache.glob("objects/pack/tmp_*"), *cache.glob("objects/??/tmp_*")):
             left.unlink()
         _fetch_once(url, lacking, cache, lock.fileno())
@@ -117,7 +117,7 @@ def _fetch(url: str, commits: Sequence[str], cache: Path, lock: int) -> None:
     # the caller holds `lock`
 
     def fetch(place: str, env: dict[str, str]) -> None:
-        # in a pack, which is there at once: of loose objects, a commit is there before its files
+        # in a pack, which appears at once: among loose objects, a commit appears before its files
         command = ("-c", "fetch.unpackLimit=1", "fetch", "--quiet", "--depth=1", "--no-tags", "--", place, *commits)
         git(*command, folder=cache, env=env, timeout=1800, lock=lock)
 

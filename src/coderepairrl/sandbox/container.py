@@ -317,7 +317,7 @@ class Podman(Container):
 
     @property
     def _counted_apart(self) -> bool:
-        return os.geteuid() != 0  # `keep-id` gives every container a user namespace of its own
+        return os.geteuid() != 0  # `keep-id` gives every container its own user namespace
 
     def _usable(self, info: dict[str, Any]) -> Set[str]:
         return set(info["host"].get("cgroupControllers") or ())

@@ -58,7 +58,7 @@ def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dic
 
 
 def _check_mountable(image: Image, prepared: Prepared, folder: str) -> None:
-    # bubblewrap follows links, resolved on the host: reject them
+    # bubblewrap follows links and resolves them on the host
     at = prepared.tree
     for part in Path(folder).parts[1:]:
         at = at / part

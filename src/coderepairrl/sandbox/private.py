@@ -27,7 +27,7 @@ _OF_A_USER = (
     ".password-store",
     ".ssh",
 )
-"""In a home: closed, with everything below."""
+"""Below a home: closed, with everything below."""
 _KEPT_SECONDS = 60
 
 
@@ -39,10 +39,10 @@ def check_shown(folder: Path) -> None:
     """
     place = folder.resolve()
     home: Path | None = None
-    with contextlib.suppress(RuntimeError):  # there is none
+    with contextlib.suppress(RuntimeError):  # no home
         home = Path.home()
     caches: tuple[Path, ...] = ()
-    with contextlib.suppress(PrerequisiteError):  # nor a cache
+    with contextlib.suppress(PrerequisiteError):  # no cache
         caches = (git_cache(), *folders())
     around, closed = _private(home, caches, int(time.monotonic() // _KEPT_SECONDS))
     if match := around.get(place):

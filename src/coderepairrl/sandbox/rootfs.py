@@ -58,7 +58,7 @@ class Image:
     hidden: tuple[str, ...] = ()
     """Folders in it with answers to the shipped tasks."""
     report: Mapping[str, Any] | None = None
-    """How it was built and what was left out."""
+    """Report of the build: counts, omissions, digests."""
     digest: str = ""
     """SHA-256 in hex over all its files and those of ``git``; empty for images unpacked before digests existed."""
 

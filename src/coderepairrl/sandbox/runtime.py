@@ -60,7 +60,7 @@ def gather(guest: Path, target: Path, seen: str, user: int | None) -> list[str]:
 
 
 def _names(library: Path) -> list[str]:
-    # links to it: programs load a library by its interface version
+    # programs load a library by its interface version, which is a link
     return [path.name for path in library.parent.iterdir() if path.is_symlink() and path.resolve() == library]
 
 

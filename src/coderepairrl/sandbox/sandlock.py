@@ -254,7 +254,7 @@ def _instead() -> str:
 
 
 def _door() -> socket.socket:
-    # reserves a port; it refuses connections until it listens
+    # the port is reserved, and refuses connections until the socket listens
     door = socket.socket()
     try:
         door.bind(("127.0.0.1", 0))

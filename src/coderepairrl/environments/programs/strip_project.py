@@ -81,7 +81,7 @@ def main(workspace):
     left_out = Path("/tmp/left-out")
     listed = left_out.read_text(encoding="utf-8").splitlines() if left_out.exists() else []
     facts = {"imports": "", "modules": [], "built": {}, "packages": {}, "left_out": listed}
-    # as committed: what the build wrote beside it is not the project's
+    # committed files only, without those the build wrote
     project_files = {os.fsdecode(name) for name in Path("/tmp/project-files").read_bytes().split(b"\0") if name}
     for name, version, record, from_project in records(packages):
         facts["packages"][name] = version
@@ -106,7 +106,7 @@ def main(workspace):
     # by content where Python can: times of files change when environments share them
     mode = getattr(getattr(py_compile, "PycInvalidationMode", None), "UNCHECKED_HASH", None)
     how = {"invalidation_mode": mode} if mode else {}
-    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **how)  # what was imported by now is there
+    compileall.compile_dir(str(packages), quiet=2, maxlevels=20, force=True, **how)  # force: imports have cached some
     print("\n" + json.dumps(facts))  # on the last line, whatever compiling printed
 
 

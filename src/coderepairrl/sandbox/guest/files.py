@@ -62,7 +62,7 @@ class Files:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         with open(descriptor, "wb") as file:
             size = os.fstat(descriptor).st_size
-            if body and sys.platform == "linux":  # what there is no room for must not cost what is there
+            if body and sys.platform == "linux":  # a write that does not fit must not destroy the old content
                 try:
                     os.posix_fallocate(descriptor, 0, len(body))
                 except OSError as error:

@@ -49,7 +49,7 @@ class Limits:
         return sum(entry.f_files - entry.f_ffree for entry in file_systems)
 
     def _sockets(self) -> int:
-        # includes Unix sockets and those in transit through one
+        # counts Unix sockets and those in transit through one
         return int(look("/proc/net/sockstat", b"sockets: used 0").split()[2])
 
 

@@ -78,8 +78,8 @@ class Guest:
                 self.answer(operation, body, request)
 
     def _limit(self) -> None:
-        # A listening socket is handed to the host first: with few open files allowed, the kernel refuses that while
-        # other processes of our user are sending many descriptors.
+        # Not before the first command: a listening socket is handed to the host before, which the kernel refuses if few
+        # open files are allowed while other processes of our user are sending many descriptors.
         for name, value in self.rlimits.items():
             which = getattr(resource, "RLIMIT_" + name)
             hard = resource.getrlimit(which)[1]

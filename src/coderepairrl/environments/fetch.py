@@ -272,7 +272,7 @@ def _manifest(place: str, digest: str, where: str, store: Path) -> bytes:
 
 
 def _copy(place: str, where: str, store: Path, layout: Path, seconds: float, lock: int) -> str:
-    # returns the digest of the OCI manifest; skopeo holds the lock, too: if it outlives us, the next attempt waits for it
+    # returns the OCI manifest's digest; skopeo holds the lock, too: if it outlives us, the next attempt waits for it
     try:
         words = ["copy", "--quiet", *_how(place, "src-"), "--dest-shared-blob-dir", str(store)]
         _skopeo([*words, f"docker://{place}", f"oci:{layout}:image"], where, seconds, lock)

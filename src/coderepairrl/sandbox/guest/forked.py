@@ -135,7 +135,7 @@ class Forked(Guest):
         os.close(ours)
 
     def confine(self) -> None:
-        """Drop every capability, the right to gain any, and most system calls."""
+        """Drop every capability, the right to gain any, and the system calls that `seccomp` denies."""
         libc = self.server.libc
         if os.access("/proc/self/ns/cgroup", os.F_OK):  # where the kernel has them, as with bubblewrap
             self.server.checked(libc.unshare(NEW_CGROUP), "unshare cgroup")

@@ -284,8 +284,7 @@ class Bubblewrap(GuestBackend):
         self._image_python = []
 
     def _mounting(self, box: Path, lower: Path) -> list[str]:
-        """Prefix for an argv that mounts ``lower/tree`` as ``box/merged`` in a private namespace, with changes in
-        memory.
+        """Prefix an argv to see ``lower/tree`` as ``box/merged``, with changes in memory.
 
         Root mounts before it drops its rights, since only then the kernel lets folders be renamed; others need a user
         namespace.

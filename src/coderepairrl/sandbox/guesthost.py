@@ -234,8 +234,9 @@ class StartedGuest(GuestProcess):
         first: Sequence[str] = (),
         info: int | None = None,
     ) -> StartedGuest:
-        """Start as `started` does; bubblewrap writes the pid of its pid 1 to `info`. Takes ownership of both `doors`
-        and `info`.
+        """Start as `started` does; takes ownership of `doors` and `info`.
+
+        bubblewrap writes the pid of its pid 1 to the pipe that `info` reads.
         """
         try:
             process, ours = started(command, log=log, user=user, env=env, group=group, first=first)

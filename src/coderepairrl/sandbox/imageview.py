@@ -52,7 +52,7 @@ def options(
 
 
 def variables(image: Image, prepared: Prepared, given: Mapping[str, str]) -> dict[str, str]:
-    """Environment of commands: defaults, then the image's variables, then the user's (`given`)."""
+    """Environment of commands: defaults, overridden by the image's variables, then by the user's (`given`)."""
     home = "/tmp" if prepared.packed else image.home  # which could not be written
     return {**BASE_ENV, **NO_NETWORK, "PATH": rootfs.PATH, "HOME": home, **image.env, **given}
 

@@ -145,8 +145,9 @@ class GuestSandbox:
         return data
 
     async def write(self, path: str, data: bytes, *, follow: bool = True) -> None:
-        """Write as `Sandbox.write`. Raises OSError (EFBIG, ENOSPC), keeping the file; `SandboxFault` if the host's disk
-        is full.
+        """Write as `Sandbox.write`; errors leave the file as it was.
+
+        Raises OSError (EFBIG, ENOSPC), and `SandboxFault` if the host's disk is full.
         """
         reply, _ = await self._ask({"op": "write", "path": path, "follow": follow}, data)
         self._refuse(reply, path)
